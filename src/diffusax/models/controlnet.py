@@ -134,7 +134,7 @@ class ControlNetModel(UNetEncoder):
             ValueError: a condition that the config asks for is missing, or an input has another
                 shape.
         """
-        self.check_inputs(sample, encoder_hidden_states)
+        self.check_inputs(sample, timestep, encoder_hidden_states)
         check_map("cond_embedding", cond_embedding, self.config.block_out_channels[0])
         dtype = self.conv_in.kernel.dtype
         sample, context = sample.astype(dtype), encoder_hidden_states.astype(dtype)

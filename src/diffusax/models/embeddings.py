@@ -17,7 +17,9 @@ def timestep_embedding(
     Upstream: diffusers models/embeddings.py, get_timestep_embedding.
     """
     half = dim // 2
-    frequencies = jnp.exp(-math.log(10000.0) * jnp.arange(half) / (half - freq_shift))
+    frequencies = jnp.exp(
+        -math.log(10000.0) * jnp.arange(half, dtype=jnp.float32) / (half - freq_shift)
+    )
     angles = timesteps.astype(jnp.float32)[:, None] * frequencies
     sin, cos = jnp.sin(angles), jnp.cos(angles)
     embedding = jnp.concatenate([cos, sin] if flip_sin_to_cos else [sin, cos], axis=-1)
@@ -46,7 +48,7 @@ def guidance_scale_embedding(scale: jax.Array, dim: int) -> jax.Array:
     Meng et al. 2023; upstream: pipeline_stable_diffusion.py, get_guidance_scale_embedding.
     """
     half = dim // 2
-    frequencies = jnp.exp(-math.log(10000.0) / (half - 1) * jnp.arange(half))
+    frequencies = jnp.exp(-math.log(10000.0) / (half - 1) * jnp.arange(half, dtype=jnp.float32))
     angles = 1000.0 * scale.astype(jnp.float32)[:, None] * frequencies
     embedding = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return jnp.pad(embedding, ((0, 0), (0, dim % 2)))

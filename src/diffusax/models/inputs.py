@@ -47,6 +47,25 @@ def check_tokens(name: str, x: Any, widths: set[int] | None) -> None:
         raise ValueError(f"{name} must have shape (batch, tokens, {width}) (got {_given(x)})")
 
 
+def check_rows(sample: Any, **others: Any) -> None:
+    """Checks that inputs have a row for each row of the sample; a number is for all of them.
+
+    Raises:
+        ValueError: one has another number of rows, or a time has more axes.
+    """
+    rows = _shape(sample)[0]
+    for name, x in others.items():
+        shape = _shape(x)
+        # The number of rows is a symbol where a program is exported.
+        differs = bool(shape) and all(isinstance(n, int) for n in (rows, shape[0]))
+        if differs and shape[0] != rows and not (name == "timestep" and shape == (1,)):
+            raise ValueError(
+                f"{name} must have as many rows as the sample, {rows} (got {_given(x)})"
+            )
+        if name == "timestep" and len(shape) > 1:
+            raise ValueError(f"timestep must be a number, or one for each row (got {_given(x)})")
+
+
 def check_ids(name: str, x: Any) -> None:
     """Checks the layout b t of tokens.
 

@@ -182,7 +182,7 @@ class UNet2DConditionModel(UNetEncoder):
             ValueError: a condition that the config asks for is missing, or an input has another
                 shape.
         """
-        self.check_inputs(sample, encoder_hidden_states)
+        self.check_inputs(sample, timestep, encoder_hidden_states)
         dtype = self.conv_in.kernel.dtype
         sample, context = sample.astype(dtype), encoder_hidden_states.astype(dtype)
         if self.config.center_input_sample:

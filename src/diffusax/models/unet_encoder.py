@@ -12,7 +12,7 @@ from flax import nnx
 from msgspec import Meta
 
 from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
-from diffusax.models.inputs import check_map, check_tokens
+from diffusax.models.inputs import check_map, check_rows, check_tokens
 from diffusax.models.layers import Conv2d, Embedding, Linear
 from diffusax.models.unet_blocks import DownBlock, MidBlock, rematerialized
 from diffusax.typed.config import (
@@ -259,13 +259,20 @@ class UNetEncoder(nnx.Module):
             else None
         )
 
-    def check_inputs(self, sample: jax.Array, encoder_hidden_states: jax.Array) -> None:
-        """Raises ValueError unless the inputs are b h w in_channels and b s cross_attention_dim."""
+    def check_inputs(
+        self, sample: jax.Array, timestep: Any, encoder_hidden_states: jax.Array
+    ) -> None:
+        """Raises ValueError unless the inputs are b h w in_channels and b s cross_attention_dim.
+
+        timestep: one, or b.
+        """
         check_map("sample", sample, self.config.in_channels)
         blocks = (self.down_blocks, getattr(self, "up_blocks", ()), (self.mid_block,))
         attends = any(getattr(b, "attentions", None) for b in itertools.chain(*blocks))
         widths = set(self.config.per_level("cross_attention_dim")) if attends else None
         check_tokens("encoder_hidden_states", encoder_hidden_states, widths)
+        context = {"encoder_hidden_states": encoder_hidden_states} if attends else {}
+        check_rows(sample, timestep=timestep, **context)
 
     def embed(
         self,

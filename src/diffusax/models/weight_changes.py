@@ -138,7 +138,7 @@ class Rows:
     def delta(self, weight: Array, scale: Array) -> Array:
         """Returns these rows of scale times the change."""
         # Such a change depends on nothing but the weight's shape.
-        whole = self.change.delta(jnp.zeros((self.total, *weight.shape[1:])), scale)
+        whole = self.change.delta(jnp.zeros((self.total, *weight.shape[1:]), jnp.float32), scale)
         return whole[self.start : self.start + weight.shape[0]]
 
 

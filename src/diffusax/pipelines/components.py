@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from diffusax.models.freeu import FreeU
 from diffusax.models.latents import LatentFormat
-from diffusax.models.network import Model, Network, Params
+from diffusax.models.network import Model, Network, Params, fit
 from diffusax.models.pixels import pixels
 from diffusax.pipelines.adapter_store import AdapterStore
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role
@@ -163,11 +163,25 @@ class Components:
         return {name: self.params[name] for name in self.denoiser.components}
 
     def settled(self, name: str, params: Params) -> Params:
-        """Returns a component's parameters where they stay between calls."""
+        """Returns a component's parameters where they stay between calls, checked.
+
+        Raises:
+            ValueError: they are not its network's; names the first that is wrong.
+        """
+        # Text encoders that were freed have none.
+        if params or self.params.get(name):
+            params = self.fitted(name, params)
         if self.offloaded and self.family.role(name) in OFFLOADED:
             return to_host(params)
         mesh = self.mesh_for(name)
         return in_order(params) if mesh is None else self._on_mesh(mesh, name, params)
+
+    def fitted(self, name: str, params: Params) -> Params:
+        """Returns a component's parameters in its network's form, see `models.network.fit`."""
+        try:
+            return fit(self.models[name].network, params)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
 
     def mesh_for(self, name: str) -> Mesh | None:
         """Returns the mesh that a component belongs to; None for a single device."""

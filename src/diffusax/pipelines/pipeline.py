@@ -42,6 +42,7 @@ from diffusax.pipelines.output import output, result_of
 from diffusax.pipelines.single_file import SingleFile
 from diffusax.pipelines.step_callbacks import watch_call
 from diffusax.pipelines.textual_inversion import TextualInversion
+from diffusax.runtime.bounded import check_untraced
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import (
     check_processes,
@@ -51,6 +52,7 @@ from diffusax.runtime.mesh import (
     mesh_of,
     mesh_on,
 )
+from diffusax.runtime.switches import settled
 from diffusax.samplers.schedulers.options import Options
 
 
@@ -401,6 +403,11 @@ class DiffusionPipeline(
         return self
 
     @property
+    def is_double(self) -> bool:
+        """Whether some parameters are of 64 bits."""
+        return any(model.is_double for model in self.parts.models.values())
+
+    @property
     def generate_fn(self) -> Callable[[Params, Inputs], jax.Array]:
         """The whole call as a pure function, to jit, vmap or differentiate.
 
@@ -409,11 +416,17 @@ class DiffusionPipeline(
         """
         return generate_fn(self.parts)
 
+    @settled
     def prepare_inputs(self, *args: Any, **kwargs: Any) -> Inputs:
         """Returns the inputs of `generate_fn` for the arguments of a call."""
         bound = inspect.signature(type(self).__call__).bind(self, *args, **kwargs)
         bound.apply_defaults()
         self._require()
+        if bound.arguments.get("generator") is not None:
+            raise ValueError(
+                "generator stands for PyTorch's numbers, which generate_fn, for which inputs are "
+                "prepared, does not draw; give seed, or latents with these numbers"
+            )
         with in_mesh(self.parts.local_mesh):
             c, call = resolve_adapters(self.parts, check_call(bound.arguments))
             if c is not self.parts:
@@ -433,9 +446,15 @@ class DiffusionPipeline(
         lines = [f"  {name}: {value!r}" for name, value in self.components.items()]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
+    @settled
     def _generate(self, given: dict[str, Any]) -> Any:
         """Returns the result of a call with these arguments, by name."""
         self._require(decodes=given.get("output_type") != "latent")
+        check_untraced(
+            {name: value for name, value in given.items() if name != "self"},
+            "a call makes images; pipe.generate_fn(params, inputs) is its pure function, and "
+            "pipe.prepare_inputs gives the inputs",
+        )
         call = with_default_generator(check_call(given))
         c, call = resolve_adapters(self.parts, call)
         with in_mesh(c.local_mesh):

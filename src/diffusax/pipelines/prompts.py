@@ -1,5 +1,6 @@
 """Turns the texts of a call into the embeddings of each branch of guidance."""
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -21,6 +22,7 @@ from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan import Prompt, Tokens
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import Program
+from diffusax.runtime.switches import settled
 from diffusax.tensors import as_tensors
 
 Found = Mapping[str, Prompt]
@@ -94,6 +96,19 @@ def count_prompts(call: Call) -> int:
     if not prompts:
         raise ValueError("prompt is an empty list; give at least one prompt")
     return len(prompts)
+
+
+def prompt_for_each_image(call: Call) -> Call:
+    """Returns a call that starts from several images with its one prompt for each of them."""
+    listed = isinstance(call.image, list | tuple) or getattr(call.image, "ndim", 0) == 4
+    count = len(call.image) if listed else 1
+    texts = [] if call.prompt is None else as_list(call.prompt)
+    if count < 2 or len(texts) != 1 or (call.num_images_per_prompt or 1) > 1:
+        return call
+    names = ("prompt", "prompt_2", "prompt_3")
+    given = {n: getattr(call, n) for n in (*names, *(f"negative_{name}" for name in names))}
+    repeated = {n: as_list(text) * count for n, text in given.items() if text is not None}
+    return dataclasses.replace(call, **repeated)
 
 
 def embed_prompts(c: Components, call: Call, branches: int, length: int | None = None) -> Prompt:
@@ -186,6 +201,7 @@ def encodes_prompts(method: Any) -> Any:
     """
     signature = inspect.signature(method)
 
+    @settled
     @functools.wraps(method)
     def encode(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         bound = signature.bind(self, *args, **kwargs)
