@@ -206,6 +206,7 @@ def test_averages_follow_diffusers_step_by_step(options):
     assert state == {k: v for k, v in theirs.state_dict().items() if k != "shadow_params"}
 
 
+@pytest.mark.slow
 def test_an_average_is_a_models_for_a_while(tiny_checkpoints, tmp_path):
     folder, _ = tiny_checkpoints.pipeline("sd")
     vae = diffusax.AutoencoderKL.from_pretrained(folder, subfolder="vae")
