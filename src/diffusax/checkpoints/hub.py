@@ -61,6 +61,7 @@ def resolve(
     token: str | bool | None = None,
     local_files_only: bool = False,
     cache_dir: str | Path | None = None,
+    force_download: bool = False,
     skip: Collection[str] = (),
     weights: bool = True,
 ) -> Path:
@@ -84,6 +85,7 @@ def resolve(
         token: the token for private and gated repositories; by default the stored login.
         local_files_only: whether to use only the cache.
         cache_dir: the folder of the cache, instead of HF_HOME.
+        force_download: whether to download again what was downloaded before.
         skip: components of a pipeline that are not needed.
         weights: whether the parameters are needed, or only the configs.
 
@@ -110,6 +112,8 @@ def resolve(
         return folder / wanted.subfolder
     repo = str(path_or_repo)
     options: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
+    if force_download:
+        options["force_download"] = True
     with hub_errors(repo, revision):
         if local_files_only or constants.HF_HUB_OFFLINE:
             return _cached(repo, wanted, options, "HF_HUB_OFFLINE or local_files_only is set")

@@ -189,6 +189,22 @@ class VaeImageProcessor:
         return as_numpy(images).transpose(0, 2, 3, 1).astype(np.float32)
 
     @staticmethod
+    def binarize(image: Any) -> Any:
+        """Returns a mask in [0, 1] whose values are 0 or 1, from 0.5 up."""
+        white = image >= 0.5
+        return white.to(image.dtype) if is_tensor(image) else white.astype(image.dtype)
+
+    @staticmethod
+    def convert_to_rgb(image: Image.Image) -> Image.Image:
+        """Converts a PIL image to RGB."""
+        return image.convert("RGB")
+
+    @staticmethod
+    def convert_to_grayscale(image: Image.Image) -> Image.Image:
+        """Converts a PIL image to shades of grey."""
+        return image.convert("L")
+
+    @staticmethod
     def normalize(images: Any) -> Any:
         """Scales pixels from [0, 1] to [-1, 1]."""
         return 2.0 * images - 1.0

@@ -16,6 +16,7 @@ from diffusax.missing import NETWORK, hinting
 from diffusax.models.adapters import Attachable, attach
 from diffusax.models.freeu import FreeU, check_freeu
 from diffusax.models.image_prompts import ImagePrompts, attach_images
+from diffusax.models.module_methods import ModuleMethods
 from diffusax.models.parameter_tree import fitted_tree
 from diffusax.models.paths import layer_at
 from diffusax.models.rngs import ShapeRngs
@@ -137,10 +138,12 @@ class Switches:
     """The numbers of a UNet's FreeU, if it is on."""
     own_rows: int | None = None
     """The rows of a text encoder's table of embeddings before it grew; None if it has not grown."""
+    trainable: bool = True
+    """Whether `requires_grad_` says that the model is to be trained."""
 
 
 @hinting(NETWORK)
-class Model:
+class Model(ModuleMethods):
     """A network with its parameters, which is loaded, saved and put into a pipeline.
 
     It is called as diffusers' and transformers' models are, with images and latents b c h w; what a
@@ -179,6 +182,13 @@ class Model:
         self.network, self.switches = network, switches or Switches()
         params = fit(network, params) if params else params
         self._store, self._name = {"params": params}, "params"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copy or a file of the model holds: its parameters, and no pipeline's."""
+        return {"network": self.network, "switches": self.switches, "params": self.params}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["network"], state["params"], switches=state["switches"])  # type: ignore[misc]
 
     def bound_to(self, store: dict[str, Params], name: str) -> "Model":
         """Returns a model of the same network that keeps its parameters in `store[name]`."""
@@ -232,10 +242,12 @@ class Model:
         """Returns the number of parameters, like diffusers' and transformers' method.
 
         Args:
-            only_trainable: accepted, changes nothing: JAX takes gradients of all parameters.
+            only_trainable: whether to count none where `requires_grad_(False)` was called.
             exclude_embeddings: whether to leave out the tables of embeddings.
         """
         leaves = jax.tree_util.tree_leaves_with_path(self.params)
+        if only_trainable and not self.switches.trainable:
+            return 0
         kept = (
             leaf.size
             for path, leaf in leaves
@@ -329,26 +341,6 @@ class Model:
     def disable_freeu(self) -> None:
         """Runs the UNet without FreeU."""
         self.switches.freeu = None
-
-    def fuse_qkv_projections(self) -> None:
-        """Does nothing, because XLA decides about such products; diffusers' programs call it."""
-
-    def unfuse_qkv_projections(self) -> None:
-        """Does nothing; diffusers' programs call it."""
-
-    def enable_slicing(self) -> None:
-        """Does nothing, because XLA plans the memory of a batch; diffusers' programs call it."""
-
-    def disable_slicing(self) -> None:
-        """Does nothing; diffusers' programs call it."""
-
-    def eval(self) -> "Model":
-        """Returns the model itself, because networks here have no training mode."""
-        return self
-
-    def requires_grad_(self, requires_grad: bool = True) -> "Model":
-        """Returns the model itself, because JAX takes gradients of functions."""
-        return self
 
     def __repr__(self) -> str:
         if not jax.tree.leaves(self.params):

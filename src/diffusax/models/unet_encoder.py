@@ -20,6 +20,7 @@ from diffusax.typed.config import (
     Channels,
     Epsilon,
     Heads,
+    Keyed,
     Positive,
     Repeats,
     Widths,
@@ -39,7 +40,7 @@ Depths = Depth | tuple[PerLayer, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class UNetEncoderConfig:
+class UNetEncoderConfig(Keyed):
     """The options that diffusers' UNet2DConditionModel and ControlNetModel have in common.
 
     `attention_head_dim` is, for historical reasons, the *number* of heads of a level (diffusers

@@ -5,7 +5,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -269,7 +269,7 @@ def check_call(given: Mapping[str, Any]) -> Call:
         values["callback_on_step_end"] = _legacy_callback(callback, callback_steps, values)
     hints = field_types(Call)
     own = {name: value for name, value in values.items() if name not in hints}
-    values = {k: v if hints[k] is Any else plain(v) for k, v in values.items() if k in hints}
+    values = {k: _plain(v, hints[k]) for k, v in values.items() if k in hints}
     values["own_arguments"] = own
     call = Call(**convert_fields(hints, values, _WORDS))
     callback = call.callback_on_step_end
@@ -279,6 +279,27 @@ def check_call(given: Mapping[str, Any]) -> Call:
     if callback is not None and not callable(callback):
         raise ValueError(f"callback_on_step_end must be callable (got {shortened(callback)})")
     return call
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    """Returns a value with Python's numbers, where integers may be given as 64.0 or as arrays."""
+    if hint is Any:
+        return value
+    found = plain(value)
+    return _whole(found) if float not in _plain_types(hint) else found
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_whole, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@functools.cache
+def _plain_types(hint: Any) -> frozenset[Any]:
+    """Returns the types that a type is made of, without their ranges."""
+    parts = [arg for arg in get_args(hint) if not isinstance(arg, Meta)]
+    return frozenset({hint}).union(*map(_plain_types, parts))
 
 
 def documented(call: Any) -> Any:

@@ -159,6 +159,12 @@ def embed_prompts(c: Components, call: Call, branches: int, length: int | None =
             "prompt_embeds and negative_prompt_embeds must have the same shape (got "
             f"{found[''].context.shape} and {found['negative_'].context.shape}){more}"
         )
+    if texts and c.context_dim not in (None, shapes[0][-1]):
+        raise ValueError(
+            f"the text encoders give embeddings of a width of {shapes[0][-1]}, and the "
+            f"{c.denoiser.components[0]} attends to {c.context_dim}; load the pipeline with all "
+            "its text encoders, or give prompt_embeds"
+        )
     return stack_prompts(found, branches=branches, repeats=call.num_images_per_prompt or 1)
 
 
@@ -318,10 +324,10 @@ def _given(c: Components, call: Call, prefix: str) -> Prompt:
     """Returns the call's embeddings in the denoiser's dtype. prefix: "" or "negative_"."""
     first, *others = (f"{prefix}{name}" for name in c.family.embeds)
     if c.family.pad_embeds is not None:
-        arrays = _list_of_embeds(first, getattr(call, first), c.denoiser.context_dim)
+        arrays = _list_of_embeds(first, getattr(call, first), c.context_dim)
         padded = c.family.pad_embeds(arrays)
         return padded._replace(context=padded.context.astype(c.dtype))
-    embeds = [check_embeds(first, getattr(call, first), 3, c.denoiser.context_dim)]
+    embeds = [check_embeds(first, getattr(call, first), 3, c.context_dim)]
     for name in others:
         if getattr(call, name) is None:
             raise ValueError(f"{name} must be given with {first}; see encode_prompt")

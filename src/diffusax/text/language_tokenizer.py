@@ -17,10 +17,11 @@ from tokenizers import AddedToken, Tokenizer
 from diffusax.files import load_json, read_text, write_json, written_whole
 from diffusax.tensors import BatchEncoding
 from diffusax.text.chat import render_chat
-from diffusax.text.encoding import as_tensors, padded, padding_of, truncates
+from diffusax.text.encoding import as_tensors, check_options, padded, padding_of, truncates
 from diffusax.text.language_pipelines import byte_pairs, put_around, unigrams
 from diffusax.text.tokenizer import checked_texts
 from diffusax.text.tokenizer_files import check_sides, special_tokens
+from diffusax.text.vocabulary import Vocabulary
 
 _UNBOUNDED = 10**20
 """What transformers writes as model_max_length where there is none is above this."""
@@ -30,7 +31,7 @@ _UNSUPPORTED = ("continue_final_message", "return_assistant_tokens_mask", "sanit
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LanguageTokenizer:
+class LanguageTokenizer(Vocabulary):
     """Converts texts to ids with the pipeline of a language model.
 
     special: the special tokens by name, such as pad_token. model_max_length: the most tokens of a
@@ -100,6 +101,8 @@ class LanguageTokenizer:
         max_length: int | None = None,
         return_tensors: str | None = None,
         return_attention_mask: bool | None = None,
+        return_length: bool = False,
+        **options: Any,
     ) -> BatchEncoding:
         """Tokenizes texts as transformers' tokenizers: `.input_ids` and `.attention_mask`.
 
@@ -112,12 +115,15 @@ class LanguageTokenizer:
             max_length: the number of tokens, by default model_max_length.
             return_tensors: "np", "pt" (PyTorch's), "jax", or None for lists.
             return_attention_mask: False leaves the mask out.
+            return_length: whether to return the number of tokens of each row, `.length`, too.
+            **options: transformers' others, which must be False or None.
 
         Raises:
             ValueError: an argument has another type, the texts give tensors of several lengths, or
                 the tokenizer has no token to fill up with.
             ImportError: return_tensors is "pt", and PyTorch is not installed.
         """
+        check_options(options)
         texts, filled = checked_texts(text, "text"), padding_of(padding)
         limit = self.model_max_length if max_length is None else max_length
         cut = limit if truncates(truncation, max_length, filled) else None
@@ -128,9 +134,9 @@ class LanguageTokenizer:
         found = {"input_ids": ids, "attention_mask": masks}
         if return_attention_mask is False:
             del found["attention_mask"]
-        return BatchEncoding(
-            {k: v[0] if alone else as_tensors(v, return_tensors) for k, v in found.items()}
-        )
+        lengths = {"length": as_tensors([len(row) for row in ids], return_tensors)}
+        encoded = {k: v[0] if alone else as_tensors(v, return_tensors) for k, v in found.items()}
+        return BatchEncoding(encoded | (lengths if return_length else {}))
 
     def apply_chat_template(
         self,
@@ -286,6 +292,12 @@ class LanguageTokenizer:
                 raise ValueError(f"max_length must be at least {more} (got {limit})")
             encoding.truncate(limit - more)
         return list(self.tokenizer.post_process(encoding, None, add_special_tokens).ids)
+
+    def _special(self) -> Mapping[str, str]:
+        return self.special
+
+    def _set_special(self, name: str, token: str) -> None:
+        object.__setattr__(self, "special", {**self.special, name: token})
 
     def _special_id(self, name: str) -> int | None:
         token = self.special.get(name)
