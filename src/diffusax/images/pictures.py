@@ -126,7 +126,14 @@ def resize(image: Image.Image, height: int, width: int, mode: str = "default") -
 def target_size(
     own: tuple[int, int], height: int | None, width: int | None, factor: int
 ) -> tuple[int, int]:
-    """Rounds height and width down to multiples of `factor`. own: the image's (height, width)."""
+    """Rounds height and width down to multiples of `factor`. own: the image's (height, width).
+
+    Raises:
+        ValueError: one is no whole number, or not possible.
+    """
+    for name, value in (("height", height), ("width", width)):
+        if not isinstance(value, int | np.integer | None):
+            raise ValueError(f"{name} must be an integer or None (got {value!r})")
     wanted = (height or own[0], width or own[1])
     size = wanted[0] - wanted[0] % factor, wanted[1] - wanted[1] % factor
     if not 0 < min(size) <= max(size) <= MAX_SIDE:
@@ -254,8 +261,20 @@ def _unit_pixels(
 
 
 def crop(image: Image.Image, box: Box | None) -> Image.Image:
-    """Cuts out a part of an image; returns the whole image for None."""
-    return image if box is None else image.crop(box)
+    """Cuts out a part of an image; returns the whole image for None.
+
+    Raises:
+        ValueError: box is not the left, top, right and bottom edge of a part.
+    """
+    if box is None:
+        return image
+    try:
+        return image.crop(box)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(
+            "crops_coords must be the left, top, right and bottom edge of a part in pixels (got "
+            f"{box!r})"
+        ) from None
 
 
 def refuse_for_arrays(name: str, resize_mode: str, crops_coords: Box | None) -> None:

@@ -36,6 +36,10 @@ class VaeImageProcessor:
     tensors: Literal["pt", "jax"] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("vae_scale_factor", "vae_latent_channels"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1 (got {value!r})")
         if self.resample != "lanczos":
             raise ValueError(
                 f"resample must be 'lanczos' (got {self.resample!r}); resize the images before"
