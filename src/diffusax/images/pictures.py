@@ -270,7 +270,7 @@ def crop(image: Image.Image, box: Box | None) -> Image.Image:
         return image
     try:
         return image.crop(box)
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, IndexError, OverflowError):
         raise ValueError(
             "crops_coords must be the left, top, right and bottom edge of a part in pixels (got "
             f"{box!r})"
