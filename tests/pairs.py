@@ -93,6 +93,15 @@ class Pair:
         assert difference < tolerance, f"{difference:.2e}"
         return expected
 
+    def check_one_prompt(self, **call: Any) -> None:
+        """Asserts that one prompt is for each of two images, where diffusers needs it twice."""
+        call = {"num_inference_steps": 4, "output_type": "np", **call}
+        given = {"prompt": PROMPTS[0], "negative_prompt": NEGATIVES[0]}
+        twice = {name: [text] * 2 for name, text in given.items()}
+        expected, _ = self.draw(**{**call, **twice})
+        actual = self.ours(**{**call, **given}, generator=generators(7)).images
+        assert np.abs(actual - expected).max() < TOLERANCE
+
 
 class Pairs:
     """Pairs of pipelines, each loaded once; the networks are read once for every checkpoint."""

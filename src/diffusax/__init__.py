@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from diffusax import import_paths
 from diffusax._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -22,7 +23,14 @@ def __getattr__(name: str) -> Any:
         if hasattr(api, name):
             globals()[name] = getattr(api, name)
             return globals()[name]
+        try:
+            return import_paths.find_name(name)
+        except AttributeError:
+            pass
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+import_paths.register_paths()
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.pipelines import *  # noqa: F403
 from diffusax.pipelines import __all__ as _pipelines
-from diffusax.pipelines.pipeline import CONVERTERS
+from diffusax.pipelines.foreign import CONVERTERS
 from diffusax.runtime.mesh import make_mesh
 from diffusax.runtime.processes import initialize
 from diffusax.samplers import *  # noqa: F403
@@ -24,7 +24,15 @@ def _from_torch(cls: Any, pipe: Any, **options: Any) -> Any:
     return convert(cls, pipe, **options)
 
 
+def _module_from_torch(name: str, module: Any) -> Any:
+    """A module of PyTorch as a model; PyTorch is imported by the first call."""
+    from diffusax.interop.torch.models import to_model
+
+    return to_model(name, module)
+
+
 CONVERTERS.setdefault("torch", _from_torch)
+CONVERTERS.setdefault("torch_module", _module_from_torch)
 
 __all__ = [
     *named.__all__,

@@ -19,5 +19,5 @@ def require_extra(module: str, extra: str) -> Any:
 
 
 def install_command(extra: str) -> str:
-    """Returns the command that installs an extra from a clone, because PyPI has no diffusax."""
-    return f"pip install -e '.[{extra}]' in diffusax's folder"
+    """Returns the command that installs an extra of the package, however that was installed."""
+    return f"pip install 'diffusax[{extra}]'"

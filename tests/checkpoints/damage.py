@@ -3,6 +3,11 @@
     python damage.py FOLDER SCRATCH FIRST LAST
 
 prints a JSON line for each seed: what was done, what loading said, how long it took.
+
+    python damage.py FOLDER SCRATCH
+
+puts each of VALUES in the place of each value in the checkpoint's JSON files, one at a time, and
+traces a call of what can be loaded.
 """
 
 import copy
@@ -13,7 +18,8 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +29,7 @@ from safetensors.numpy import load_file, save_file
 NUMBERS = [0, 1, -1, 2, 3, 7, 77, 2**31, 2**32, 2**63, 2**64, 10**30, -(2**63), 10**9]
 FLOATS = [0.5, -0.5, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf")]
 STRINGS = ["", "x", "silu", "../..", "/dev/zero", "a\0b", "\ud800", "\u2028", "x" * 500, "None"]
+VALUES = [0, -1, 1, 0.5, 10**9, None, True, "x", [], [0], {}]
 LIBRARIES = [["diffusers", "X"], ["diffusers"], [None, None], ["a", 1], ["diffusers", ["X"]]]
 DTYPES = [np.int8, np.int16, np.uint8, np.int64, np.bool_, np.float64, np.float16]
 
@@ -181,8 +188,45 @@ def change_header(rng: random.Random, folder: Path) -> str:
     return f"{file.relative_to(folder)}: {key!r:.60} = {container[key]!r:.60}"
 
 
+def replace_value(rng: random.Random, folder: Path) -> str:
+    """Puts one of VALUES in the place of a value."""
+    name, place, value = rng.choice(list(replacements(folder)))
+    put(folder / name, place, value)
+    return f"{name}: {place} = {value!r}"
+
+
+def replacements(folder: Path) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
+    """Yields each JSON file, each place in it, and each of VALUES to put there."""
+    for file in sorted(folder.rglob("*.json")):
+        # A vocabulary's values are of one kind.
+        if file.name in ("vocab.json", "tokenizer.json"):
+            continue
+        for place in paths(json.loads(file.read_text("utf-8"))):
+            for value in VALUES:
+                yield str(file.relative_to(folder)), place, value
+
+
+def paths(data: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the keys that lead to each value in a JSON value; of long lists only the list."""
+    items = data.items() if isinstance(data, dict) else enumerate(data)
+    for key, item in items:
+        yield (*before, key)
+        if isinstance(item, dict | list) and len(item) < 9:
+            yield from paths(item, (*before, key))
+
+
+def put(file: Path, place: tuple[Any, ...], value: Any) -> None:
+    """Puts a value into a JSON file."""
+    data = json.loads(file.read_text("utf-8"))
+    container = data
+    for key in place[:-1]:
+        container = container[key]
+    container[place[-1]] = value
+    file.write_text(json.dumps(data))
+
+
 DAMAGES: list[Callable[[random.Random, Path], str]] = [
-    *(edit_json, edit_json, edit_json, edit_json, replace_json),
+    *(edit_json, edit_json, replace_value, replace_value, replace_json),
     *(flip, cut, remove, swap, edit_tensors, edit_tensors, change_header),
 ]
 
@@ -193,6 +237,47 @@ def peak_kibibytes() -> int:
     if status.exists():
         return int(status.read_text().split("VmHWM:")[1].split()[0])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+class Traced(BaseException):
+    """A call came to the compilation of its loop."""
+
+
+def every_value(source: str, scratch: str) -> None:
+    """Prints a JSON line for each of `replacements` that is neither loaded nor a sentence."""
+    from jax._src import compiler
+
+    import diffusax
+
+    compiled = compiler.compile_or_get_cached
+
+    def compile_some(backend: Any, computation: Any, *args: Any, **kwargs: Any) -> Any:
+        if "denoise" in str(computation.operation.attributes["sym_name"]):
+            raise Traced
+        return compiled(backend, computation, *args, **kwargs)
+
+    compiler.compile_or_get_cached = compile_some
+    folder = Path(scratch) / "damaged"
+    shutil.copytree(source, folder)
+    count = 0
+    for name, place, value in list(replacements(folder)):
+        text = (folder / name).read_text("utf-8")
+        put(folder / name, place, value)
+        count += 1
+        try:
+            pipe = diffusax.DiffusionPipeline.from_pretrained(folder)
+            pipe.set_progress_bar_config(disable=True)
+            pipe("a cat", num_inference_steps=2)
+        except Traced:
+            pass
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            own = "/diffusax/" in frame.filename and "raise" in (frame.line or "")
+            if not (own and isinstance(error, ValueError)) or "\n" in str(error):
+                line = {"file": name, "place": place, "value": value, "error": repr(error)}
+                print(json.dumps({**line, "at": f"{frame.filename}:{frame.lineno}"}), flush=True)
+        (folder / name).write_text(text)
+    print(json.dumps({"count": count}))
 
 
 def main(source: str, scratch: str, first: str, last: str) -> None:
@@ -224,4 +309,4 @@ def main(source: str, scratch: str, first: str, last: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:]) if len(sys.argv) > 3 else every_value(*sys.argv[1:])

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fluxes import pipeline as build_flux
 from tiny import build_stable_diffusion
 
 from diffusax.checkpoints.hub import EMBEDDED
@@ -53,3 +54,20 @@ def test_a_damaged_checkpoint_is_a_pipeline_or_one_sentence(checkpoint, tmp_path
     assert not [case for case in refused if len(case["message"]) > 3000]
     assert not [case for case in cases if case["seconds"] > LIMIT_SECONDS]
     assert not [case for case in cases if case["kibibytes"] > 1024 * LIMIT_MEBIBYTES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [build_stable_diffusion, build_flux])
+def test_each_value_of_each_json_file_is_taken_or_named(tmp_path, build):
+    build(tmp_path / "whole")
+    program = Path(__file__).with_name("damage.py")
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "whole"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=3600,
+    )
+    *wrong, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert last["count"] > 1000
+    assert not wrong

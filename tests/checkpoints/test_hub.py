@@ -103,6 +103,12 @@ def server(taesd):
         "models/someone/flat": FLAT,
         "models/someone/single-file": {"v1-5.safetensors": b""},
         "models/someone/adapters": {"models/a.safetensors": b"file", "models/a.bin": b"pickle"},
+        "models/someone/old": {
+            "spiece.model": b"pieces",
+            "tokenizer_config.json": b"{}",
+            "both/spiece.model": b"pieces",
+            "both/tokenizer.json": b"{}",
+        },
         "models/someone/gated": None,
         "models/someone/busy": 429,
         "models/someone/down": 503,
@@ -233,6 +239,13 @@ def test_one_component_is_fetched_alone(online, offline, unreachable, requested,
     # The cache has one component of the pipeline now, not the pipeline.
     answer = offline.resolve("'someone/tiny'", tmp_path)
     assert "'someone/tiny' is not in the local cache" in answer
+
+
+def test_a_model_of_sentencepiece_is_fetched_where_there_is_no_newer_file(online, tmp_path):
+    alone = online.resolve("'someone/old', weights=False", tmp_path)
+    assert sorted(os.listdir(alone)) == ["spiece.model", "tokenizer_config.json"]
+    both = online.resolve("'someone/old', subfolder='both'", tmp_path)
+    assert os.listdir(both) == ["tokenizer.json"]
 
 
 def test_a_cache_with_a_part_of_the_pipeline_says_what_is_missing(online, unreachable, tmp_path):
@@ -410,6 +423,9 @@ def test_choice_of_weights():
         ("model.fp16-00001-of-00002.safetensors", ["fp16"]),
         ("model.safetensors.index.fp16.json", ["fp16"]),
         ("diffusion_pytorch_model.fp16.safetensors.index.json", ["fp16"]),
+        ("diffusion_pytorch_model.safetensors.fp16.index.json", ["fp16"]),
+        ("model-00001-of-00002.fp16.safetensors", ["fp16"]),
+        ("model.non_ema-00001-of-00002.safetensors", ["non_ema"]),
     ],
 )
 def test_variants_among_file_names(name, found):

@@ -1,8 +1,10 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import diffusers
 import jax
@@ -10,12 +12,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import transformers
 from effort import first
 from safetensors.torch import load_file, save_file
-from tiny import UNET, build_stable_diffusion, randomize
+from tiny import (
+    TEXT,
+    UNET,
+    build_stable_diffusion,
+    build_stable_diffusion_xl,
+    randomize,
+)
+from tiny_language import T5
 
 import diffusax
 from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints.tree import params_to_tensors
 from diffusax.models import (
     AutoencoderTiny,
     AutoencoderTinyConfig,
@@ -74,6 +85,104 @@ def test_shards_of_diffusers_are_read(folder):
     assert_same(load_network(folder / "out", variant="fp16"), load_network(folder))
     with pytest.raises(ValueError, match="variant='fp16'"):
         load_network(folder / "out")
+
+
+@pytest.mark.parametrize(
+    ("index", "shard"),
+    [
+        ("{}.safetensors.index.fp16.json", "{}.fp16-{}.safetensors"),
+        ("{}.safetensors.fp16.index.json", "{}-{}.fp16.safetensors"),
+        ("{}.fp16.safetensors.index.json", "{}-{}.fp16.safetensors"),
+    ],
+)
+def test_every_spelling_of_shards_of_a_variant_is_read(folder, index, shard):
+    """The first two are diffusers', of which it calls the second deprecated and reads it still."""
+    stem, out = "diffusion_pytorch_model", folder / "out"
+    unet = diffusers.UNet2DConditionModel.from_pretrained(folder)
+    unet.save_pretrained(out, max_shard_size="1MB", variant="fp16")
+    old = out / f"{stem}.safetensors.index.fp16.json"
+    data = json.loads(old.read_text())
+    old.unlink()
+    for name in set(data["weight_map"].values()):
+        number = name.removeprefix(f"{stem}.fp16-").removesuffix(".safetensors")
+        (out / name).rename(out / shard.format(stem, number))
+        data["weight_map"] = {
+            key: shard.format(stem, number) if file == name else file
+            for key, file in data["weight_map"].items()
+        }
+    (out / index.format(stem)).write_text(json.dumps(data))
+    assert_same(load_network(out, variant="fp16"), load_network(folder))
+    with pytest.raises(ValueError, match=r"has only the variant 'fp16'; pass variant='fp16'"):
+        load_network(out)
+    if "fp16.safetensors.index" not in index:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            theirs = diffusers.UNet2DConditionModel.from_pretrained(out, variant="fp16")
+        assert torch.equal(theirs.conv_in.weight, unet.conv_in.weight)
+    (out / index.format(stem)).unlink()
+    with pytest.raises(ValueError, match=r"no index of such files|only the variant 'fp16'"):
+        load_network(out)
+
+
+@pytest.mark.parametrize("kind", ["UNet2DConditionModel", "CLIPTextModel"])
+def test_of_a_whole_file_and_shards_the_library_says_which_is_taken(tmp_path, kind):
+    """diffusers takes the shards, transformers the file."""
+    if kind == "CLIPTextModel":
+        text = {**TEXT, "vocab_size": 99, "max_position_embeddings": 16}
+        library, model = (
+            transformers,
+            transformers.CLIPTextModel(transformers.CLIPTextConfig(**text)),
+        )
+    else:
+        library, model = diffusers, diffusers.UNet2DConditionModel(**UNET["sd1"])
+    randomize(model).save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*-of-*.safetensors"))) > 1
+    whole = tmp_path / "whole"
+    randomize(model, 1).save_pretrained(whole)
+    (file,) = whole.glob("*.safetensors")
+    shutil.copy(file, tmp_path)
+    theirs = getattr(library, kind).from_pretrained(tmp_path).state_dict()
+    ours = params_to_tensors(load_network(tmp_path).params)
+    prefix = "" if next(iter(theirs)) in ours else "text_model."
+    for name, tensor in theirs.items():
+        np.testing.assert_array_equal(ours[prefix + name], tensor)
+
+
+def test_the_class_in_model_index_wins_as_in_diffusers(tmp_path, caplog):
+    build_stable_diffusion_xl(tmp_path)
+    for name, change in {
+        "text_encoder/config": {"architectures": None},
+        "text_encoder_2/config": {"architectures": ["CLIPTextModel"]},
+        "scheduler/scheduler_config": {"_class_name": "PNDMScheduler", "skip_prk_steps": True},
+    }.items():
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    theirs = diffusers.StableDiffusionXLPipeline.from_pretrained(tmp_path)
+    ours = diffusax.StableDiffusionXLPipeline.from_pretrained(tmp_path)
+    assert ours.text_encoder.class_name == type(theirs.text_encoder).__name__
+    assert ours.text_encoder_2.class_name == type(theirs.text_encoder_2).__name__
+    assert type(ours.scheduler).__name__ == type(theirs.scheduler).__name__
+    ours.scheduler.set_timesteps(7)
+    theirs.scheduler.set_timesteps(7)
+    np.testing.assert_allclose(ours.scheduler.sigmas, theirs.scheduler.sigmas, rtol=1e-5)
+    for name, found, taken in (
+        ("text_encoder_2/config.json", "CLIPTextModel", "CLIPTextModelWithProjection"),
+        ("scheduler/scheduler_config.json", "PNDMScheduler", "EulerDiscreteScheduler"),
+    ):
+        assert f"{name} is of {found}, and model_index.json lists {taken}, which" in caplog.text
+    assert "text_encoder/config.json" not in caplog.text
+
+
+def test_the_encoder_of_a_whole_t5_is_read(tmp_path):
+    config = transformers.T5Config(**T5)
+    whole = randomize(transformers.T5ForConditionalGeneration(config))
+    whole.save_pretrained(tmp_path)
+    model = diffusax.T5EncoderModel.from_pretrained(tmp_path)
+    theirs = transformers.T5EncoderModel.from_pretrained(tmp_path)
+    ids = np.arange(12).reshape(1, 12)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).last_hidden_state
+    np.testing.assert_allclose(model(ids).last_hidden_state, expected, atol=1e-4)
 
 
 def test_dtype_is_a_name_or_a_dtype(folder):

@@ -289,7 +289,6 @@ def test_mistakes_are_one_sentence(files, tmp_path):
         (pipe, vae, {}, "holds only vae, not the UNet"),
         (pipe, 3, {}, "must be a path or an address"),
         (diffusax.ControlNetModel, path, {}, "holds unet, vae, text_encoder, but not controlnet"),
-        (diffusax.AutoencoderKL, path, {"color": 1}, "has no option 'color'"),
         (
             diffusax.AutoencoderKL,
             path,

@@ -634,7 +634,7 @@ def test_training_without_its_packages_names_the_extra(capsys, monkeypatch):
     for name in ("train", "cache-latents"):
         code, shown = failure(capsys, [name, "--help"])
         assert code == 2
-        assert "pip install -e '.[train]'" in shown
+        assert "pip install 'diffusax[train]'" in shown
 
 
 def diffusax_process(*args, **options):

@@ -77,6 +77,17 @@ def test_pieces_are_those_of_diffusers():
     [
         (lambda: VaeImageProcessor(resample="nearest"), "resample must be 'lanczos'"),
         (lambda: VaeImageProcessor(do_binarize=True), "do_binarize and do_convert_grayscale go"),
+        (lambda: VaeImageProcessor(vae_scale_factor=0), "vae_scale_factor must be an integer of"),
+        (lambda: VaeImageProcessor(vae_scale_factor="8"), r"at least 1 \(got '8'\)"),
+        (lambda: VaeImageProcessor().preprocess(picture(1), "64"), r"height must be .*got '64'"),
+        (
+            lambda: VaeImageProcessor().preprocess(picture(1), crops_coords=(1, 2)),
+            r"crops_coords must be the left, top, right and bottom .*got \(1, 2\)",
+        ),
+        (
+            lambda: VaeImageProcessor().preprocess(picture(1), crops_coords=(9, 9, 3, 3)),
+            "crops_coords must be the left",
+        ),
         (
             lambda: VaeImageProcessor().postprocess(np.zeros((1, 8, 8, 3))),
             r"image must have shape \(batch, 3, height, width\) .got \(1, 8, 8, 3\).",

@@ -172,4 +172,4 @@ def test_without_torchax_one_line_names_the_extra():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.count("\n") == 1
-    assert "pip install -e '.[torch]'" in found.stdout
+    assert "pip install 'diffusax[torch]'" in found.stdout

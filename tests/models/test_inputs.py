@@ -2,12 +2,15 @@
 
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import ASYMMETRIC, SMALLEST_UNET, SMALLEST_VAE, TEXT
+from fluxes import TRANSFORMER
+from tiny import ASYMMETRIC, SMALLEST_UNET, SMALLEST_VAE, TEXT, UNET
 
 from diffusax.models import (
+    MODELS,
     AsymmetricAutoencoderKL,
     AutoencoderKL,
     AutoencoderTiny,
@@ -16,6 +19,8 @@ from diffusax.models import (
     UNet2DConditionModel,
     initialize,
 )
+from diffusax.models.context_keys import project_context
+from diffusax.models.network import Network
 
 TIME = np.float32(7)
 MAP, CONTEXT = np.zeros((1, 8, 6, 4), np.float32), np.zeros((1, 5, 32), np.float32)
@@ -89,3 +94,63 @@ def test_a_unet_that_does_not_attend_takes_any_context():
     config = UNet2DConditionModel.config_class(**{**SMALLEST_UNET, **plain})
     unet = initialize(UNet2DConditionModel, config)
     assert unet.run(MAP, TIME, CONTEXT).shape == MAP.shape
+
+
+def controlled(**changes):
+    """A UNet with the residuals of a ControlNet whose config is the UNet's but for changes."""
+    shared = {k: v for k, v in UNET["sd1"].items() if k not in ("sample_size", "up_block_types")}
+    config = {**shared, "conditioning_embedding_out_channels": (4, 8, 16), **changes}
+    latents, texts = jnp.ones((1, 16, 16, 4)), jnp.ones((1, 77, 32))
+    nets = [(ControlNetModel, config), (UNet2DConditionModel, UNET["sd1"])]
+    control, unet = (Network(module, module.config_class(**c)) for module, c in nets)
+
+    def run(params, image):
+        embedding = control.apply(params[0], image, method="embed_condition")
+        down, mid = control.apply(params[0], latents, 1.0, texts, cond_embedding=embedding)
+        residuals = {"down_block_additional_residuals": down, "mid_block_additional_residual": mid}
+        return unet.apply(params[1], latents, 1.0, texts, **residuals)
+
+    return jax.eval_shape(run, (control.shapes, unet.shapes), jnp.ones((1, 64, 64, 3)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"conditioning_embedding_out_channels": (4, 8)},
+            r"latents, \(16, 16\) \(got \(32, 32\)\): .* divides control images by 2; is the",
+        ),
+        ({"conditioning_embedding_out_channels": (4, 8, 8, 16)}, "divides control images by 8"),
+        ({"layers_per_block": 2}, "UNet's maps, .*is the ControlNet made for this UNet"),
+        ({"block_out_channels": (32, 32)}, "UNet's maps, .*is the ControlNet made for this UNet"),
+        ({"cross_attention_dim": 24}, r"encoder_hidden_states .*24\) \(got .* \(1, 77, 32\)\)"),
+    ],
+)
+def test_a_controlnet_of_another_model_is_one_sentence(changes, message):
+    assert controlled().shape == (1, 16, 16, 4)
+    with pytest.raises(ValueError, match=message):
+        controlled(**changes)
+
+
+def test_a_text_of_another_width_is_one_sentence():
+    module = UNet2DConditionModel
+    network = Network(module, module.config_class(**UNET["sd1"]))
+    with pytest.raises(ValueError, match=r"encoder_hidden_states .* 32\) \(got .*\(1, 5, 24\)"):
+        jax.eval_shape(lambda p: project_context(network, p, jnp.ones((1, 5, 24))), network.shapes)
+
+
+def test_pooled_texts_of_another_width_are_one_sentence():
+    module = MODELS["FluxTransformer2DModel"]
+    network = Network(module, module.config_class(**TRANSFORMER))
+    embed = network.module(jax.tree.map(lambda x: jnp.zeros(x.shape), network.shapes))
+    with pytest.raises(ValueError, match=r"pooled must have shape \(batch, 16\) \(got .*\(1, 9\)"):
+        embed.time_text_embed(jnp.ones(1), jnp.ones(1), jnp.ones((1, 9)))
+    xl = Network(UNet2DConditionModel, UNet2DConditionModel.config_class(**UNET["xl"]))
+    texts, added = (
+        jnp.ones((1, 5, 56)),
+        {"text_embeds": jnp.ones((1, 9)), "time_ids": jnp.ones((1, 6))},
+    )
+    with pytest.raises(ValueError, match=r"added_cond's text_embeds must have shape \(batch, 16\)"):
+        jax.eval_shape(
+            lambda p: xl.apply(p, jnp.ones((1, 8, 8, 4)), 1.0, texts, added_cond=added), xl.shapes
+        )

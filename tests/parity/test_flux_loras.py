@@ -356,7 +356,7 @@ def test_all_that_comfyui_extracts_of_clip_is_read(both, tmp_path, caplog):
 
 def test_what_does_not_fit_is_not_called_a_lora_for_flux(both):
     _, ours = both("flux")
-    tensors = {"transformer.transformer_blocks.0.attn.to_q.lora_B.bias": torch.ones(24)}
+    tensors = {"transformer.transformer_blocks.0.attn.to_q.lora_C": torch.ones(24)}
     with pytest.raises(
         ValueError, match="fits no layer of text_encoder, text_encoder_2, transfo"
     ) as error:

@@ -1,5 +1,7 @@
 """LoRA formats that diffusers does not read, against weights merged by LyCORIS' formulas."""
 
+import warnings
+
 import diffusers
 import jax
 import numpy as np
@@ -8,7 +10,7 @@ import torch
 from lora_files import layers_of
 from pairs import PROMPTS, TOLERANCE, generators
 from peft import LoraConfig
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny import build_stable_diffusion
 
 import diffusax
@@ -294,3 +296,56 @@ def test_a_tree_is_shared_where_nothing_changes(pair, tmp_path):
     ours.unfuse_lora()
     ours.unload_lora_weights()
     assert sum(a is not b for a, b in zip(before, after, strict=True)) == 3
+
+
+@pytest.mark.parametrize("more", [[], pytest.param(["conv1"], marks=pytest.mark.slow)])
+def test_biases_of_b_are_those_of_peft(pair, tmp_path, more):
+    """Layers with and without a bias of their own, weights for each prompt, and a saved copy."""
+    theirs, ours = pair
+    ours.set_progress_bar_config(disable=True)
+    targets = ["to_q", "to_out.0", *more]
+    config = LoraConfig(r=4, lora_bias=True, target_modules=targets)
+    generator, tensors = torch.Generator().manual_seed(3), {}
+    with warnings.catch_warnings():
+        # PEFT warns that layers without a bias cannot be merged, and of a second adapter.
+        warnings.simplefilter("ignore")
+        theirs.unet.add_adapter(config, adapter_name="made")
+        for name, parameter in theirs.unet.named_parameters():
+            if ".made." in name:
+                values = torch.randn(parameter.shape, generator=generator) * 0.2
+                tensors["unet." + name.replace(".made.", ".")] = values
+        theirs.unet.delete_adapters("made")
+        save_file(tensors, tmp_path / "biases.safetensors")
+        theirs.load_lora_weights(str(tmp_path / "biases.safetensors"), adapter_name="biases")
+    ours.load_lora_weights(tmp_path / "biases.safetensors", adapter_name="biases")
+    parts = ours.adapters["biases"].components["unet"]
+    ours.save_lora_weights(tmp_path, parts, weight_name="again.safetensors")
+    again = load_file(tmp_path / "again.safetensors")
+    assert set(again) == set(tensors)
+    ours.load_lora_weights(tmp_path / "again.safetensors", adapter_name="again")
+    rows = [{"biases": 0.8}, {"again": -0.4}]
+    try:
+        actual = ours(PROMPTS[:1] * 2, **CALL, generator=generators([3, 4]), adapters=rows).images
+        for i, weight in enumerate((0.8, -0.4)):
+            theirs.set_adapters("biases", weight)
+            expected = theirs(PROMPTS[0], **CALL, generator=generators([3 + i])[0]).images[0]
+            assert np.abs(actual[i] - expected).max() < TOLERANCE
+        without = {k: v for k, v in tensors.items() if not k.endswith("bias")}
+        ours.load_lora_weights(without, adapter_name="without")
+        other = ours(PROMPTS[:1], **CALL, generator=generators([3]), adapters={"without": 0.8})
+        assert np.abs(other.images[0] - actual[0]).max() > 0.01
+        with pytest.raises(ValueError, match=r"no .*to_q.bias, .* cannot be merged; give it to"):
+            ours.fuse_lora(adapter_names=["biases"])
+        own = {path: own for path, own in parts.items() if "to_q" not in path}
+        ours.add_adapter("own", {"unet": own})
+        before = params_to_tensors(ours.params["unet"])
+        ours.fuse_lora(adapter_names=["own"], lora_scale=0.5)
+        merged = params_to_tensors(ours.params["unet"])
+        for name in own:
+            change = merged[f"{name}.bias"] - before[f"{name}.bias"]
+            expected = 0.5 * tensors[f"unet.{name}.lora_B.bias"]
+            np.testing.assert_allclose(change, expected, atol=1e-6)
+    finally:
+        ours.unfuse_lora()
+        ours.unload_lora_weights()
+        theirs.unload_lora_weights()

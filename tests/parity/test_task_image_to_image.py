@@ -49,6 +49,10 @@ def test_image_to_image(pairs, variation, option):
     pairs("StableDiffusionImg2ImgPipeline", "sd", variation).check(**OPTIONS[option])
 
 
+def test_one_prompt_is_for_each_of_several_images(pairs):
+    pairs("StableDiffusionImg2ImgPipeline", "sd").check_one_prompt(**TWO)
+
+
 @pytest.mark.parametrize("strength", [0.8, 0.45])
 @pytest.mark.parametrize(
     "sampler",

@@ -81,6 +81,10 @@ def test_inpainting(pairs, kind, variation, option):
     pairs(KINDS[kind], kind, variation).check(**OPTIONS[option])
 
 
+def test_one_prompt_is_for_each_of_several_images(pairs):
+    pairs(KINDS["sd"], "sd").check_one_prompt(**TWO)
+
+
 @pytest.mark.parametrize(
     ("kind", "sampler", "strength"),
     few(SAMPLER_CASES, ("sd", "pndm", 0.55), ("sd", "heun", 1.0), ("sd", "unipc", 0.55)),

@@ -28,8 +28,9 @@ NAMES = {
 NAN, INF = float("nan"), float("inf")
 NUMBERS = (0, 1, 2, -1, 0.5, 1.0, 2.5, -0.5, NAN, INF, -INF, 1e-300, 1e300, 2**31, 2**63, 10**30)
 THINGS = (
-    None, True, False, "", "a cat", "1", "é\u2028\x00", b"bytes", 1j, object(), lambda *a: None,
-    [], [1], [[]], ["a", 1], [None], (), (1, 2), {}, {"a": 1}, {1}, range(3), float, NotImplemented,
+    None, True, False, "", "a cat", "1", "é\u2028\x00", "a\ud800", b"bytes", 1j, object(),
+    lambda *a: None, [], [1], [[]], ["a", 1], [None], (), (1, 2), {}, {"a": 1}, {1}, range(3),
+    float, NotImplemented,
     np.float32(0.5), np.int64(3), np.bool_(True), np.array(2), np.array([NAN]), np.zeros((2, 2)),
     np.zeros((1, 3, 64, 64)), np.array(["a"]), torch.zeros(3), torch.tensor(2.0), "x" * 300,
 )  # fmt: skip

@@ -227,7 +227,7 @@ TABLE = vectors(2)
 def test_dictionaries_and_arrays(bare, given, token, words):
     bare.load_textual_inversion(given, token)
     for word, rows in words.items():
-        ids = bare.tokenizer.tokenize(f"{word.upper()} {word}")
+        ids = bare.tokenizer.ids_of(f"{word.upper()} {word}")
         assert len(ids) == 2 * len(rows)
         np.testing.assert_allclose(table(bare)[ids[: len(rows)]], rows, atol=2e-3)
 
@@ -412,7 +412,7 @@ def test_a_saved_pipeline_has_its_words_in_diffusers(pipe, tmp_path):
 
 def test_weights_and_long_prompts(bare):
     bare.load_textual_inversion([{"<cat>": vectors(3)}, {"style_(x)": vectors(2, seed=1)}])
-    tokenize = bare.tokenizer.tokenize
+    tokenize = bare.tokenizer.ids_of
     cat, style = tokenize("<cat>"), tokenize("style_(x)")
     assert (len(cat), len(style)) == (3, 2)
     assert tokenize("<cat> <cat>_1 <cat>_2") == cat

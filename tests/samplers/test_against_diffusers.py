@@ -1,7 +1,9 @@
 """Every sampler against diffusers' scheduler, each intermediate x, on a non-linear model."""
 
+import numpy as np
 import pytest
-from upstream import SD, build, compare, config_of
+import torch
+from upstream import SD, build, compare, config_of, upstream_class
 
 from diffusax import samplers
 
@@ -247,6 +249,33 @@ def test_ddim_with_eta_equals_diffusers(eta):
     scheduler = build("DDIMScheduler", 9, **SD, clip_sample=False)
     ours = samplers.DDIMScheduler.from_config(config_of(scheduler))
     compare(ours.schedule(9, eta=eta), scheduler, eta=eta)
+
+
+NO_SIGNAL = {
+    **SD,
+    "rescale_betas_zero_snr": True,
+    "timestep_spacing": "trailing",
+    "prediction_type": "v_prediction",
+    "clip_sample": False,
+}
+
+
+def test_ddim_with_eta_1_from_no_signal_is_finite_where_diffusers_is_not():
+    """It takes the root of 1 - a - sigma^2, which is zero there, and below it after rounding."""
+    ours = samplers.DDIMScheduler.from_config(config_of(build("DDIMScheduler", 2, **NO_SIGNAL)))
+    compare(ours.schedule(2, eta=1.0), build("DDIMScheduler", 2, **NO_SIGNAL), eta=1.0)
+    x, theirs, nans = torch.ones(1, 4, 2, 2), upstream_class("DDIMScheduler")(**NO_SIGNAL), []
+    for steps in range(2, 40):
+        theirs.set_timesteps(steps)
+        given = theirs.timesteps[0], x
+        after = theirs.step(x, *given, eta=1.0, generator=torch.Generator()).prev_sample
+        nans += [] if torch.isfinite(after).all() else [steps]
+    assert len(nans) > 5
+    ours.set_timesteps(nans[0])
+    found = ours.step(x.numpy(), ours.timesteps[0], x.numpy(), eta=1.0, variance_noise=x.numpy())
+    signal, noise = ours.schedule(nans[0]).levels[1]
+    # What is predicted, here -v, at the signal of the next level, and noise for all the rest.
+    np.testing.assert_allclose(found.prev_sample, noise - signal, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from upstream import SD, build, compare, config_of, upstream_class
 
 import diffusax
 from diffusax import samplers
+from diffusax.samplers.names import SCHEDULERS
 
 pytestmark = [
     pytest.mark.filterwarnings("error"),
@@ -264,3 +265,20 @@ def test_learned_variances_are_refused_where_they_would_be_drawn_from():
         scheduler = samplers.DPMSolverMultistepScheduler(variance_type=variance)
         assert scheduler.config.variance_type == variance
     json.dumps(scheduler.to_config())
+
+
+@pytest.mark.parametrize("name", ["DDIMScheduler", "LCMScheduler", "EulerDiscreteScheduler"])
+def test_too_few_betas_are_one_sentence(name):
+    scheduler = SCHEDULERS[name](trained_betas=[0.1, 0.2])
+    with pytest.raises(ValueError, match=r"each of num_train_timesteps=1000 \(got 2\)"):
+        scheduler.schedule(3)
+
+
+def test_powers_and_timesteps_without_numbers_are_one_sentence():
+    scheduler = SCHEDULERS["EDMEulerScheduler"](rho=1e-9)
+    with pytest.raises(ValueError, match=r"rho must be larger for sigma_max=.* \(got 1e-09\)"):
+        scheduler.set_timesteps(3)
+    scheduler = SCHEDULERS["FlowMatchEulerDiscreteScheduler"](shift_terminal=0.5)
+    scheduler.set_timesteps(1)
+    with pytest.raises(ValueError, match="timestep"):
+        scheduler.step(np.ones((1, 4)), scheduler.timesteps[0], np.ones((1, 4)))

@@ -168,4 +168,4 @@ def test_without_the_extra_the_command_says_how_to_get_it(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["serve"])
     shown = capsys.readouterr().err
-    assert "uvicorn is needed here; install it with pip install -e '.[serve]'" in shown
+    assert "uvicorn is needed here; install it with pip install 'diffusax[serve]'" in shown

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ KINDS = {
     "qwen-4": (Qwen2Tokenizer, lambda folder: write_qwen_tokenizer(folder, layout=4)),
     "qwen-5": (Qwen2Tokenizer, write_qwen_tokenizer),
     "t5": (T5Tokenizer, write_t5_tokenizer),
+    "t5-4": (T5Tokenizer, lambda folder: write_t5_tokenizer(folder, "4")),
+    "t5-spiece": (T5Tokenizer, lambda folder: write_t5_tokenizer(folder, "spiece")),
 }
 PIECES = [
     *("a photo of a cat", " ", "  ", "\n\n", "\t", "don't", "WE'LL", "1234", "猫", "고양이", "été"),
@@ -47,7 +50,11 @@ PIECES = [
         "▁a",
         "ﬁ",
         "\x00",
+        "<sep>",
     ),
+    # What the table of T5 drops, what it makes spaces of, and white space that it leaves.
+    *("\x01", "\x7f", "\x80", "\x85", "\x9f", "\u00ad", "\ufeff", "\u200b", "\u3000", "\uff21"),
+    *("\x0b", "\x1c", "\u2028", "\u2029", "\u1680", "\u180e", "\U000e0001", "\uffff"),
 ]
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=12), max_size=12).map("".join)
 CALLS = [
@@ -238,7 +245,11 @@ def test_threads_do_not_disturb_each_other(pair):
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("tokenizer.json", None, "tokenizer.json is missing; write it with transformers"),
+        (
+            "tokenizer.json",
+            None,
+            r"is missing, and there is no (spiece.model|vocab.json and merges.txt) either; write",
+        ),
         ("tokenizer.json", "{}", "tokenizer.json is no tokenizer"),
         ("tokenizer_config.json", {"tokenizer_class": "CLIPTokenizer"}, "is not supported .only"),
         ("tokenizer_config.json", {"padding_side": "left"}, "padding_side='left' is not supported"),
@@ -251,6 +262,9 @@ def test_a_broken_folder_is_an_error(pair, tmp_path, file, change, message):
     ours, _, folder = pair
     copy = shutil.copytree(folder, tmp_path / "tokenizer")
     path = copy / file
+    if file == "tokenizer.json":
+        (copy / "spiece.model").unlink(missing_ok=True)
+        path.touch()
     if change is None:
         path.unlink()
     elif isinstance(change, str):
@@ -259,6 +273,55 @@ def test_a_broken_folder_is_an_error(pair, tmp_path, file, change, message):
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=message):
         type(ours).from_folder(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data[:-1], "it ends early"),
+        (lambda data: b"", "it has no pieces"),
+        (lambda data: b"\x0f" + data, "wire type 7"),
+        (lambda data: b"\x80" * 20, "more than 64 bits"),
+        (lambda data: data + b"\x12\x02\x18\x02", "its model_type is 2"),
+        (lambda data: b"\x0a\x03\x0a\x01\xff" + data, "invalid start byte"),
+    ],
+)
+def test_a_broken_model_of_sentencepiece_is_an_error(tmp_path, change, message):
+    write_t5_tokenizer(tmp_path, "spiece")
+    path = tmp_path / "spiece.model"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ValueError, match=f"spiece.model is no unigram model .*{message}"):
+        T5Tokenizer.from_folder(tmp_path)
+
+
+def test_a_qwen_of_vocabulary_and_merges_alone_is_that_of_transformers(tmp_path):
+    theirs = write_qwen_tokenizer(tmp_path, layout=4)
+    data = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.json").write_text(json.dumps(data["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in data["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    texts = ["a <|im_end|>cat\x7f <think>猫\x85 ", "\u2028 the\x00 foxes'"]
+    assert Qwen2Tokenizer.from_folder(tmp_path)(texts).input_ids == theirs(texts).input_ids
+    for change in ({"add_eos_token": True}, {"add_prefix_space": True}):
+        path.write_text(json.dumps(config | change))
+        other = transformers.Qwen2Tokenizer.from_pretrained(tmp_path)(texts).input_ids
+        assert Qwen2Tokenizer.from_folder(tmp_path)(texts).input_ids == other
+        assert other != theirs(texts).input_ids
+
+
+def test_special_tokens_of_a_config_are_the_only_ones_beside_a_model_of_sentencepiece(tmp_path):
+    write_t5_tokenizer(tmp_path, "spiece")
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    for change in ({"additional_special_tokens": ["<extra_id_1>"]}, {"eos_token": "<sep>"}):
+        path.write_text(json.dumps(config | change))
+        with mock.patch("transformers.convert_slow_tokenizer.requires_backends"):
+            theirs = transformers.T5Tokenizer.from_pretrained(tmp_path)
+        text = "a<sep> cat<extra_id_1> <extra_id_0></s>"
+        assert T5Tokenizer.from_folder(tmp_path)(text).input_ids == theirs(text).input_ids
 
 
 def test_a_tokenizer_of_another_kind_is_an_error(tmp_path):

@@ -118,11 +118,11 @@ def test_escaped_text_comes_back_as_it_was(text):
 @given(st.lists(st.sampled_from(["cat", "dog", ",", "BREAK"]) | st.just("a " * 20), max_size=40))
 def test_windows_are_webuis(tokenizer, words):
     text = " ".join(words)
-    comma = tokenizer.tokenize(",")[0]
+    comma = tokenizer.ids_of(",")[0]
     ids = [
         None if word == "BREAK" else token
         for word in words
-        for token in ([0] if word == "BREAK" else tokenizer.tokenize(word))
+        for token in ([0] if word == "BREAK" else tokenizer.ids_of(word))
     ]
     expected = webui_windows(ids, comma)
     tokens = tokenize_prompts(tokenizer, text, long_prompt=True)

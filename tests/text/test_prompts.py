@@ -80,7 +80,7 @@ def test_parentheses_are_text_without_weighting(tokenizer):
     text = "a (cat:1.3) [dog] \\("
     for long_prompt in (False, True):
         tokens = tokenize_prompts(tokenizer, text, long_prompt=long_prompt)
-        assert tokens.input_ids[0, 0].tolist() == padded(tokenizer, tokenizer.tokenize(text))
+        assert tokens.input_ids[0, 0].tolist() == padded(tokenizer, tokenizer.ids_of(text))
 
 
 def test_weights_stand_at_their_tokens(tokenizer):
@@ -212,7 +212,7 @@ def test_break_in_brackets_keeps_the_weight(tokenizer):
 def test_break_is_text_in_one_window(tokenizer):
     text = "cat BREAK dog"
     ids = tokenize_prompts(tokenizer, text, weighting=True).input_ids[0, 0].tolist()
-    assert ids == padded(tokenizer, tokenizer.tokenize(text))
+    assert ids == padded(tokenizer, tokenizer.ids_of(text))
 
 
 @pytest.mark.parametrize(

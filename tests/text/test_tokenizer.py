@@ -160,7 +160,7 @@ def padded(tokenizer, texts):
 def assert_same_ids(ours, theirs, texts):
     for text in texts:
         expected = theirs(text, add_special_tokens=False).input_ids
-        assert ours.tokenize(text) == expected, repr(text)
+        assert ours.ids_of(text) == expected, repr(text)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         actual = ours.windows(texts)
@@ -188,9 +188,7 @@ def test_every_assigned_character_of_the_basic_plane(ours, theirs):
     text = [c for c in characters if unicodedata.category(c) not in ("Cn", "Cs", "Co")]
     for i in range(0, len(text), 50):
         chunk = " x".join(text[i : i + 50])
-        assert ours.tokenize(chunk) == theirs(chunk, add_special_tokens=False).input_ids, repr(
-            chunk
-        )
+        assert ours.ids_of(chunk) == theirs(chunk, add_special_tokens=False).input_ids, repr(chunk)
 
 
 def test_random_unicode(ours, theirs):
@@ -293,10 +291,10 @@ def test_many_long_texts_are_one_warning(ours):
 
 def test_fit_gives_the_first_tokens_and_the_rest_of_the_text(ours):
     text = "cat cat Cafe\u0301 Old HOUSES, and More"
-    assert ours.fit(text, 3) == (ours.tokenize(text)[:3], "Old HOUSES, and More")
-    assert ours.fit(text, 100) == (ours.tokenize(text), "")
+    assert ours.fit(text, 3) == (ours.ids_of(text)[:3], "Old HOUSES, and More")
+    assert ours.fit(text, 100) == (ours.ids_of(text), "")
     assert ours.fit(text, 0) == ([], text)
-    first, *_ = ours.tokenize("supercalifragilistic")
+    first, *_ = ours.ids_of("supercalifragilistic")
     rest = "supercalifragilistic"[len(ours.decode([first])) :]
     assert ours.fit("supercalifragilistic", 1) == ([first], rest)
 
@@ -320,7 +318,7 @@ def test_the_end_of_a_long_text_is_not_needed_for_its_first_tokens(ours, kind):
     piece = LONG[kind]
     text = piece * (60_000 // len(piece))
     ids, rest = ours.fit(text, 75)
-    assert ids == ours.tokenize(text)[:75]
+    assert ids == ours.ids_of(text)[:75]
     assert text.endswith(rest)
 
 
@@ -396,8 +394,8 @@ def test_added_tokens(copy, tmp_path, legacy):
     ours = CLIPTokenizer.from_folder(copy)
     theirs = transformers.CLIPTokenizer.from_pretrained(copy)
     texts = ["a <cat-toy> in Paris", "SKS dog", "sks dog", "a<CAT-TOY>b", "xSKSx", "Two \n words"]
-    assert 49408 in ours.tokenize(texts[0])
-    assert ours.tokenize(texts[-1]) == [49410]
+    assert 49408 in ours.ids_of(texts[0])
+    assert ours.ids_of(texts[-1]) == [49410]
     assert_same_ids(ours, theirs, texts)
     ours.save(tmp_path / "saved")
     assert_same_ids(CLIPTokenizer.from_folder(tmp_path / "saved"), theirs, texts)
@@ -411,7 +409,7 @@ def test_additional_special_tokens(copy):
     ours = CLIPTokenizer.from_folder(copy)
     theirs = transformers.CLIPTokenizer.from_pretrained(copy)
     assert_same_ids(ours, theirs, ["a <style> house", "<STYLE>"])
-    assert 49408 in ours.tokenize("<style>")
+    assert 49408 in ours.ids_of("<style>")
 
 
 def test_without_config_files_the_defaults_are_sd1s(copy):
@@ -436,7 +434,7 @@ def test_an_added_tokens_decoder_counts_before_the_special_tokens_map(copy):
     theirs = transformers.CLIPTokenizer.from_pretrained(copy)
     assert ours.pad_token_id == theirs.pad_token_id != 2368
     assert_same_ids(ours, theirs, [*TRICKY, "a <s1> b"])
-    assert ours.tokenize("<|ENDOFTEXT|>") == [49407]
+    assert ours.ids_of("<|ENDOFTEXT|>") == [49407]
 
 
 def test_special_tokens_from_tokenizer_config_alone(copy):

@@ -151,7 +151,7 @@ def test_shapes_are_known_without_the_parameters(checkpoint, folder):
     )
     pipe = diffusax.DiffusionPipeline.from_pretrained(checkpoint)
     table = pipe.params["text_encoder"]["text_model"]["embeddings"]["token_embedding"]["embedding"]
-    (toy,) = pipe.tokenizer.tokenize("toy")
+    (toy,) = pipe.tokenizer.ids_of("toy")
     np.testing.assert_array_equal(trained["text_encoder"]["embedding"][0], table[toy])
 
 

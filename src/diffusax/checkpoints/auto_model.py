@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from diffusax.checkpoints.hub import resolve
+from diffusax.checkpoints.keywords import take_keywords
 from diffusax.checkpoints.locate import config_folder, find_file
 from diffusax.checkpoints.networks import class_name_of, load_network, network_of
 from diffusax.checkpoints.single_file import Reading, opened_view
@@ -17,12 +18,21 @@ from diffusax.models.clip_vision import tower
 from diffusax.models.network import Model, initialize_params, parse_dtype
 from diffusax.typed.config import config_to_dict
 
-WITHOUT_MEANING = ("low_cpu_mem_usage", "disable_mmap", "num_in_channels", "upcast_attention")
+_HUB = ("revision", "token", "local_files_only", "cache_dir")
+_WITHOUT_MEANING = ("num_in_channels", "upcast_attention", "image_size", "checkpoint")
 """The arguments of diffusers' from_single_file that are accepted and change nothing."""
 
 
+class _Kind(type):
+    """The class of classes that load models, of which models are instances in programs' eyes."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        names = getattr(cls, "class_names", ())
+        return isinstance(value, Model) and (not names or value.class_name in names)
+
+
 @hinting({"from_single_file": NETWORK["from_single_file"]})
-class AutoModel:
+class AutoModel(metaclass=_Kind):
     """Loads any network that a config.json names. The networks are in `diffusax.models`."""
 
     class_names: ClassVar[tuple[str, ...]] = ()
@@ -43,9 +53,7 @@ class AutoModel:
         dtype: Any = "float32",
         variant: str | None = None,
         device: Any = None,
-        use_safetensors: bool | None = None,
-        low_cpu_mem_usage: bool | None = None,
-        **hub: Any,
+        **keywords: Any,
     ) -> Model:
         """Loads a network from a folder or Hub repository.
 
@@ -57,9 +65,10 @@ class AutoModel:
                 file's.
             variant: a variant such as "fp16", if the checkpoint has one.
             device: a device or sharding to put the parameters on.
-            use_safetensors: accepted for diffusers' sake; only safetensors are read.
-            low_cpu_mem_usage: accepted for diffusers' sake; memory is always used sparingly.
-            **hub: revision, token, local_files_only, cache_dir.
+            **keywords: revision, token, local_files_only, cache_dir and force_download; options
+                that replace those of the config, such as num_hidden_layers=11, where tensors that
+                the network does not have then are left out; and diffusers' other keywords, which
+                change nothing here. Unknown ones are logged and left out.
 
         Raises:
             ValueError: the network cannot be found or read, or is of another class; says which and
@@ -72,7 +81,7 @@ class AutoModel:
             dtype=None if wanted == "auto" else wanted,
             variant=variant,
             device=device,
-            **hub,
+            **_load_keywords(cls, keywords),
         )
         if model.class_name == "CLIPModel" and cls.tower:
             return tower(model, MODELS[cls.class_names[0]])
@@ -129,7 +138,8 @@ class AutoModel:
         Raises:
             ValueError: there is none, or it cannot be read.
         """
-        folder = resolve(path_or_repo, subfolder=subfolder, weights=False, **hub)
+        own, more = take_keywords(f"{cls.__name__}.load_config", hub, _HUB)
+        folder = resolve(path_or_repo, subfolder=subfolder, weights=False, **own, **more)
         return load_json(folder / "config.json")
 
     @classmethod
@@ -147,6 +157,21 @@ class AutoModel:
         if cls.class_names and name not in cls.class_names:
             raise ValueError(f"config is for a {name}, not a {' or '.join(cls.class_names)}")
         return name
+
+
+def _options(cls: Any) -> set[str]:
+    """Returns the names of the options of the networks that a class loads."""
+    names = cls.class_names or MODELS
+    configs: list[Any] = [MODELS[name].config_class for name in names]  # type: ignore[attr-defined]
+    return {option for config in configs for option in config.__dataclass_fields__}
+
+
+def _load_keywords(cls: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `load_network` among further keywords of from_pretrained."""
+    options = _options(cls)
+    own, more = take_keywords(f"{cls.__name__}.from_pretrained", keywords, {*_HUB, *options})
+    hub = {name: value for name, value in own.items() if name in _HUB}
+    return {**hub, **more, "changes": {k: v for k, v in own.items() if k in options}}
 
 
 class FromSingleFile(AutoModel):
@@ -205,8 +230,10 @@ class FromSingleFile(AutoModel):
             **{"token": token, "cache_dir": cache_dir},
             **{"local_files_only": local_files_only, "revision": revision},
         }
-        for name in WITHOUT_MEANING:
-            changes.pop(name, None)
+        changes = {k: v for k, v in changes.items() if k not in _WITHOUT_MEANING}
+        original_config = changes.pop("original_config_file", original_config)
+        changes, more = take_keywords(f"{cls.__name__}.from_single_file", changes, _options(cls))
+        hub |= more
         reading = Reading(
             config_folder(config, subfolder=subfolder, **hub),
             prediction_of(original_config),

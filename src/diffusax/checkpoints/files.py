@@ -9,9 +9,13 @@ from typing import Any
 from diffusax.files import load_json
 
 STEMS = ("diffusion_pytorch_model", "model")
+_SHARD = r"-\d{5}-of-\d{5}"
 _VARIANT = re.compile(
-    rf"(?:{'|'.join(STEMS)})\.(?:safetensors\.index\.(?P<indexed>[^.]+)\.json"
-    r"|(?P<named>[^.]+?)(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?)"
+    rf"(?:{'|'.join(STEMS)})(?:"
+    r"\.safetensors\.index\.(?P<indexed>[^.]+)\.json"
+    r"|\.safetensors\.(?P<older>[^.]+)\.index\.json"
+    rf"|\.(?P<named>[^.]+?)(?:{_SHARD})?\.safetensors(?:\.index\.json)?"
+    rf"|{_SHARD}\.(?P<numbered>[^.]+)\.safetensors)"
 )
 _REFUSED = (".bin", ".ckpt", ".pt", ".pth", ".pkl", ".msgpack")
 
@@ -102,17 +106,25 @@ def shard_names(index: dict[str, Any], path: Path) -> list[str]:
 def variants(names: Iterable[str]) -> list[str]:
     """Returns the variants for which there are weights among a folder's file names."""
     found = (_VARIANT.fullmatch(name) for name in names)
-    return sorted({match["named"] or match["indexed"] for match in found if match})
+    return sorted({next(filter(None, match.groups())) for match in found if match})
 
 
 def _candidates(stem: str, variant: str | None) -> tuple[str, ...]:
+    """Returns the names of files that hold a network's weights, the first to be taken first.
+
+    Where shards and one whole file are there, diffusers takes the shards, transformers the file.
+    """
     if variant is None:
-        return f"{stem}.safetensors", f"{stem}.safetensors.index.json"
-    return (
-        f"{stem}.{variant}.safetensors",
-        f"{stem}.safetensors.index.{variant}.json",
-        f"{stem}.{variant}.safetensors.index.json",
-    )
+        whole, indices = f"{stem}.safetensors", [f"{stem}.safetensors.index.json"]
+    else:
+        whole = f"{stem}.{variant}.safetensors"
+        indices = [
+            f"{stem}.safetensors.index.{variant}.json",
+            # As diffusers wrote it for a while, and as diffusax did.
+            f"{stem}.safetensors.{variant}.index.json",
+            f"{stem}.{variant}.safetensors.index.json",
+        ]
+    return (*indices, whole) if stem == STEMS[0] else (whole, *indices)
 
 
 def _nothing_to_load(folder: Path, names: list[str]) -> str:
@@ -120,6 +132,11 @@ def _nothing_to_load(folder: Path, names: list[str]) -> str:
         return f"{folder} is missing or empty; is this a diffusers checkpoint?"
     if found := variants(names):
         return f"{folder} has only the variant {found[0]!r}; pass variant={found[0]!r}"
+    if shards := [name for name in names if re.search(rf"{_SHARD}(\.[^.]+)?\.safetensors$", name)]:
+        return (
+            f"{folder} has {sorted(shards)[0]} and no index of such files "
+            f"({shards[0].partition('-0')[0]}.safetensors.index.json); download it, too"
+        )
     if pickles := [name for name in names if name.endswith(_REFUSED)]:
         return (
             f"{folder / pickles[0]} is not a safetensors file, and loading it could run code; "

@@ -35,6 +35,8 @@ _NUMBERED = {"controlnet", "adapter"}
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 _READ = (".json", ".txt", ".jinja")
 """The endings of a component's small files."""
+_SPIECE = "spiece.model"
+"""T5's tokenizer of checkpoints that are older than tokenizer.json."""
 _CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "tokenizer.json")
 
 _DATA = Path(__file__).parents[1] / "data"
@@ -59,6 +61,7 @@ def resolve(
     token: str | bool | None = None,
     local_files_only: bool = False,
     cache_dir: str | Path | None = None,
+    force_download: bool = False,
     skip: Collection[str] = (),
     weights: bool = True,
 ) -> Path:
@@ -82,6 +85,7 @@ def resolve(
         token: the token for private and gated repositories; by default the stored login.
         local_files_only: whether to use only the cache.
         cache_dir: the folder of the cache, instead of HF_HOME.
+        force_download: whether to download again what was downloaded before.
         skip: components of a pipeline that are not needed.
         weights: whether the parameters are needed, or only the configs.
 
@@ -108,6 +112,8 @@ def resolve(
         return folder / wanted.subfolder
     repo = str(path_or_repo)
     options: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
+    if force_download:
+        options["force_download"] = True
     with hub_errors(repo, revision):
         if local_files_only or constants.HF_HUB_OFFLINE:
             return _cached(repo, wanted, options, "HF_HUB_OFFLINE or local_files_only is set")
@@ -242,6 +248,8 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
     for folder, files in listing.items():
         prefix = f"{folder}/" if folder else ""
         patterns += [prefix + f for f in files if f.endswith(_READ)]
+        if _SPIECE in files and "tokenizer.json" not in files:
+            patterns.append(prefix + _SPIECE)
         chosen = choose_weights(files, wanted.variant) if wanted.weights else None
         if chosen is not None and chosen.endswith(".json"):
             index = fetch(prefix + chosen)

@@ -46,6 +46,19 @@ def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dic
     return class_name, components, options
 
 
+def listed_class(folder: Path) -> str | None:
+    """Returns the class that a checkpoint's model_index.json lists for a component in it.
+
+    folder: the component's. None where it lies in no checkpoint, or is not listed.
+
+    Raises:
+        ValueError: the file is broken.
+    """
+    if not (folder.parent / NAME).is_file():
+        return None
+    return read_model_index(folder.parent)[1].get(folder.name, ("", None))[1]
+
+
 def read_call_defaults(folder: Path) -> dict[str, float]:
     """Reads arguments of a call that suit this checkpoint better than diffusers' own defaults.
 

@@ -5,9 +5,12 @@ from typing import Any
 
 from diffusax.checkpoints.auto_model import AutoModel, FromSingleFile
 from diffusax.checkpoints.hub import resolve
+from diffusax.checkpoints.keywords import take_keywords
+from diffusax.checkpoints.module_methods import NamedParameters
 from diffusax.checkpoints.networks import check_safe, save_network
-from diffusax.checkpoints.publishing import Publishing
+from diffusax.checkpoints.publishing import Publishing, publishing_keywords
 from diffusax.images.image_processor import CLIPImageProcessor
+from diffusax.models import MODELS
 from diffusax.models.control_from_unet import controlnet_from_unet
 from diffusax.models.network import Model
 from diffusax.text.language_tokenizer import Qwen2Tokenizer, T5Tokenizer
@@ -160,17 +163,50 @@ class ZImageTransformer2DModel(FromSingleFile):
 def _save_pretrained(
     self: Model,
     save_directory: str | Path,
-    *,
+    is_main_process: bool = True,
+    save_function: Any = None,
     safe_serialization: bool = True,
     variant: str | None = None,
+    max_shard_size: int | str | None = None,
+    push_to_hub: bool = False,
+    **hub: Any,
 ) -> None:
     """Writes a folder that diffusers or transformers opens.
+
+    Args:
+        save_directory: the folder.
+        is_main_process: whether this process writes.
+        save_function: must be None; files are always safetensors.
+        safe_serialization: must be True.
+        variant: a variant such as "fp16", for the names of the files.
+        max_shard_size: the size above which the file is split, in bytes or as "5GB".
+        push_to_hub: whether to upload the files, too.
+        **hub: options of `push_to_hub`, and repo_id, by default the folder's name.
 
     Raises:
         ValueError: safe_serialization is False, but diffusax writes only safetensors.
     """
-    check_safe(safe_serialization)
-    save_network(self, save_directory, variant=variant)
+    check_safe(safe_serialization and save_function is None)
+    if not is_main_process:
+        return
+    save_network(self, save_directory, variant=variant, max_shard_size=max_shard_size)
+    options = publishing_keywords(f"{self.class_name}.save_pretrained", hub)
+    if push_to_hub:
+        name = options.pop("repo_id", Path(save_directory).name)
+        Publishing.push_to_hub(self, name, variant=variant, **options)  # type: ignore[arg-type]
+
+
+class _Loading:
+    """A loading method of the class here that has the name of a module's class."""
+
+    def __init__(self, class_name: str, method: str):
+        self.class_name, self.method = class_name, method
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        found = globals().get(self.class_name) if owner.__name__ == self.class_name else None
+        if found is None:
+            raise AttributeError(f"{owner.__name__!r} has no attribute {self.method!r}")
+        return getattr(found, self.method)
 
 
 def _processor_from_pretrained(
@@ -181,17 +217,28 @@ def _processor_from_pretrained(
     Args:
         path_or_repo: a folder or a Hub repository id.
         subfolder: the folder inside it, such as "tokenizer" for a pipeline's checkpoint.
-        **hub: revision, token, local_files_only, cache_dir.
+        **hub: revision, token, local_files_only, cache_dir and force_download. Unknown ones are
+            logged and left out.
 
     Raises:
         ValueError: it cannot be found or read; says why.
     """
-    return cls.from_folder(resolve(path_or_repo, subfolder=subfolder, weights=False, **hub))
+    names = ("revision", "token", "local_files_only", "cache_dir")
+    own, more = take_keywords(f"{cls.__name__}.from_pretrained", hub, names)
+    options: dict[str, Any] = {"subfolder": subfolder, "weights": False}
+    return cls.from_folder(resolve(path_or_repo, **options, **own, **more))
 
 
 # These classes do not import this package; importing it gives them the methods.
 setattr(Model, "save_pretrained", _save_pretrained)  # noqa: B010
 setattr(Model, "push_to_hub", Publishing.push_to_hub)  # noqa: B010
+for _name, _method in vars(NamedParameters).items():
+    if not _name.startswith("__"):
+        setattr(Model, _name, _method)
+for _name, _module in MODELS.items():
+    # `diffusers.models` has the classes that load, where diffusax.models has the modules.
+    for _method_name in ("from_pretrained", "from_config", "load_config", "from_single_file"):
+        setattr(_module, _method_name, _Loading(_name, _method_name))
 for _cls in (CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer, CLIPImageProcessor):
     setattr(_cls, "from_pretrained", classmethod(_processor_from_pretrained))  # noqa: B010
 

@@ -1,6 +1,8 @@
 """Loads a Model from a component's folder (config.json and safetensors), and saves it."""
 
 import functools
+import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,25 @@ from jax.sharding import Mesh, NamedSharding
 
 from diffusax.checkpoints.files import STEMS, weight_files
 from diffusax.checkpoints.hub import resolve
+from diffusax.checkpoints.model_index import listed_class
 from diffusax.checkpoints.single_file import named_entries, part_of
 from diffusax.checkpoints.tensors import Entry, read_entries, split_into_shards, write_tensors
-from diffusax.checkpoints.tree import load_entries, params_to_tensors
+from diffusax.checkpoints.tree import (
+    load_entries,
+    match_names,
+    params_to_tensors,
+    torch_shapes,
+)
 from diffusax.files import load_json, write_json
 from diffusax.models import MODELS
 from diffusax.models.network import Model, Network, parse_dtype
 from diffusax.runtime.mesh import param_sharding, tree_name
 from diffusax.typed.config import config_from_dict, config_to_dict
+
+log = logging.getLogger(__name__)
+
+_ENCODERS = {"T5ForConditionalGeneration": "T5EncoderModel", "T5Model": "T5EncoderModel"}
+"""Whole models of transformers by the encoder that is read of them."""
 
 
 def load_network(
@@ -26,6 +39,7 @@ def load_network(
     dtype: Any = None,
     variant: str | None = None,
     device: Any = None,
+    changes: Mapping[str, Any] | None = None,
     **hub: Any,
 ) -> Model:
     """Loads the network in a folder or Hub repository, as diffusers or transformers saved it.
@@ -38,19 +52,25 @@ def load_network(
         variant: a variant such as "fp16", for `diffusion_pytorch_model.fp16.safetensors`.
         device: a device or sharding for `jax.device_put`, or a mesh over which each tensor is
             spread when it is read, see `runtime.mesh.param_sharding`.
+        changes: options that replace those of the config; tensors that the network does not have
+            with them are left out.
         **hub: revision, token, local_files_only, cache_dir: see `resolve`.
 
     Raises:
         ValueError: diffusax cannot read the folder or its config; says which and why.
     """
     folder = resolve(path_or_repo, subfolder=subfolder, variant=variant, **hub)
-    network = read_network(folder)
+    written = read_network(folder)
+    network = read_network(folder, changes) if changes else written
+    stored = stored_tensors(folder, variant)
+    if changes:
+        stored = [_kept(stored, written, network)]
     part = part_of(folder)
     files = [part.path] if part else weight_files(folder, variant)
     params = load_entries(
         network.module_class,
         network.shapes,
-        stored_tensors(folder, variant),
+        stored,
         where=", ".join(map(str, files)),
         dtype=None if dtype is None else parse_dtype(dtype),
         device=placing(network, device),
@@ -81,15 +101,44 @@ def _shard(mesh: Mesh, network: Network, path: Any, shape: tuple[int, ...]) -> N
     return param_sharding(mesh, tree_name(path), shape, network.tensor_rules)
 
 
-def read_network(folder: Path) -> Network:
+def read_network(folder: Path, changes: Mapping[str, Any] | None = None) -> Network:
     """Returns the network that a component's config.json describes; reads no weights.
+
+    Its class is the one in the checkpoint's model_index.json, if that names another, as in
+    diffusers.
+
+    changes: options that replace those of the file.
 
     Raises:
         ValueError: diffusax cannot read the config; says why.
     """
     data = load_json(folder / "config.json")
     source = str(folder / "config.json")
-    return network_of(class_name_of(data, source), data, source=source)
+    changed = {**data, **(changes or {})}
+    listed = listed_class(folder)
+    if listed not in MODELS:
+        return network_of(class_name_of(data, source), changed, source=source)
+    if listed not in (names := named_classes(data)) and names:
+        log.warning(
+            "%s is of %s, and model_index.json lists %s, which is taken, as in diffusers",
+            source,
+            names[0],
+            listed,
+        )
+    return network_of(listed, changed, source=source)
+
+
+def _kept(stored: list[dict[str, Entry]], written: Network, network: Network) -> dict[str, Entry]:
+    """Returns the stored tensors of one network without those that only it has.
+
+    Args:
+        stored: the tensors by the names in the files, for each file.
+        written: the network of the files.
+        network: the one that is loaded.
+    """
+    before, after = torch_shapes(written.shapes), torch_shapes(network.shapes)
+    found, _ = match_names(written.module_class, before, stored)
+    return {name: entry for name, entry in found.items() if name in after or name not in before}
 
 
 def network_of(class_name: str, config: dict[str, Any], *, source: str) -> Network:
@@ -126,11 +175,12 @@ def save_network(
     folder: str | Path,
     *,
     variant: str | None = None,
-    max_shard_size: int = 10 * 2**30,
+    max_shard_size: int | str | None = None,
 ) -> None:
     """Writes a folder that diffusers or transformers opens. Files appear only when whole.
 
-    max_shard_size is in bytes; larger networks are split into several files with an index.
+    max_shard_size is in bytes, or a text such as "5GB"; larger networks are split into several
+    files with an index. By default it is 10 GiB.
 
     Raises:
         ValueError: the network comes from a PyTorch module.
@@ -143,7 +193,7 @@ def save_network(
     stem = f"{stem}.{variant}" if variant else stem
     tensors = params_to_tensors(model.params)
     sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
-    groups = list(split_into_shards(sizes, max_shard_size))
+    groups = list(split_into_shards(sizes, _bytes(max_shard_size)))
     if len(groups) == 1:
         write_tensors(folder / f"{stem}.safetensors", tensors)
         return
@@ -156,6 +206,24 @@ def save_network(
     index += f".{variant}.json" if variant else ".json"
     total = {"total_size": sum(sizes.values())}
     write_json(folder / index, {"metadata": total, "weight_map": weight_map})
+
+
+def _bytes(size: int | str | None) -> int:
+    """Returns a size in bytes.
+
+    Raises:
+        ValueError: it is neither a number of bytes nor a text such as "5GB".
+    """
+    if size is None:
+        return 10 * 2**30
+    if isinstance(size, str) and (found := re.fullmatch(r"(\d+)\s*([KMGT]?)B?", size.upper())):
+        # As in diffusers, K is 1000.
+        return int(found[1]) * 1000 ** " KMGT".index(found[2] or " ")
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(
+            f"max_shard_size must be a number of bytes or such as '5GB' (got {size!r})"
+        )
+    return size
 
 
 def weights_stem(class_name: str) -> str:
@@ -180,9 +248,7 @@ def class_name_of(data: Mapping[str, Any], source: str) -> str:
     Raises:
         ValueError: it names none, or one that diffusax does not have.
     """
-    architectures = data.get("architectures")
-    first = architectures[0] if isinstance(architectures, list) and architectures else None
-    name = data.get("_class_name") or first
+    name = next(iter(named_classes(data)), None)
     if not isinstance(name, str):
         raise ValueError(f"{source} has neither _class_name nor architectures")
     if name not in MODELS:
@@ -190,6 +256,16 @@ def class_name_of(data: Mapping[str, Any], source: str) -> str:
             f"{source} asks for {name}, which diffusax does not have (it has {', '.join(MODELS)})"
         )
     return name
+
+
+def named_classes(data: Mapping[str, Any]) -> list[Any]:
+    """Returns what a parsed config.json gives for its network's class, the first to be taken first.
+
+    transformers writes the classes of which a model's parts are, too: T5's for its encoder.
+    """
+    architectures = data.get("architectures")
+    found = [data.get("_class_name"), *(architectures if isinstance(architectures, list) else ())]
+    return [_ENCODERS.get(name, name) if isinstance(name, str) else name for name in found if name]
 
 
 def _of_transformers(class_name: str) -> bool:

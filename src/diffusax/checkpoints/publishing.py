@@ -1,13 +1,14 @@
 """Uploads models and pipelines to the Hugging Face Hub."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 
 from diffusax.checkpoints.hub import hub_errors
+from diffusax.checkpoints.keywords import take_keywords
 
 _CARD = """---
 library_name: diffusers
@@ -91,6 +92,12 @@ def upload_folder(api: huggingface_hub.HfApi, repo_id: str, folder: Path, **opti
     """
     with hub_errors(repo_id):
         return str(api.upload_folder(repo_id=repo_id, folder_path=folder, **options))
+
+
+def publishing_keywords(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of `Publishing.push_to_hub` among further keywords; others are logged."""
+    known = ("repo_id", "commit_message", "private", "token", "create_pr", "subfolder")
+    return take_keywords(owner, given, known)[0]
 
 
 class Publishing:

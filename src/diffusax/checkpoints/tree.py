@@ -86,8 +86,8 @@ def load_params(
 
     Args:
         module_class: the network's class, which may have `legacy_names` (fragments of names in old
-            files), `key_prefix` (which some files leave out) and `ignored_keys` (suffixes of
-            tensors to skip, unless the network has them).
+            files), `key_prefix` (which some files leave out), `ignored_keys` (suffixes of
+            tensors to skip, unless the network has them) and `ignored_parts` (beginnings of such).
         abstract_params: the tree as shapes, as `Network.shapes` returns it.
         files: the safetensors files.
         dtype: the dtype of the parameters; None keeps each tensor's own. Tensors of 8 bits are read
@@ -251,10 +251,11 @@ def match_names(
     legacy = getattr(module_class, "legacy_names", ())
     prefix = getattr(module_class, "key_prefix", "")
     ignored = getattr(module_class, "ignored_keys", ())
+    others = getattr(module_class, "ignored_parts", ())
     found: dict[str, S] = {}
     twice = []
     for name, entry in (item for part in stored for item in part.items()):
-        if ignored and name.endswith(ignored) and name not in wanted:
+        if (name.endswith(ignored) or name.startswith(others)) and name not in wanted:
             continue
         for old, new in legacy:
             name = name.replace(old, new)

@@ -26,6 +26,7 @@ def find_weight_file(
     token: str | bool | None = None,
     local_files_only: bool = False,
     cache_dir: str | Path | None = None,
+    force_download: bool = False,
 ) -> Path:
     """Returns the path of a safetensors file, which is downloaded if it is on the Hub.
 
@@ -39,6 +40,7 @@ def find_weight_file(
         token: the token for private and gated repositories; by default the stored login.
         local_files_only: whether to use only files that were downloaded before.
         cache_dir: the folder of downloads, instead of the one in HF_HOME.
+        force_download: whether to download again what was downloaded before.
 
     Raises:
         ValueError: there is no such file, there are several, or it is a pickle; says which.
@@ -67,7 +69,7 @@ def find_weight_file(
         with hub_errors(text, revision):
             weight_name = _listed(text, subfolder, preferred, revision=revision, token=token)
     options: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
-    options["local_files_only"] = local_files_only
+    options |= {"local_files_only": local_files_only, "force_download": force_download}
     return fetch_file(text, weight_name, subfolder=subfolder, **options)
 
 

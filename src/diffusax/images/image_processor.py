@@ -138,10 +138,22 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
     def save(self, folder: Path) -> None:
         """Writes the preprocessor_config.json that transformers reads."""
         folder.mkdir(parents=True, exist_ok=True)
-        options = msgspec.to_builtins(self)
+        write_json(folder / FILES[0], self.to_dict())
+
+    def save_pretrained(self, save_directory: str | Path, **_: Any) -> None:
+        """Writes the preprocessor_config.json that transformers reads."""
+        self.save(Path(save_directory))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the options, as in preprocessor_config.json."""
+        options: dict[str, Any] = msgspec.to_builtins(self)
         for name in ("size", "crop_size"):
             options[name] = {k: v for k, v in options[name].items() if v is not None}
-        write_json(folder / FILES[0], {**options, "image_processor_type": type(self).__name__})
+        return {**options, "image_processor_type": type(self).__name__}
+
+    def preprocess(self, images: Any, return_tensors: str | None = None) -> BatchEncoding:
+        """Prepares images as a call does."""
+        return self(images, return_tensors)
 
     def with_pixels_from_minus_one(self) -> "CLIPImageProcessor":
         """Returns a processor that scales pixels to [-1, 1], with which CLIP was not trained."""

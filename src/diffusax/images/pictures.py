@@ -126,7 +126,14 @@ def resize(image: Image.Image, height: int, width: int, mode: str = "default") -
 def target_size(
     own: tuple[int, int], height: int | None, width: int | None, factor: int
 ) -> tuple[int, int]:
-    """Rounds height and width down to multiples of `factor`. own: the image's (height, width)."""
+    """Rounds height and width down to multiples of `factor`. own: the image's (height, width).
+
+    Raises:
+        ValueError: one is no whole number, or not possible.
+    """
+    for name, value in (("height", height), ("width", width)):
+        if not isinstance(value, int | np.integer | None):
+            raise ValueError(f"{name} must be an integer or None (got {value!r})")
     wanted = (height or own[0], width or own[1])
     size = wanted[0] - wanted[0] % factor, wanted[1] - wanted[1] % factor
     if not 0 < min(size) <= max(size) <= MAX_SIDE:
@@ -202,7 +209,16 @@ def nearest(array: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def to_pil(images: np.ndarray) -> list[Image.Image]:
-    """Converts arrays to PIL images. images: b h w 3, or b h w 1 in greys, in [0, 1]."""
+    """Converts arrays to PIL images. images: b h w 3, or b h w 1 in greys, in [0, 1].
+
+    Raises:
+        ValueError: they have another number of channels.
+    """
+    if images.shape[-1] not in (1, 3):
+        raise ValueError(
+            f"output_type must be 'np' for images of {images.shape[-1]} channels, of which there "
+            "are no PIL images"
+        )
     images = images[..., 0] if images.shape[-1] == 1 else images
     return [Image.fromarray(image) for image in (images * 255).round().astype(np.uint8)]
 
@@ -245,8 +261,20 @@ def _unit_pixels(
 
 
 def crop(image: Image.Image, box: Box | None) -> Image.Image:
-    """Cuts out a part of an image; returns the whole image for None."""
-    return image if box is None else image.crop(box)
+    """Cuts out a part of an image; returns the whole image for None.
+
+    Raises:
+        ValueError: box is not the left, top, right and bottom edge of a part.
+    """
+    if box is None:
+        return image
+    try:
+        return image.crop(box)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        raise ValueError(
+            "crops_coords must be the left, top, right and bottom edge of a part in pixels (got "
+            f"{box!r})"
+        ) from None
 
 
 def refuse_for_arrays(name: str, resize_mode: str, crops_coords: Box | None) -> None:

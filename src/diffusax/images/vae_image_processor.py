@@ -36,6 +36,10 @@ class VaeImageProcessor:
     tensors: Literal["pt", "jax"] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("vae_scale_factor", "vae_latent_channels"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1 (got {value!r})")
         if self.resample != "lanczos":
             raise ValueError(
                 f"resample must be 'lanczos' (got {self.resample!r}); resize the images before"
@@ -187,6 +191,22 @@ class VaeImageProcessor:
     def pt_to_numpy(images: Any) -> np.ndarray:
         """Converts a tensor b c h w to a float32 array b h w c."""
         return as_numpy(images).transpose(0, 2, 3, 1).astype(np.float32)
+
+    @staticmethod
+    def binarize(image: Any) -> Any:
+        """Returns a mask in [0, 1] whose values are 0 or 1, from 0.5 up."""
+        white = image >= 0.5
+        return white.to(image.dtype) if is_tensor(image) else white.astype(image.dtype)
+
+    @staticmethod
+    def convert_to_rgb(image: Image.Image) -> Image.Image:
+        """Converts a PIL image to RGB."""
+        return image.convert("RGB")
+
+    @staticmethod
+    def convert_to_grayscale(image: Image.Image) -> Image.Image:
+        """Converts a PIL image to shades of grey."""
+        return image.convert("L")
 
     @staticmethod
     def normalize(images: Any) -> Any:

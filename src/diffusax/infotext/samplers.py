@@ -68,6 +68,7 @@ WEBUI_SAMPLERS = (
     WebuiSampler("DPM", (), "dpm"),
     WebuiSampler("DDPM", (), "ddpm", scheduled=False),
     WebuiSampler("DEIS", (), "deis"),
+    WebuiSampler("SA-Solver", (), "sa_solver"),
     WebuiSampler("TCD", (), "tcd", scheduled=False),
     WebuiSampler("EDM Euler", (), "edm_euler"),
     WebuiSampler("EDM DPM++ 2M", (), "edm_dpm++2m"),

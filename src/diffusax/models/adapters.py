@@ -1,9 +1,10 @@
 """Low-rank adapters (LoRA, Hu et al. 2021) as more rank of a network's layers.
 
-A linear layer with adapters computes y = x W + ((x A) * s) B, where A: c R and B: R d hold the
+A linear layer with adapters computes y = x W + ((x A + o) * s) B, where A: c R and B: R d hold the
 ranks of all adapters side by side, and s: b R holds the weight of each column for each row of the
-batch. For a convolution A is a convolution to R channels, and B a product. Which adapters there
-are, and what they weigh in each row, is data: other ones compile nothing.
+batch. For a convolution A is a convolution to R channels, and B a product. o: R is one for columns
+whose row of B is an adapter's bias, and zero for the others. Which adapters there are, and what
+they weigh in each row, is data: other ones compile nothing.
 """
 
 import dataclasses
@@ -29,7 +30,8 @@ class LowRank(NamedTuple):
     up: Any
     """B: R d."""
     which: Any
-    """The number of the adapter that each of the R columns belongs to, R, int32."""
+    """The number n of the adapter that each of the R columns belongs to, R, int32; -1 - n for a
+    column that is one whatever the input is, so that B's row is a bias."""
 
 
 Layers = Mapping[str, LowRank]
@@ -54,11 +56,15 @@ class Adapters(NamedTuple):
             return {}
         # One gather for all layers, which fuses with their products.
         columns = [layer.which for layer in self.layers.values()]
-        ends = np.cumsum([len(which) for which in columns])
-        scales = jnp.split(jnp.take(weights, jnp.concatenate(columns), axis=1), ends[:-1], axis=1)
+        ends = np.cumsum([len(which) for which in columns])[:-1]
+        which = jnp.concatenate(columns)
+        constant = (which < 0).astype(jnp.float32)
+        which = jnp.where(which < 0, -1 - which, which)
+        scales = jnp.split(jnp.take(weights, which, axis=1), ends, axis=1)
+        parts = zip(self.layers.items(), scales, jnp.split(constant, ends), strict=True)
         return {
-            path: LayerAdapters(layer.down, layer.up, scale)
-            for (path, layer), scale in zip(self.layers.items(), scales, strict=True)
+            path: LayerAdapters(layer.down, layer.up, scale, own)
+            for (path, layer), scale, own in parts
         }
 
     def for_rows(self, rows: int) -> "Adapters":
@@ -91,11 +97,13 @@ class LayerAdapters(NamedTuple):
     """The adapters of one layer while it is traced.
 
     down, up: see `LowRank`. scale: b R (or 1 R), float32, the weight of each column in each row.
+    constant: R, float32, what is added to the product with A.
     """
 
     down: jax.Array
     up: jax.Array
     scale: jax.Array
+    constant: jax.Array | float = 0.0
 
     def linear(self, x: jax.Array, base: Base | None = None) -> jax.Array:
         """Returns what the adapters add to a linear layer. x: b ... c -> b ... d."""
@@ -115,7 +123,8 @@ class LayerAdapters(NamedTuple):
                 f"input, or one for all (got {len(self.scale)})"
             )
         scale = self.scale.reshape(len(self.scale), *(1,) * (h.ndim - 2), -1)
-        return matmul((h.astype(jnp.float32) * scale).astype(h.dtype), self.up)
+        h = ((h.astype(jnp.float32) + self.constant) * scale).astype(h.dtype)
+        return matmul(h, self.up)
 
 
 class Attachable(Protocol):

@@ -12,6 +12,7 @@ from diffusax.models.resnet import upsample_nearest
 from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig, Decoder, Encoder
 from diffusax.typed.config import (
     Channels,
+    Keyed,
     Positive,
     Repeats,
     Size,
@@ -22,7 +23,7 @@ from diffusax.typed.config import (
 
 
 @dataclasses.dataclass(frozen=True)
-class AsymmetricAutoencoderKLConfig:
+class AsymmetricAutoencoderKLConfig(Keyed):
     """The options of diffusers' AsymmetricAutoencoderKL."""
 
     class_name: ClassVar[str] = "AsymmetricAutoencoderKL"

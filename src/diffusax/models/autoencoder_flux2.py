@@ -10,7 +10,7 @@ from jax.nn.initializers import ones, zeros
 from diffusax.models.layers import Conv2d
 from diffusax.models.rngs import shaped
 from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig, Decoder, Encoder
-from diffusax.typed.config import Channels, Positive, Repeats, Size, Widths, check_types
+from diffusax.typed.config import Channels, Keyed, Positive, Repeats, Size, Widths, check_types
 
 _Down = Literal["DownEncoderBlock2D"]
 _Up = Literal["UpDecoderBlock2D"]
@@ -19,7 +19,7 @@ _UP: tuple[_Up, ...] = ("UpDecoderBlock2D",) * 4
 
 
 @dataclasses.dataclass(frozen=True)
-class AutoencoderKLFlux2Config:
+class AutoencoderKLFlux2Config(Keyed):
     """The options of diffusers' AutoencoderKLFlux2."""
 
     class_name: ClassVar[str] = "AutoencoderKLFlux2"

@@ -11,13 +11,13 @@ from msgspec import Meta
 from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d
 from diffusax.models.resnet import upsample_nearest
-from diffusax.typed.config import Channels, Positive, Shift, Widths, check_types
+from diffusax.typed.config import Channels, Keyed, Positive, Shift, Widths, check_types
 
 Blocks = Annotated[int, Meta(ge=0, le=16)]
 
 
 @dataclasses.dataclass(frozen=True)
-class AutoencoderTinyConfig:
+class AutoencoderTinyConfig(Keyed):
     """The options of diffusers' AutoencoderTiny."""
 
     class_name: ClassVar[str] = "AutoencoderTiny"

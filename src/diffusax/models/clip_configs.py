@@ -9,6 +9,7 @@ from diffusax.typed.config import (
     Channels,
     Epsilon,
     Heads,
+    Keyed,
     Layers,
     Pixels,
     Shift,
@@ -39,7 +40,7 @@ IGNORED = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
-class CLIPTextConfig:
+class CLIPTextConfig(Keyed):
     """The options of transformers' CLIPTextConfig that change the result.
 
     The pooled output is that of the first token with `eos_token_id`. If that is 2, as in
@@ -67,7 +68,7 @@ class CLIPTextConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class CLIPVisionConfig:
+class CLIPVisionConfig(Keyed):
     """The options of transformers' CLIPVisionConfig that change the result."""
 
     class_name: ClassVar[str] = "CLIPVisionModel"
@@ -102,7 +103,7 @@ class CLIPVisionConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class CLIPConfig:
+class CLIPConfig(Keyed):
     """The options of transformers' CLIPConfig that change the result."""
 
     class_name: ClassVar[str] = "CLIPModel"

@@ -10,6 +10,7 @@ import jax
 
 from diffusax.models.adapters import Layers
 from diffusax.models.image_prompts import cross_attentions
+from diffusax.models.inputs import check_tokens
 from diffusax.models.matmul import apart, matmul
 from diffusax.models.network import Network, Params
 from diffusax.models.paths import layer_at
@@ -40,6 +41,8 @@ def project_context(
         return None
     module = network.module(params)
     layers = {path: layer_at(module, path) for path in paths}
+    for layer in layers.values():
+        check_tokens("encoder_hidden_states", context, {layer.to_k.kernel.shape[0]})
     context = context.astype(jax.tree.leaves(params)[0].dtype)
     # Side by side, the matrices of all layers would be copied into one first.
     contexts = iter(apart(context, 2 * len(layers)))

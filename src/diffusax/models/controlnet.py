@@ -134,8 +134,9 @@ class ControlNetModel(UNetEncoder):
             ValueError: a condition that the config asks for is missing, or an input has another
                 shape.
         """
-        self.check_inputs(sample, encoder_hidden_states)
+        self.check_inputs(sample, timestep, encoder_hidden_states)
         check_map("cond_embedding", cond_embedding, self.config.block_out_channels[0])
+        self._check_size(sample, cond_embedding)
         dtype = self.conv_in.kernel.dtype
         sample, context = sample.astype(dtype), encoder_hidden_states.astype(dtype)
         timestep = jnp.broadcast_to(timestep, sample.shape[:1])
@@ -148,6 +149,17 @@ class ControlNetModel(UNetEncoder):
         )
         down = (conv(skip) for conv, skip in zip(self.controlnet_down_blocks, skips, strict=True))
         return tuple(down), self.controlnet_mid_block(x)
+
+    def _check_size(self, sample: jax.Array, cond_embedding: jax.Array) -> None:
+        """Raises ValueError unless the embedded control images have the size of the latents."""
+        size, given = sample.shape[1:3], cond_embedding.shape[1:3]
+        if size != given:
+            channels = self.config.conditioning_embedding_out_channels
+            raise ValueError(
+                f"cond_embedding must have the height and width of the latents, {size} (got "
+                f"{given}): conditioning_embedding_out_channels={channels} divides control images "
+                f"by {2 ** (len(channels) - 1)}; is the ControlNet made for this autoencoder?"
+            )
 
     def scaled_residuals(
         self,

@@ -65,6 +65,7 @@ class EncoderWithWords(Network):
 
     def module(self, params: Params) -> Any:
         """Returns the Flax module with these parameters; it looks the words up in their rows."""
+        params = self.fitted(params)
         module = self.encoder.module({k: v for k, v in params.items() if k != WORDS})
         embeddings = module.text_model.embeddings
         lookup = _Lookup(embeddings.token_embedding, params[WORDS]["embedding"], self.first)

@@ -1,5 +1,6 @@
 """Checks networks' inputs while they are traced, so that a wrong layout gives a clear error."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -45,6 +46,54 @@ def check_tokens(name: str, x: Any, widths: set[int] | None) -> None:
     if len(shape) != 3 or (widths is not None and shape[-1] not in widths):
         width = "width" if widths is None else " or ".join(map(str, sorted(widths)))
         raise ValueError(f"{name} must have shape (batch, tokens, {width}) (got {_given(x)})")
+
+
+def check_rows(sample: Any, **others: Any) -> None:
+    """Checks that inputs have a row for each row of the sample; a number is for all of them.
+
+    Raises:
+        ValueError: one has another number of rows, or a time has more axes.
+    """
+    rows = _shape(sample)[0]
+    for name, x in others.items():
+        shape = _shape(x)
+        # The number of rows is a symbol where a program is exported.
+        differs = bool(shape) and all(isinstance(n, int) for n in (rows, shape[0]))
+        if differs and shape[0] != rows and not (name == "timestep" and shape == (1,)):
+            raise ValueError(
+                f"{name} must have as many rows as the sample, {rows} (got {_given(x)})"
+            )
+        if name == "timestep" and len(shape) > 1:
+            raise ValueError(f"timestep must be a number, or one for each row (got {_given(x)})")
+
+
+def check_width(name: str, x: Any, width: int) -> None:
+    """Checks the layout b d of vectors such as a text's pooled output.
+
+    Raises:
+        ValueError: they do not have two axes, or another width.
+    """
+    if len(_shape(x)) != 2 or _shape(x)[-1] != width:
+        raise ValueError(f"{name} must have shape (batch, {width}) (got {_given(x)})")
+
+
+def check_residuals(name: str, residuals: Sequence[Any], maps: Sequence[Any]) -> None:
+    """Checks that a ControlNet's residuals fit the maps of a UNet that they are added to, b h w c.
+
+    Raises:
+        ValueError: there are more or fewer, or one has another size or number of channels.
+    """
+    wanted, given = ([_shape(x) for x in xs] for xs in (maps, residuals))
+    fits = len(wanted) == len(given) and all(
+        len(own) == 4 and all(i in (1, j) for i, j in zip(own, other, strict=True))
+        for own, other in zip(given, wanted, strict=True)
+    )
+    if not fits:
+        shown = [", ".join(str(shape[1:]) for shape in shapes) for shapes in (wanted, given)]
+        raise ValueError(
+            f"{name} must have the sizes and channels of the UNet's maps, {shown[0]} here (got "
+            f"{shown[1]}); is the ControlNet made for this UNet?"
+        )
 
 
 def check_ids(name: str, x: Any) -> None:

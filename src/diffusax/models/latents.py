@@ -151,5 +151,5 @@ def _shift_and_scale(config: Any, normalize: bool, statistics: Any) -> tuple[Any
         return jnp.asarray(statistics["running_mean"], jnp.float32), 1 / jnp.sqrt(variance)
     mean, std = (getattr(config, name, None) for name in ("latents_mean", "latents_std"))
     if normalize and mean is not None and std is not None:
-        return jnp.asarray(mean), config.scaling_factor / jnp.asarray(std)
+        return jnp.asarray(mean, jnp.float32), config.scaling_factor / jnp.asarray(std, jnp.float32)
     return config.shift_factor or 0.0, config.scaling_factor

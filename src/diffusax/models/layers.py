@@ -4,11 +4,12 @@ Every layer computes in the dtype of its parameters, so the dtype of a network i
 parameter tree. Images are channels last, `b h w c`.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -55,9 +56,13 @@ class Linear(nnx.Linear):
         return y + self.adapters.raised(h)
 
 
-class Arranged(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Arranged:
     """A kernel in the place of a layer's own, as the devices of a mesh's tensor axis read it."""
 
+    replaces_parameter: ClassVar[bool] = True
+    """That it may stand in a network's parameters, see `parameter_tree`."""
     parts: tuple[jax.Array, ...]
 
 

@@ -16,10 +16,13 @@ from diffusax.missing import NETWORK, hinting
 from diffusax.models.adapters import Attachable, attach
 from diffusax.models.freeu import FreeU, check_freeu
 from diffusax.models.image_prompts import ImagePrompts, attach_images
+from diffusax.models.module_methods import ModuleMethods
+from diffusax.models.parameter_tree import fitted_tree
 from diffusax.models.paths import layer_at
 from diffusax.models.rngs import ShapeRngs
 from diffusax.models.tensor_rules import counted_tensor_rules
 from diffusax.runtime.mesh import Rules
+from diffusax.runtime.switches import in_auto_axes, settled, standard_promotion
 
 Params = Any
 """A plain nested dict of arrays, keyed by the names in the checkpoint (list indices are ints)."""
@@ -75,9 +78,24 @@ class Network:
         before, see `context_keys.project_context`.
 
         Raises:
-            ValueError: adapters have a layer that the network lacks, or not as many rows of
-                weights as the inputs have.
+            ValueError: the parameters are not the network's, adapters have a layer that it lacks,
+                or not as many rows of weights as the inputs have.
         """
+        with standard_promotion():
+            run = functools.partial(self._apply, method)
+            beside = adapters, image_prompts, context_keys
+            return in_auto_axes(run, params, args, kwargs, *beside, rows=(args, kwargs))
+
+    def _apply(
+        self,
+        method: str,
+        params: Params,
+        args: Any,
+        kwargs: Any,
+        adapters: Attachable | None,
+        image_prompts: ImagePrompts | None,
+        context_keys: Mapping[str, Any] | None,
+    ) -> Any:
         module = self.module(params)
         if adapters is not None:
             attach(module, adapters)
@@ -89,9 +107,25 @@ class Network:
         return getattr(module, method)(*args, **kwargs)
 
     def module(self, params: Params) -> Any:
-        """Returns the Flax module with these parameters."""
+        """Returns the Flax module with these parameters.
+
+        Raises:
+            ValueError: the parameters are not the network's; see `fitted`.
+        """
         graphdef, _ = _abstract(self.module_class, self.config)
-        return nnx.merge(graphdef, params)
+        return nnx.merge(graphdef, self.fitted(params))
+
+    def fitted(self, params: Params) -> Params:
+        """Returns parameters in the network's own form, see `parameter_tree.fitted_tree`.
+
+        Raises:
+            ValueError: one is missing, unexpected, or of another shape; names it.
+        """
+        return fitted_tree(self.shapes, params, self.class_name)
+
+
+_CALLS = {"__call__", "encode", "decode"}
+"""The methods of models in which a network is called."""
 
 
 @dataclasses.dataclass
@@ -104,10 +138,12 @@ class Switches:
     """The numbers of a UNet's FreeU, if it is on."""
     own_rows: int | None = None
     """The rows of a text encoder's table of embeddings before it grew; None if it has not grown."""
+    trainable: bool = True
+    """Whether `requires_grad_` says that the model is to be trained."""
 
 
 @hinting(NETWORK)
-class Model:
+class Model(ModuleMethods):
     """A network with its parameters, which is loaded, saved and put into a pipeline.
 
     It is called as diffusers' and transformers' models are, with images and latents b c h w; what a
@@ -129,6 +165,8 @@ class Model:
 
     def __init_subclass__(cls) -> None:
         Model.kinds.update(dict.fromkeys(cls.class_names, cls))
+        for name in _CALLS & vars(cls).keys():
+            setattr(cls, name, settled(vars(cls)[name]))
 
     def __new__(cls, network: Any = None, *_: Any, **__: Any) -> "Model":
         """Makes an instance of the subclass for the network."""
@@ -136,8 +174,21 @@ class Model:
         return super().__new__(kind)
 
     def __init__(self, network: Network, params: Params, *, switches: Switches | None = None):
+        """Makes a model of a network and its parameters; of None or {}, one without any.
+
+        Raises:
+            ValueError: the parameters are not the network's; names the first that is wrong.
+        """
         self.network, self.switches = network, switches or Switches()
+        params = fit(network, params) if params else params
         self._store, self._name = {"params": params}, "params"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copy or a file of the model holds: its parameters, and no pipeline's."""
+        return {"network": self.network, "switches": self.switches, "params": self.params}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["network"], state["params"], switches=state["switches"])  # type: ignore[misc]
 
     def bound_to(self, store: dict[str, Params], name: str) -> "Model":
         """Returns a model of the same network that keeps its parameters in `store[name]`."""
@@ -152,12 +203,15 @@ class Model:
 
     @property
     def params(self) -> Params:
-        """The parameters, a nested dict of arrays."""
+        """The parameters, a nested dict of arrays.
+
+        What is assigned is checked, and may have texts such as "10" as indices of lists.
+        """
         return self._store[self._name]
 
     @params.setter
     def params(self, params: Params) -> None:
-        self._store[self._name] = params
+        self._store[self._name] = fit(self.network, params)
 
     @property
     def config(self) -> Any:
@@ -188,10 +242,12 @@ class Model:
         """Returns the number of parameters, like diffusers' and transformers' method.
 
         Args:
-            only_trainable: accepted, changes nothing: JAX takes gradients of all parameters.
+            only_trainable: whether to count none where `requires_grad_(False)` was called.
             exclude_embeddings: whether to leave out the tables of embeddings.
         """
         leaves = jax.tree_util.tree_leaves_with_path(self.params)
+        if only_trainable and not self.switches.trainable:
+            return 0
         kept = (
             leaf.size
             for path, leaf in leaves
@@ -217,6 +273,12 @@ class Model:
         """
         return self.run(*args, **kwargs)
 
+    @property
+    def is_double(self) -> bool:
+        """Whether the parameters are of 64 bits."""
+        return any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(self.params)[:1])
+
+    @settled
     def run(
         self, *args: Any, method: str = "__call__", channels_first: bool = False, **kwargs: Any
     ) -> Any:
@@ -280,26 +342,6 @@ class Model:
         """Runs the UNet without FreeU."""
         self.switches.freeu = None
 
-    def fuse_qkv_projections(self) -> None:
-        """Does nothing, because XLA decides about such products; diffusers' programs call it."""
-
-    def unfuse_qkv_projections(self) -> None:
-        """Does nothing; diffusers' programs call it."""
-
-    def enable_slicing(self) -> None:
-        """Does nothing, because XLA plans the memory of a batch; diffusers' programs call it."""
-
-    def disable_slicing(self) -> None:
-        """Does nothing; diffusers' programs call it."""
-
-    def eval(self) -> "Model":
-        """Returns the model itself, because networks here have no training mode."""
-        return self
-
-    def requires_grad_(self, requires_grad: bool = True) -> "Model":
-        """Returns the model itself, because JAX takes gradients of functions."""
-        return self
-
     def __repr__(self) -> str:
         if not jax.tree.leaves(self.params):
             return f"{self.class_name}(without parameters)"
@@ -320,6 +362,16 @@ def _apply(
 
 def _transpose(x: Any, axes: tuple[int, ...]) -> Any:
     return x.transpose(axes) if len(x.shape) == len(axes) else x
+
+
+def fit(network: Any, params: Params) -> Params:
+    """Returns parameters in the form of a network, which may be another library's, checked.
+
+    Raises:
+        ValueError: they are not the network's; names the first that is wrong.
+    """
+    shapes = getattr(network, "shapes", None)
+    return params if shapes is None else fitted_tree(shapes, params, network.class_name)
 
 
 @functools.lru_cache(64)

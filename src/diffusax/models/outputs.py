@@ -7,6 +7,7 @@ import flax.struct
 import jax.numpy as jnp
 
 from diffusax.runtime.noise import draw_like
+from diffusax.runtime.switches import settled
 from diffusax.tensors import Output, alike, as_array
 
 
@@ -146,17 +147,20 @@ class DiagonalGaussianDistribution:
     deterministic: bool = flax.struct.field(pytree_node=False, default=False)
 
     @property
+    @settled
     def std(self) -> Any:
         """The standard deviation, zero where `deterministic` is set."""
         mean, logvar = self._moments()
         return self._given(jnp.zeros_like(mean) if self.deterministic else jnp.exp(0.5 * logvar))
 
     @property
+    @settled
     def var(self) -> Any:
         """The variance, zero where `deterministic` is set."""
         mean, logvar = self._moments()
         return self._given(jnp.zeros_like(mean) if self.deterministic else jnp.exp(logvar))
 
+    @settled
     def sample(self, generator: Any = None) -> Any:
         """Samples the distribution.
 
@@ -176,20 +180,22 @@ class DiagonalGaussianDistribution:
         """Returns the most likely latents, the mean."""
         return self.mean
 
+    @settled
     def kl(self, other: Self | None = None) -> Any:
         """Returns the Kullback-Leibler divergence from `other`, by default the unit normal: b."""
         if self.deterministic:
-            return self._given(jnp.zeros(1))
+            return self._given(jnp.zeros(1, jnp.float32))
         own, ownvar = self._moments()
         mean, logvar = (0.0, 0.0) if other is None else other._moments()
         var = jnp.exp(jnp.asarray(logvar))
         terms = jnp.square(own - mean) / var + jnp.exp(ownvar) / var - 1 - ownvar + logvar
         return self._given(0.5 * terms.sum((1, 2, 3)))
 
+    @settled
     def nll(self, sample: Any, dims: Sequence[int] = (1, 2, 3)) -> Any:
         """Returns the negative log-likelihood of a sample, summed over `dims`."""
         if self.deterministic:
-            return self._given(jnp.zeros(1))
+            return self._given(jnp.zeros(1, jnp.float32))
         mean, logvar = self._moments()
         squares = jnp.square(as_array(sample) - mean) / jnp.exp(logvar)
         return self._given(0.5 * (jnp.log(2 * jnp.pi) + logvar + squares).sum(tuple(dims)))

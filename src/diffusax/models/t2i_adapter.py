@@ -12,13 +12,13 @@ from msgspec import Meta
 
 from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d
-from diffusax.typed.config import Channels, Repeats, Widths, check_types
+from diffusax.typed.config import Channels, Keyed, Repeats, Widths, check_types
 
 AdapterType = Literal["full_adapter", "full_adapter_xl", "light_adapter"]
 
 
 @dataclasses.dataclass(frozen=True)
-class T2IAdapterConfig:
+class T2IAdapterConfig(Keyed):
     """The options of diffusers' T2IAdapter."""
 
     class_name: ClassVar[str] = "T2IAdapter"

@@ -22,6 +22,7 @@ def arranged(network: Any, params: Params) -> Params:
     """
     if tensor_parts() == 1 or not isinstance(network, Network):
         return params
+    params = network.fitted(params)
     for path, layer in nnx.iter_modules(network.module(params)):
         if isinstance(layer, ArrangedLinear) and layer.differs:
             params = _replaced(params, (*path, "kernel"), layer.arranged())

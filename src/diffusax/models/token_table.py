@@ -62,6 +62,13 @@ def write_rows(
     model.switches.own_rows = None if size == own else own
 
 
+def replace_table(model: Model, table: Any) -> None:
+    """Gives a model another table of any number of rows, which are its own from then on."""
+    model.network = _with_size(model.network, len(table))
+    model.params = _with_table(model.params, table)
+    model.switches.own_rows = None
+
+
 def own_rows(model: Model) -> int:
     """Returns the number of rows that a model's table has without further tokens."""
     size: int = model.config.vocab_size

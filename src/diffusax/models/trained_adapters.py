@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from diffusax.models.adapters import Base
 from diffusax.models.conv import Padding, conv2d
@@ -61,7 +62,9 @@ class TrainedLayer(NamedTuple):
         if self.keys is None:
             return x
         keep = 1 - self.dropout
-        kept = jax.vmap(lambda key: jax.random.bernoulli(key, keep, x.shape[1:]))(self.keys)
+        probability = np.float32(keep)
+        draw = jax.vmap(lambda key: jax.random.bernoulli(key, probability, x.shape[1:]))
+        kept = draw(self.keys)
         return jnp.where(kept, x / keep, 0)
 
     def _lengths(self, kernel: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from flax import nnx
 from diffusax.models import resnet, transformer
 from diffusax.models.activations import silu
 from diffusax.models.freeu import of_level
+from diffusax.models.inputs import check_residuals
 from diffusax.models.layers import Conv2d, GroupNorm
 from diffusax.models.unet_blocks import UpBlock, rematerialized
 from diffusax.models.unet_encoder import (
@@ -182,7 +183,7 @@ class UNet2DConditionModel(UNetEncoder):
             ValueError: a condition that the config asks for is missing, or an input has another
                 shape.
         """
-        self.check_inputs(sample, encoder_hidden_states)
+        self.check_inputs(sample, timestep, encoder_hidden_states)
         dtype = self.conv_in.kernel.dtype
         sample, context = sample.astype(dtype), encoder_hidden_states.astype(dtype)
         if self.config.center_input_sample:
@@ -198,8 +199,13 @@ class UNet2DConditionModel(UNetEncoder):
             gradient_checkpointing=gradient_checkpointing,
         )
         if down_block_additional_residuals is not None:
+            check_residuals(
+                "down_block_additional_residuals", down_block_additional_residuals, skips
+            )
             skips = [s + r for s, r in zip(skips, down_block_additional_residuals, strict=True)]
         if mid_block_additional_residual is not None:
+            mid = [mid_block_additional_residual]
+            check_residuals("mid_block_additional_residual", mid, [x])
             x = x + mid_block_additional_residual
 
         inner, whole = gradient_checkpointing != "none", gradient_checkpointing == "full"

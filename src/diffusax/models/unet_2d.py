@@ -22,6 +22,7 @@ from diffusax.typed.config import (
     EMA_OPTIONS,
     Channels,
     Epsilon,
+    Keyed,
     Positive,
     Repeats,
     Size,
@@ -40,7 +41,7 @@ ClassCount = Annotated[int, Meta(ge=1, le=10**6)]
 
 
 @dataclasses.dataclass(frozen=True)
-class UNet2DConfig:
+class UNet2DConfig(Keyed):
     """The options of diffusers' UNet2DModel.
 
     `attention_head_dim` is the width of a head; None makes one head of all channels.

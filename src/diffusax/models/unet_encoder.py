@@ -12,7 +12,7 @@ from flax import nnx
 from msgspec import Meta
 
 from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
-from diffusax.models.inputs import check_map, check_tokens
+from diffusax.models.inputs import check_map, check_rows, check_tokens, check_width
 from diffusax.models.layers import Conv2d, Embedding, Linear
 from diffusax.models.unet_blocks import DownBlock, MidBlock, rematerialized
 from diffusax.typed.config import (
@@ -20,6 +20,7 @@ from diffusax.typed.config import (
     Channels,
     Epsilon,
     Heads,
+    Keyed,
     Positive,
     Repeats,
     Widths,
@@ -39,7 +40,7 @@ Depths = Depth | tuple[PerLayer, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class UNetEncoderConfig:
+class UNetEncoderConfig(Keyed):
     """The options that diffusers' UNet2DConditionModel and ControlNetModel have in common.
 
     `attention_head_dim` is, for historical reasons, the *number* of heads of a level (diffusers
@@ -258,13 +259,20 @@ class UNetEncoder(nnx.Module):
             else None
         )
 
-    def check_inputs(self, sample: jax.Array, encoder_hidden_states: jax.Array) -> None:
-        """Raises ValueError unless the inputs are b h w in_channels and b s cross_attention_dim."""
+    def check_inputs(
+        self, sample: jax.Array, timestep: Any, encoder_hidden_states: jax.Array
+    ) -> None:
+        """Raises ValueError unless the inputs are b h w in_channels and b s cross_attention_dim.
+
+        timestep: one, or b.
+        """
         check_map("sample", sample, self.config.in_channels)
         blocks = (self.down_blocks, getattr(self, "up_blocks", ()), (self.mid_block,))
         attends = any(getattr(b, "attentions", None) for b in itertools.chain(*blocks))
         widths = set(self.config.per_level("cross_attention_dim")) if attends else None
         check_tokens("encoder_hidden_states", encoder_hidden_states, widths)
+        context = {"encoder_hidden_states": encoder_hidden_states} if attends else {}
+        check_rows(sample, timestep=timestep, **context)
 
     def embed(
         self,
@@ -284,6 +292,12 @@ class UNetEncoder(nnx.Module):
                 raise ValueError("class_labels must be given: this network has a class embedding")
             if self.config.class_embed_type == "timestep":
                 class_labels = self._sinusoids(class_labels)
+            elif self.config.class_embed_type in ("projection", "simple_projection"):
+                check_width(
+                    "class_labels",
+                    class_labels,
+                    self.config.projection_class_embeddings_input_dim or 0,
+                )
             embedded = self.class_embedding(class_labels)
             concat = self.concat_class
             temb = jnp.concatenate([temb, embedded], axis=-1) if concat else temb + embedded
@@ -333,7 +347,10 @@ class UNetEncoder(nnx.Module):
 
     def _text_time(self, text_embeds: jax.Array, time_ids: jax.Array) -> jax.Array:
         times = self._sinusoids(time_ids.reshape(-1), self.config.addition_time_embed_dim)
-        return jnp.concatenate([text_embeds, times.reshape(text_embeds.shape[0], -1)], axis=-1)
+        times = times.reshape(text_embeds.shape[0], -1)
+        width = self.config.projection_class_embeddings_input_dim or 0
+        check_width("added_cond's text_embeds", text_embeds, width - times.shape[-1])
+        return jnp.concatenate([text_embeds, times], axis=-1)
 
 
 def _identity(x: jax.Array) -> jax.Array:

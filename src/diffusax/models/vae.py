@@ -14,6 +14,7 @@ from diffusax.models.resnet import TENSOR_RULES, Downsample2D, ResnetBlock2D, Up
 from diffusax.models.spatial_attention import SpatialAttention
 from diffusax.typed.config import (
     Channels,
+    Keyed,
     Positive,
     Repeats,
     Shift,
@@ -27,7 +28,7 @@ _EPS = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class AutoencoderKLConfig:
+class AutoencoderKLConfig(Keyed):
     """The options of diffusers' AutoencoderKL."""
 
     class_name: ClassVar[str] = "AutoencoderKL"

@@ -51,6 +51,8 @@ class Product:
     """alpha / r."""
     core: Array | None = None
     """The core of Tucker's decomposition, r r kh kw."""
+    bias: Array | None = None
+    """The bias of B, d, which changes the layer's bias and not its weight."""
 
     def delta(self, weight: Array, scale: Array) -> Array:
         """Returns scale times the product."""
@@ -138,7 +140,7 @@ class Rows:
     def delta(self, weight: Array, scale: Array) -> Array:
         """Returns these rows of scale times the change."""
         # Such a change depends on nothing but the weight's shape.
-        whole = self.change.delta(jnp.zeros((self.total, *weight.shape[1:])), scale)
+        whole = self.change.delta(jnp.zeros((self.total, *weight.shape[1:]), jnp.float32), scale)
         return whole[self.start : self.start + weight.shape[0]]
 
 
@@ -193,6 +195,9 @@ def check_change(change: Any, shape: tuple[int, ...]) -> str | None:
     The shape of a 1x1 convolution and of a linear layer are the same to a change.
     """
     weight = jax.ShapeDtypeStruct(shape, np.float32)
+    bias = getattr(change, "bias", None)
+    if bias is not None and bias.shape != shape[:1]:
+        return f"its bias is {bias.shape}"
     try:
         found = jax.eval_shape(lambda w: change.delta(w, 1.0), weight)
     except (TypeError, ValueError, ZeroDivisionError, IndexError) as error:

@@ -15,6 +15,7 @@ from diffusax.pipelines.adapter_weights import Weight, WeightGroups
 from diffusax.pipelines.adapters import Adapter, Shapes, check_fits, read_adapter, stack_shapes
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.merging import merged_params
+from diffusax.runtime.copies import Copyable
 from diffusax.typed.convert import shortened
 
 ROLES = ("denoiser", "controlnet", "text_encoder")
@@ -50,11 +51,13 @@ class Mixture:
         return [(adapter, weights.tobytes()) for adapter, weights in self.parts]
 
 
-class AdapterStore:
+class AdapterStore(Copyable):
     """Adapters by name, and the stacks of the last calls on the devices.
 
     Pipelines that share their components share it.
     """
+
+    fresh = ("_lock", "_merging", "_merged", "_stacks")
 
     def __init__(self) -> None:
         self._adapters: dict[str, Adapter] = {}

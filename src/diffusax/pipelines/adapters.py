@@ -20,8 +20,9 @@ from diffusax.models.weight_changes import Product
 from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.tensors import as_numpy
 
-Pair = tuple[np.ndarray, np.ndarray]
-"""A: c r, or kh kw c r for a convolution, and B: r d, which includes alpha / rank."""
+Pair = tuple[np.ndarray, ...]
+"""A: c r, or kh kw c r for a convolution, and B: r d, which includes alpha / rank; after them the
+bias of B, d, which includes it, too, where there is one."""
 RANKS = (16, 32, 64, 128, 256)
 """The total ranks that are compiled; above them the multiples of the last."""
 
@@ -41,7 +42,7 @@ class Adapter:
     def rank(self) -> int:
         """The largest rank of a layer's product; 0 without products."""
         pairs = (pair for layers in self.components.values() for pair in layers.values())
-        return max((len(up) for _, up in pairs), default=0)
+        return max(map(_columns, pairs), default=0)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,7 +76,7 @@ def read_adapter(name: str, layers: Any, networks: Mapping[str, Any]) -> Adapter
 
     Args:
         name: the adapter's name, for errors.
-        layers: for each component the pairs (A, B) by path, see `Adapter`.
+        layers: for each component the pairs (A, B), or (A, B, bias), by path, see `Adapter`.
         networks: the networks of the components that may have adapters.
 
     Raises:
@@ -127,15 +128,17 @@ def product_pair(product: Product, kernel: tuple[int, ...]) -> Pair:
         core = np.asarray(product.core, np.float32)
         down = np.einsum("mnhw,nc->mchw", core, down.reshape(len(down), -1))
     size = (*kernel[:-2], kernel[-2], len(down))
-    return down.reshape(len(down), kernel[-2], *kernel[:-2]).transpose(
-        *range(2, len(kernel)), 1, 0
-    ).reshape(size), up
+    down = down.reshape(len(down), kernel[-2], *kernel[:-2])
+    pair = down.transpose(*range(2, len(kernel)), 1, 0).reshape(size), up
+    if product.bias is None:
+        return pair
+    return *pair, np.asarray(product.bias, np.float32) * np.float32(product.factor)
 
 
 def as_product(pair: Pair) -> Product:
     """Returns A and B as a product in PyTorch's layout."""
-    down, up = pair
-    return Product(down.transpose(-1, -2, *range(down.ndim - 2)), up.T)
+    down, up, *bias = pair
+    return Product(down.transpose(-1, -2, *range(down.ndim - 2)), up.T, bias=next(iter(bias), None))
 
 
 def check_fits(name: str, adapter: Adapter, networks: Mapping[str, Any]) -> None:
@@ -153,13 +156,18 @@ def check_fits(name: str, adapter: Adapter, networks: Mapping[str, Any]) -> None
                 f"here are {', '.join(networks)}"
             )
         known = kernel_shapes(networks[component])
-        for path, (down, up) in layers.items():
+        for path, (down, up, *bias) in layers.items():
             if path not in known:
                 raise ValueError(
                     f"the adapter {name!r} has the layer {path!r}, which {component} lacks; "
                     f"{_nearest(path, known)}"
                 )
             *size, c, d = known[path]
+            if bias and bias[0].shape != (d,):
+                raise ValueError(
+                    f"the adapter {name!r} has a bias of shape {bias[0].shape} for {component}'s "
+                    f"{path}, which takes {_text(d)}"
+                )
             if down.shape[:-1] != (*size, c) or up.shape[1:] != (d,):
                 raise ValueError(
                     f"the adapter {name!r} has A of shape {down.shape} and B of shape {up.shape} "
@@ -281,9 +289,14 @@ def _total_rank(parts: Sequence[Mapping[str, Pair]]) -> int:
     """Returns the largest sum of ranks that a layer has."""
     ranks: dict[str, int] = {}
     for layers in parts:
-        for path, (_, up) in layers.items():
-            ranks[path] = ranks.get(path, 0) + len(up)
+        for path, pair in layers.items():
+            ranks[path] = ranks.get(path, 0) + _columns(pair)
     return max(ranks.values())
+
+
+def _columns(pair: Pair) -> int:
+    """Returns the columns that a pair takes: its rank, and one for a bias."""
+    return len(pair[1]) + len(pair) - 2
 
 
 def _side_by_side(
@@ -297,8 +310,11 @@ def _side_by_side(
     for column, pair in zip(columns, pairs):
         if pair is not None:
             own = slice(first, first + len(pair[1]))
-            down[..., own], up[own], which[own] = *pair, column
+            down[..., own], up[own], which[own] = *pair[:2], column
             first = own.stop
+            for bias in pair[2:]:
+                up[first], which[first] = bias, -1 - column
+                first += 1
     return LowRank(down, up, which)
 
 
@@ -306,8 +322,8 @@ def _pair(name: str, component: str, path: Any, pair: Any) -> Pair:
     """Returns A and B as arrays of the host, which keep their dtype."""
     arrays = tuple(map(as_numpy, pair)) if isinstance(pair, tuple | list) else ()
     if (
-        len(arrays) != 2
-        or min(array.ndim for array in arrays) < 2
+        len(arrays) not in (2, 3)
+        or min(array.ndim for array in arrays[:2]) < 2
         or any(a.dtype.kind != "f" and a.dtype.name != "bfloat16" for a in arrays)
         or arrays[0].shape[-1] != len(arrays[1])
         or not len(arrays[1])
@@ -315,9 +331,9 @@ def _pair(name: str, component: str, path: Any, pair: Any) -> Pair:
         got = [f"{a.dtype} {a.shape}" for a in arrays] or type(pair).__name__
         raise ValueError(
             f"the adapter {name!r} must have for {component}'s {path} a pair of arrays of floats, "
-            f"A: c rank and B: rank d (got {got})"
+            f"A: c rank and B: rank d, and for a bias of B a third, d (got {got})"
         )
-    return arrays[0], arrays[1]
+    return arrays
 
 
 def _nearest(path: str, known: Mapping[str, Any]) -> str:

@@ -5,13 +5,15 @@ import functools
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
 
 from diffusax.callers import wants_tensors
+from diffusax.runtime.bounded import check_untraced
 from diffusax.runtime.step_noise import is_stateful
 from diffusax.tensors import as_numpy
 from diffusax.typed.convert import (
@@ -241,6 +243,11 @@ def check_call(given: Mapping[str, Any]) -> Call:
             is valid.
     """
     values = {name: value for name, value in given.items() if name != "self"}
+    # Embeddings stay arrays, and a rule of guidance a tree of them.
+    numbers = {k: v for k, v in values.items() if "embeds" not in k and k != "guide"}
+    check_untraced(numbers, _TRACED)
+    for name in ("seed", "generator"):
+        _check_no_key(name, values.get(name))
     if (options := values.pop("cross_attention_kwargs", None)) is not None:
         known = ("scale", "ip_adapter_masks")
         _check_attention_options("cross_attention_kwargs", options, known)
@@ -264,7 +271,7 @@ def check_call(given: Mapping[str, Any]) -> Call:
         values["callback_on_step_end"] = _legacy_callback(callback, callback_steps, values)
     hints = field_types(Call)
     own = {name: value for name, value in values.items() if name not in hints}
-    values = {k: v if hints[k] is Any else plain(v) for k, v in values.items() if k in hints}
+    values = {k: _plain(v, hints[k]) for k, v in values.items() if k in hints}
     values["own_arguments"] = own
     call = Call(**convert_fields(hints, values, _WORDS))
     callback = call.callback_on_step_end
@@ -274,6 +281,27 @@ def check_call(given: Mapping[str, Any]) -> Call:
     if callback is not None and not callable(callback):
         raise ValueError(f"callback_on_step_end must be callable (got {shortened(callback)})")
     return call
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    """Returns a value with Python's numbers, where integers may be given as 64.0 or as arrays."""
+    if hint is Any:
+        return value
+    found = plain(value)
+    return _whole(found) if float not in _plain_types(hint) else found
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_whole, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@functools.cache
+def _plain_types(hint: Any) -> frozenset[Any]:
+    """Returns the types that a type is made of, without their ranges."""
+    parts = [arg for arg in get_args(hint) if not isinstance(arg, Meta)]
+    return frozenset({hint}).union(*map(_plain_types, parts))
 
 
 def documented(call: Any) -> Any:
@@ -354,6 +382,24 @@ def _check_attention_options(name: str, options: Any, known: Sequence[str]) -> N
     if unknown:
         allowed = ", and ".join(_ATTENTION_OPTIONS[option] for option in known)
         raise ValueError(f"{name} may hold only {allowed} (got {unknown})")
+
+
+_TRACED = (
+    "prepare the inputs of generate_fn outside, and change their arrays in the traced function: "
+    "inputs._replace(plan=inputs.plan._replace(latents=...))"
+)
+
+
+def _check_no_key(name: str, value: Any) -> None:
+    """Raises ValueError for a random key of JAX in a call's arguments."""
+    found = [x for x in as_list(value) if isinstance(x, jax.Array)]
+    is_old = len(found) == 1 and found[0].dtype == np.uint32 and found[0].ndim == 1
+    if is_old or any(jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in found):
+        raise ValueError(
+            f"{name} must be an integer or a list of integers, and not a key of jax.random (got "
+            f"{found[0].dtype} of shape {found[0].shape}): image i of seed s draws from "
+            "fold_in(key(s), i)"
+        )
 
 
 def _randomness(generator: Any, values: Mapping[str, Any]) -> dict[str, Any]:

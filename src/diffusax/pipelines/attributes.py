@@ -8,12 +8,18 @@ from diffusax.models.t2i_adapter import check_alike
 from diffusax.pipelines.arguments import as_list
 from diffusax.pipelines.components import MultiControlNetModel
 from diffusax.pipelines.families import Component
+from diffusax.pipelines.families.family import NUMBERED_ROLES
+from diffusax.pipelines.foreign import full_name, own_component
 
+_JOINING = ("MultiControlNetModel", "FluxMultiControlNetModel", "MultiAdapter")
 _EXAMPLES = {
     "scheduler": "EulerDiscreteScheduler",
     "tokenizer": "CLIPTokenizer",
     "image_encoder": "CLIPVisionModelWithProjection.from_pretrained(...)",
     "image_processor": "CLIPImageProcessor.from_folder(...)",
+    "denoiser": "UNet2DConditionModel.from_pretrained(...)",
+    "controlnet": "ControlNetModel.from_pretrained(...)",
+    "text_encoder": "CLIPTextModel.from_pretrained(...)",
 }
 
 
@@ -37,69 +43,85 @@ class ComponentAttribute:
             case "controlnet" | "t2i_adapter" as role:
                 nets = [parts.models[n] for n in parts.of_role(role)]
                 several = MultiAdapter if role == "t2i_adapter" else MultiControlNetModel
+                if not nets:
+                    return None
                 return nets[0] if len(nets) == 1 else several(nets)
         return parts.models.get(name)
 
     def __set__(self, pipe: Any, value: Any) -> None:
-        """Replaces the component from the next call on.
+        """Replaces the component from the next call on; None takes it out and frees its memory.
+
+        Tokenizers, schedulers, image processors and networks of diffusers and transformers are
+        converted. A call that needs a component that is None says so.
 
         Raises:
-            ValueError: the value is of another kind, or None where the component is required.
+            ValueError: the value is of another kind, or diffusax has nothing like it.
         """
-        parts, name = pipe.parts, self.component.name
+        parts, name, role = pipe.parts, self.component.name, self.component.role
+        if role in NUMBERED_ROLES and value is not None:
+            self._set_numbered(parts, value)
+            return
+        own = None if value is None else self._checked(value)
         parts.forget()
-        match self.component.role:
+        match role:
             case "scheduler":
-                parts.scheduler = self._checked(value)
-            case "tokenizer" | "image_processor" if value is None:
+                parts.scheduler = own
+            case "tokenizer" | "image_processor" if own is None:
                 parts.tokenizers.pop(name, None)
-            case "tokenizer":
-                parts.tokenizers[name] = self._checked(value)
-            case "image_processor":
-                # transformers' processors are dictionaries of the same options.
-                given = value.to_dict() if hasattr(value, "to_dict") else None
-                own = value if given is None else self.component.kind.from_dict(given)
-                parts.tokenizers[name] = self._checked(own)
-            case "controlnet" | "t2i_adapter":
-                self._set_numbered(parts, value)
-            case _ if value is None and self.component.optional:
-                _remove_model(parts, name)
+            case "tokenizer" | "image_processor":
+                parts.tokenizers[name] = own
+            case _ if own is None:
+                if role == "autoencoder" and name in parts.models:
+                    # Latents stay what they are.
+                    parts.latent_config = parts.models[name].config
+                for one in parts.of_role(role) if role in NUMBERED_ROLES else [name]:
+                    _remove_model(parts, one)
             case _:
-                self._set_model(parts, name, value)
+                self._set_model(parts, name, own)
+
+    def __delete__(self, pipe: Any) -> None:
+        """Takes the component out, as setting it to None does."""
+        self.__set__(pipe, None)
 
     def _set_numbered(self, parts: Any, value: Any) -> None:
         own, role = self.component.name, self.component.role
-        nets = _several(value)
+        nets = [self._own(net) for net in _several(value)]
         if role == "t2i_adapter":
             _check_t2i_adapters(nets)
-        for name in parts.of_role(role):
-            _remove_model(parts, name)
+        nets = [self._checked(net) for net in nets]
         if not nets:
             raise ValueError(f"{own} is an empty list; give at least one")
+        parts.forget()
+        for name in parts.of_role(role):
+            _remove_model(parts, name)
         for name, net in zip(numbered(own, len(nets)), nets):
             self._set_model(parts, name, net)
 
-    def _set_model(self, parts: Any, name: str, value: Any) -> None:
-        model = self._checked(value)
+    def _set_model(self, parts: Any, name: str, model: Any) -> None:
         _remove_model(parts, name)
         parts.models[name] = model.bound_to(parts.params, name)
         parts.params[name] = parts.settled(name, parts.params[name])
 
+    def _own(self, value: Any) -> Any:
+        return own_component(self.component, value)
+
     def _checked(self, value: Any) -> Any:
         kind, name = self.component.kind, self.component.name
-        if isinstance(value, kind):
-            return value
+        own = self._own(value)
+        if isinstance(own, kind):
+            return own
         example = _EXAMPLES.get(self.component.role, "AutoencoderKL.from_pretrained(...)")
         raise ValueError(
-            f"{name} must be a {kind.__name__}, as {example} gives (got {type(value).__name__})"
+            f"{name} must be a {kind.__name__} of diffusax, as {example} gives, or what can be "
+            f"converted to one (got {full_name(value)})"
         )
 
 
 def _several(value: Any) -> list[Any]:
-    """Returns the networks in a list, in what joins several, or a single one."""
-    if isinstance(value, MultiControlNetModel):
-        return value.nets
-    return value.adapters if isinstance(value, MultiAdapter) else as_list(value)
+    """Returns the networks in a list, in what joins several (diffusers' too), or a single one."""
+    if type(value).__name__ not in _JOINING:
+        return as_list(value)
+    return list(getattr(value, "nets", None) or value.adapters)
 
 
 def _check_t2i_adapters(nets: list[Any]) -> None:

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from diffusax.checkpoints import resolve
+from diffusax.checkpoints.keywords import hub_keywords
 from diffusax.pipelines import classes, control, flux_tasks, inpainting, tasks
+from diffusax.pipelines.foreign import own_pipeline
 from diffusax.pipelines.loading import class_for
 from diffusax.pipelines.pipeline import DiffusionPipeline
 
@@ -28,14 +30,20 @@ class _Auto:
             ValueError: the checkpoint cannot be read, or diffusax has no such task for it.
         """
         names = ("revision", "token", "local_files_only", "cache_dir", "variant")
-        folder = resolve(path_or_repo, **{k: v for k, v in options.items() if k in names})
+        hub = {k: v for k, v in options.items() if k in names} | hub_keywords(options)
+        folder = resolve(path_or_repo, **hub)
+        options.pop("force_download", None)
         target = class_for(DiffusionPipeline, folder)
         steered = options.get("controlnet") is not None
         return cls.find_class(target, steered).from_pretrained(path_or_repo, **options)
 
     @classmethod
     def from_pipe(cls, pipe: DiffusionPipeline, **components: Any) -> Any:
-        """Makes this task's pipeline of another's components; nothing is copied or compiled."""
+        """Makes this task's pipeline of another's components; nothing is copied or compiled.
+
+        A pipeline of PyTorch diffusers is converted first.
+        """
+        pipe = own_pipeline(DiffusionPipeline, pipe)
         steered = components.get("controlnet", getattr(pipe, "controlnet", None)) is not None
         if "controlnet" in components and components["controlnet"] is None:
             del components["controlnet"]

@@ -1,5 +1,6 @@
 """The components of a pipeline, as tasks and training use them."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from jax.sharding import Mesh
 
 from diffusax.models.freeu import FreeU
 from diffusax.models.latents import LatentFormat
-from diffusax.models.network import Model, Network, Params
+from diffusax.models.network import Model, Network, Params, fit
 from diffusax.models.pixels import pixels
 from diffusax.pipelines.adapter_store import AdapterStore
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role
@@ -61,6 +62,8 @@ class Components:
     """Whether text encoders and autoencoder stay in the host's memory except for their turn."""
     ip_adapters: IPAdapterStore = dataclasses.field(default_factory=IPAdapterStore)
     """The IP-Adapters that are loaded."""
+    latent_config: Any = None
+    """The config of an autoencoder that was taken out, which still says what latents are."""
 
     @classmethod
     def of(
@@ -75,7 +78,46 @@ class Components:
         for name in [n for n in vars(self) if n not in self.__dataclass_fields__]:
             del vars(self)[name]
 
-    @functools.cached_property
+    def copied(self) -> "Components":
+        """Returns components that share all arrays and adapters, and are assigned apart."""
+        new = dataclasses.replace(self, params={}, tokenizers=dict(self.tokenizers))
+        new.models = {n: model.bound_to(new.params, n) for n, model in self.models.items()}
+        new.options, new.fused = dict(self.options), dict(self.fused)
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a pickle holds: no devices, on which `spread_over` puts the pipeline again.
+
+        What is computed from the components is left out.
+        """
+        return {**self._fields(), "mesh": None, "encoder_mesh": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Components":
+        """Returns components with arrays of their own, on the same devices."""
+        memo |= {id(mesh): mesh for mesh in (self.mesh, self.encoder_mesh)}
+        new = object.__new__(type(self))
+        memo[id(self)] = new
+        new.__setstate__(copy.deepcopy(self._fields(), memo))
+        return new
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: vars(self)[name] for name in self.__dataclass_fields__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.models = {n: model.bound_to(self.params, n) for n, model in self.models.items()}
+
+    def require(self, *names: str) -> None:
+        """Raises ValueError where a component that a call needs is not there."""
+        for name in names:
+            there = self.scheduler if name == self.family.scheduler_name else self.models.get(name)
+            if there is None:
+                raise ValueError(
+                    f"this pipeline has no {name}, which was loaded as None or taken out; assign "
+                    f"one, pipe.{name} = ..., or load the pipeline with it"
+                )
+
+    @property
     def networks(self) -> dict[str, Network]:
         """The networks of the models."""
         return {name: model.network for name, model in self.models.items()}
@@ -91,7 +133,12 @@ class Components:
 
     @functools.cached_property
     def denoiser(self) -> Denoiser:
-        """The denoiser that the sampler calls: the main network and those that steer it."""
+        """The denoiser that the sampler calls: the main network and those that steer it.
+
+        Raises:
+            ValueError: the main network was taken out.
+        """
+        self.require(self.family.names("denoiser")[0])
         roles = ("denoiser", *NUMBERED_ROLES)
         return self.family.denoiser(
             {k: net for k, net in self.networks.items() if self.family.role(k) in roles}
@@ -116,11 +163,25 @@ class Components:
         return {name: self.params[name] for name in self.denoiser.components}
 
     def settled(self, name: str, params: Params) -> Params:
-        """Returns a component's parameters where they stay between calls."""
+        """Returns a component's parameters where they stay between calls, checked.
+
+        Raises:
+            ValueError: they are not its network's; names the first that is wrong.
+        """
+        # Text encoders that were freed have none.
+        if params or self.params.get(name):
+            params = self.fitted(name, params)
         if self.offloaded and self.family.role(name) in OFFLOADED:
             return to_host(params)
         mesh = self.mesh_for(name)
         return in_order(params) if mesh is None else self._on_mesh(mesh, name, params)
+
+    def fitted(self, name: str, params: Params) -> Params:
+        """Returns a component's parameters in its network's form, see `models.network.fit`."""
+        try:
+            return fit(self.models[name].network, params)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
 
     def mesh_for(self, name: str) -> Mesh | None:
         """Returns the mesh that a component belongs to; None for a single device."""
@@ -146,10 +207,30 @@ class Components:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the denoiser's parameters."""
-        return jax.tree.leaves(self.params[self.denoiser.components[0]])[0].dtype
+        """The dtype of the denoiser's parameters; without it, of the first network's."""
+        return self.first_leaf.dtype
 
-    @functools.cached_property
+    @property
+    def first_leaf(self) -> Any:
+        """A parameter of the denoiser; without it, of the first network.
+
+        Raises:
+            ValueError: there is no network.
+        """
+        denoiser = self.family.names("denoiser")[0]
+        first = [self.params[denoiser]] if denoiser in self.params else self.params.values()
+        leaf = next(iter(jax.tree.leaves(list(first))), None)
+        if leaf is None:
+            self.require(denoiser)
+        return leaf
+
+    @property
+    def context_dim(self) -> int | None:
+        """The width of the text embeddings; None where any is accepted, and without a denoiser."""
+        there = self.family.names("denoiser")[0] in self.models
+        return self.denoiser.context_dim if there else None
+
+    @property
     def text(self) -> list[tuple[Any, Network, str]]:
         """The tokenizer, the text encoder and its name, for each text encoder of the checkpoint.
 
@@ -175,9 +256,14 @@ class Components:
 
     @functools.cached_property
     def autoencoder(self) -> Network:
-        """The autoencoder's network; without one, a network that leaves pixels as they are."""
+        """The autoencoder's network; a family without one has one that leaves pixels as they are.
+
+        Raises:
+            ValueError: the autoencoder was taken out.
+        """
         if self.autoencoder_name is None:
             return pixels(self.denoiser.in_channels)
+        self.require(self.autoencoder_name)
         return self.networks[self.autoencoder_name]
 
     @property
@@ -197,12 +283,16 @@ class Components:
                 f"{self.family.name} has no autoencoder, as its networks work on pixels; leave out "
                 "what concerns one, such as enable_vae_tiling"
             )
+        self.require(self.autoencoder_name)
         return self.models[self.autoencoder_name]
 
     @functools.cached_property
     def latents(self) -> LatentFormat:
         """The format of the latents: channels, pixels per latent, and options of their decoding."""
-        return self.family.latents(self.autoencoder.config)
+        if self.autoencoder_name in (None, *self.models):
+            return self.family.latents(self.autoencoder.config)
+        config = self.latent_config or self.family.usual_autoencoder
+        return self.family.latents(self.autoencoder.config if config is None else config)
 
     @functools.cached_property
     def default_size(self) -> tuple[int, int]:

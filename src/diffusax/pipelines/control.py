@@ -14,6 +14,7 @@ from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.inpainting import crop_options, inpaint
 from diffusax.pipelines.plan import PreparedRun
+from diffusax.pipelines.prompts import prompt_for_each_image
 from diffusax.pipelines.sizes import count_images
 from diffusax.pipelines.tasks import Task, image_to_image, text_to_image
 
@@ -25,6 +26,7 @@ def controlled(task: Task) -> Task:
         if task is text_to_image:
             # diffusers calls the ControlNet's image `image` where there is no other.
             call = dataclasses.replace(call, control_image=call.image, image=None)
+        call = prompt_for_each_image(call)
         call = _with_size(task, c, call)
         pictures = control_pictures(c, call, cropped=task is inpaint)
         if task is text_to_image:

@@ -5,17 +5,21 @@ import logging
 from collections.abc import Iterable
 from typing import Any, Literal
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 from tqdm.auto import tqdm
 
 from diffusax.callers import for_reader, wants_tensors
 from diffusax.images.vae_image_processor import VaeImageProcessor
+from diffusax.models.embeddings import guidance_scale_embedding
 from diffusax.models.network import floating_dtype
+from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.prompts import count_prompts
+from diffusax.pipelines.sizes import image_size
 from diffusax.runtime.noise import draw_like
-from diffusax.tensors import alike, as_array, as_tensor, is_tensor
+from diffusax.tensors import alike, as_array, as_numpy, as_tensor, is_tensor
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +36,21 @@ class DiffusersMethods:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the denoiser's parameters; PyTorch's for programs that work with it."""
+        """The dtype of the denoiser's parameters; PyTorch's for programs that work with it.
+
+        Without a denoiser it is that of the first network.
+        """
         return for_reader(self.parts.dtype)
 
     @property
     def device(self) -> Any:
-        """The device of the denoiser's parameters; PyTorch's for programs that work with it."""
-        leaf = jax.tree.leaves(self.parts.denoiser_params)[0]
-        return for_reader(next(iter(leaf.devices())))
+        """The device of the denoiser's parameters; PyTorch's for programs that work with it.
+
+        Without a denoiser it is that of the first network.
+        """
+        return for_reader(next(iter(self.parts.first_leaf.devices())))
+
+    _execution_device = device
 
     @property
     def tensors(self) -> Literal["pt", "jax"] | None:
@@ -93,6 +104,112 @@ class DiffusersMethods:
     def interrupt(self) -> bool:
         """Whether a callback has set `_interrupt`, which ends the run."""
         return self._interrupt
+
+    @property
+    def clip_skip(self) -> int | None:
+        """The number of the text encoder's last layers that the last call left out."""
+        return self._last("clip_skip")
+
+    @property
+    def guidance_rescale(self) -> float:
+        """The last call's guidance_rescale."""
+        return float(self._last("guidance_rescale") or 0.0)
+
+    @property
+    def image_guidance_scale(self) -> float | None:
+        """The last call's image_guidance_scale."""
+        return self._last("image_guidance_scale")
+
+    @property
+    def denoising_start(self) -> float | None:
+        """The last call's denoising_start."""
+        return self._last("denoising_start")
+
+    @property
+    def denoising_end(self) -> float | None:
+        """The last call's denoising_end."""
+        return self._last("denoising_end")
+
+    @property
+    def cross_attention_kwargs(self) -> dict[str, Any] | None:
+        """The strength of LoRAs that the last call gave, as {"scale": 0.5}; None without one."""
+        scale = self._last("lora_scale")
+        return None if scale in (None, 1.0) else {"scale": scale}
+
+    joint_attention_kwargs = attention_kwargs = cross_attention_kwargs
+
+    def _last(self, name: str) -> Any:
+        """Returns a number of the last call; None before the first."""
+        return vars(self).get("_last_call", {}).get(name)
+
+    @property
+    def current_timestep(self) -> float | None:
+        """The timestep of the step that a run is at, for callbacks; None between runs."""
+        return vars(self).get("_current_timestep")
+
+    @property
+    def hf_device_map(self) -> None:
+        """None: a mesh says where parameters are, see `mesh`."""
+        return None
+
+    @property
+    def name_or_path(self) -> str | None:
+        """The folder or repository that was loaded; None for a pipeline made of components."""
+        return vars(self).get("_name_or_path")
+
+    def register_modules(self, **components: Any) -> None:
+        """Assigns components by name, as diffusers' constructors do."""
+        for name, value in components.items():
+            setattr(self, name, value)
+
+    def run_safety_checker(self, image: Any, device: Any = None, dtype: Any = None) -> Any:
+        """Returns the images and None, because no safety checker runs."""
+        return image, None
+
+    def get_timesteps(
+        self, num_inference_steps: int, strength: float, device: Any = None
+    ) -> tuple[Any, int]:
+        """Returns the timesteps of a run that starts from an image, and the number of its steps.
+
+        After `scheduler.set_timesteps`, for loops by hand (Meng et al. 2022, SDEdit).
+        """
+        scheduler = self.parts.scheduler
+        first = max(num_inference_steps - int(num_inference_steps * strength), 0)
+        scheduler.set_begin_index(first * scheduler.order)
+        return scheduler.timesteps[first * scheduler.order :], num_inference_steps - first
+
+    def get_guidance_scale_embedding(
+        self, w: Any, embedding_dim: int = 512, dtype: Any = np.float32
+    ) -> Any:
+        """Returns the embedding of guidance scales minus one, n, for consistency models: n d."""
+        found = guidance_scale_embedding(jnp.asarray(as_numpy(w), jnp.float32), embedding_dim)
+        return alike(found.astype(floating_dtype(dtype) or np.float32), w)
+
+    def check_inputs(self, *args: Any, **given: Any) -> None:
+        """Checks arguments of a call without making it.
+
+        Args:
+            *args: in the order of diffusers' method for text to image.
+            **given: by name.
+
+        Raises:
+            ValueError: one is not valid; says which, and what is.
+        """
+        several = len(self.parts.family.text_encoders) > 1
+        order = [name for name in _INPUTS if several or not name.endswith("_2")]
+        values = {**dict(zip(order, args)), **given}
+        steps = values.pop("callback_steps", None)
+        if steps is not None and (not isinstance(steps, int) or steps < 1):
+            raise ValueError(f"callback_steps must be an integer of at least 1 (got {steps!r})")
+        call = check_call({k: v for k, v in values.items() if v is not None})
+        if self.parts.family.text_encoders:
+            count_prompts(call)
+            if call.height or call.width:
+                image_size(self.parts, call)
+
+    def upcast_vae(self) -> None:
+        """Casts the autoencoder to float32."""
+        self.parts.autoencoder_model.to(dtype=np.float32)
 
     def set_progress_bar_config(self, **options: Any) -> None:
         """Sets options of the tqdm bar, such as `disable=True`."""
@@ -160,6 +277,13 @@ class DiffusersMethods:
     def unfuse_qkv_projections(self, unet: bool = True, vae: bool = True) -> None:
         """Changes nothing; see `fuse_qkv_projections`."""
         _log_qkv("unfuse_qkv_projections")
+
+
+_INPUTS = (
+    *("prompt", "prompt_2", "height", "width", "callback_steps"),
+    *("negative_prompt", "negative_prompt_2", "prompt_embeds", "negative_prompt_embeds"),
+)
+"""The first arguments of diffusers' check_inputs of text to image."""
 
 
 def _mask_processor(self: DiffusersMethods) -> VaeImageProcessor:
@@ -245,6 +369,8 @@ for _name in (
     "disable_attention_slicing",
     "enable_xformers_memory_efficient_attention",
     "disable_xformers_memory_efficient_attention",
+    "set_attention_slice",
+    "set_use_memory_efficient_attention_xformers",
     "enable_vae_slicing",
     "disable_vae_slicing",
 ):

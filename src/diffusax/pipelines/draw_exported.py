@@ -55,14 +55,15 @@ def main() -> None:
         inputs["plan.conditions.pooled"] = pooled[0]
 
     # Noise: a key for each image, also for samplers that draw more on the way.
-    seed = jax.random.key(options.seed)
+    seed = jax.random.key(options.seed, impl="threefry2x32")
     keys = jax.vmap(lambda i: jax.random.fold_in(seed, i))(jnp.arange(b))
-    noise = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 0), shape))(keys)
+    firsts = jax.vmap(lambda key: jax.random.fold_in(key, 0))(keys)
+    noise = jax.vmap(lambda key: jax.random.normal(key, shape, jnp.float32))(firsts)
     latents = inputs["init_noise_sigma"] * noise
     inputs["plan.noise"] = jax.random.key_data(keys)
 
     # The state is the latents and five slots of the sampler's own.
-    inputs["state"] = jnp.zeros((6, *latents.shape)).at[0].set(latents)
+    inputs["state"] = jnp.zeros((6, *latents.shape), jnp.float32).at[0].set(latents)
     state = run("denoise", inputs)
     images, _ = run("decode", {"latents": state[0]})
     for i, image in enumerate(np.asarray(images)):

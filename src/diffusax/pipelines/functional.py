@@ -35,6 +35,7 @@ from diffusax.pipelines.sample import BoundDenoiser, differentiably, sample
 from diffusax.pipelines.tasks import Task
 from diffusax.pipelines.unused import prepared
 from diffusax.runtime.bounded import BoundedJit, is_traced, make_room
+from diffusax.runtime.switches import call_settled, in_auto_axes, is_double, standard_promotion
 
 
 class Inputs(NamedTuple):
@@ -71,10 +72,15 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     Raises:
         ValueError: the call needs what a pure function of arrays cannot do.
     """
-    if call.callback_on_step_end is not None:
-        raise ValueError("generate_fn takes no callback_on_step_end; change its inputs instead")
-    if call.noise != "jax" or call.prompt_weighting or call.clip_skip:
-        raise ValueError("generate_fn takes neither noise='torch', prompt_weighting nor clip_skip")
+    refused = {
+        "callback_on_step_end": (call.callback_on_step_end, "change its inputs instead"),
+        "noise='torch'": (call.noise != "jax", "give seed, or latents with PyTorch's numbers"),
+        "prompt_weighting": (call.prompt_weighting, "give prompt_embeds of pipe.encode_prompt"),
+        "clip_skip": (call.clip_skip, "give prompt_embeds of pipe.encode_prompt"),
+    }
+    for name, (given, mend) in refused.items():
+        if given:
+            raise ValueError(f"generate_fn, for which inputs are prepared, has no {name}; {mend}")
     # A caller that jits generate_fn compiles next, where nothing here can make room.
     make_room()
     run = prepared(task, c, call)
@@ -91,7 +97,9 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     shown, decoding = run.decoder_condition, run.decoding
     low_rank = None if run.adapters is None else dict(run.adapters)
     rest = tokens.lengths, low_rank, run.ip_adapters, tokens.layers
-    return Inputs(tokens.ids, plan, shown, embeds, decoding, *rest)
+    found = Inputs(tokens.ids, plan, shown, embeds, decoding, *rest)
+    # A caller who forbids implicit transfers may jit generate_fn.
+    return jax.tree.map(jnp.asarray, found)
 
 
 def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
@@ -104,7 +112,38 @@ def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
 
 def _run(*args: Any) -> jax.Array:
     """Runs `_generate`, compiled unless the caller is being traced."""
-    return _generate(*args) if is_traced(args) else _compiled(*args)
+    _check(*args)
+    if not is_traced(args):
+        return call_settled(is_double(args[-2]), _compiled, *args)
+    with standard_promotion():
+        return in_auto_axes(_generate, *args, rows=args[-1])
+
+
+def _check(
+    family: Family, encoders: Any, denoiser: Denoiser, vae: Any, params: Any, inputs: Any
+) -> None:
+    """Raises ValueError unless params and inputs are those of `generate_fn`."""
+    if not isinstance(inputs, Inputs):
+        raise ValueError(
+            "inputs must be those that pipe.prepare_inputs returns (got "
+            f"{type(inputs).__name__}); generate_fn takes (params, inputs)"
+        )
+    encode = [name for name, _ in encoders] if inputs.ids else []
+    wanted = [*encode, *denoiser.components, *([] if vae[0] is None else [vae[0]])]
+    missing = [n for n in wanted if not isinstance(params, Mapping) or n not in params]
+    if missing:
+        raise ValueError(
+            f"params must have the parameters of {', '.join(wanted)}, as pipe.params has (lacks "
+            f"{', '.join(missing)})"
+        )
+    noise, shape = inputs.plan.noise, jnp.shape(inputs.plan.latents)
+    keys = jnp.issubdtype(noise.dtype, jax.dtypes.prng_key)
+    if noise.shape != (shape[:1] if keys else shape):
+        raise ValueError(
+            f"inputs.plan.noise must be a random key of jax.random.key for each of the {shape[0]} "
+            f"images, such as jax.random.split(key, {shape[0]}) (got {noise.dtype} of shape "
+            f"{noise.shape})"
+        )
 
 
 def _generate(

@@ -12,6 +12,7 @@ from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.plan import DecoderCondition, Images, Inpainting, PreparedRun
+from diffusax.pipelines.prompts import prompt_for_each_image
 from diffusax.pipelines.references import with_inpainted, with_own_size
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import (
@@ -42,6 +43,8 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     """
     if c.family.looks_at_images:
         call = with_own_size(c, call)
+    else:
+        call = prompt_for_each_image(call)
     b, height, width = count_images(call), *_inpainted_size(c, call)
     # diffusers puts the image back without noise after the last row, also where denoising_end or
     # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from diffusax.callers import wants_tensors
 from diffusax.checkpoints import load_network
 from diffusax.checkpoints.ip_adapter import IPAdapter, find_ip_adapter, read_ip_adapter
+from diffusax.checkpoints.keywords import take_keywords
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.models.image_prompts import cross_attentions
 from diffusax.models.network import Model, Network
@@ -24,7 +25,6 @@ from diffusax.tensors import as_tensors
 log = logging.getLogger(__name__)
 
 _CLIP_SIZE = 224
-_WITHOUT_MEANING = ("force_download", "proxies", "low_cpu_mem_usage")
 _HUB = ("revision", "token", "cache_dir", "local_files_only")
 
 
@@ -55,17 +55,16 @@ class IPAdapterMethods:
             image_encoder_folder: the folder of the image encoder, beside the file or, where the
                 name has a slash, in the folder or repository. It is read where the pipeline has
                 no image_encoder yet. None for a pipeline that is given embeddings of images.
-            **options: revision, token, cache_dir and local_files_only. force_download, proxies and
-                low_cpu_mem_usage change nothing.
+            **options: revision, token, cache_dir, local_files_only and force_download, and
+                diffusers' others, which change nothing here.
 
         Raises:
             ValueError: a file cannot be found or read, or is for another UNet; names it. Nothing is
                 changed then.
             TypeError: an option is unknown.
         """
-        if unknown := set(options) - {*_HUB, *_WITHOUT_MEANING}:
-            raise TypeError(f"load_ip_adapter got unexpected arguments {', '.join(unknown)}")
-        hub = {name: value for name, value in options.items() if name in _HUB}
+        own, more = take_keywords("load_ip_adapter", options, _HUB, strict=True)
+        hub = {**own, **more}
         sources = _sources(pretrained_model_name_or_path_or_dict, subfolder, weight_name)
         unet = self._adaptable_unet()
         adapters, encoder = [], None

@@ -14,6 +14,7 @@ from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.ip_adapter_scales import read_scale
 from diffusax.pipelines.placement import device_of, put_params
 from diffusax.runtime.bounded import is_traced
+from diffusax.runtime.copies import Copyable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,8 +27,10 @@ class _Placed:
     layers: tuple[Layers, ...]
 
 
-class IPAdapterStore:
+class IPAdapterStore(Copyable):
     """The IP-Adapters that are loaded, in order. Pipelines that share their components share it."""
+
+    fresh = ("_lock", "_cache")
 
     def __init__(self) -> None:
         self._adapters: tuple[IPAdapter, ...] = ()

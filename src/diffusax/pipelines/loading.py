@@ -1,5 +1,7 @@
 """Reads the components of a pipeline from a checkpoint's folder, and writes them."""
 
+import inspect
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,9 +10,10 @@ from jax.sharding import Mesh
 
 from diffusax.checkpoints import load_network, read_model_index, save_network
 from diffusax.checkpoints.files import component_folder, fitting_variant, numbered_folders
+from diffusax.checkpoints.keywords import take_keywords
 from diffusax.checkpoints.model_index import write_model_index
 from diffusax.checkpoints.networks import check_saveable
-from diffusax.files import load_json, write_json
+from diffusax.files import load_json
 from diffusax.models.network import Model
 from diffusax.models.token_table import without_spare_rows
 from diffusax.pipelines.components import Components
@@ -18,12 +21,10 @@ from diffusax.pipelines.families.family import CONTROLNET, NUMBERED_ROLES, T2I_A
 from diffusax.pipelines.placement import component_mesh
 from diffusax.samplers import Scheduler, scheduler_from_config
 
+log = logging.getLogger(__name__)
+
 IGNORED = ("safety_checker", "feature_extractor", "image_encoder", "watermarker")
 """The components of diffusers' checkpoints that diffusax runs in none or only some classes."""
-WITHOUT_MEANING = frozenset(
-    ("use_safetensors", "low_cpu_mem_usage", "device_map", "add_watermarker", "image_processor")
-)
-"""The arguments of diffusers' from_pretrained that are accepted and change nothing."""
 _SEVERAL = {"controlnet": "MultiControlNetModel", "t2i_adapter": "MultiAdapter"}
 
 CLASSES: dict[str, Any] = {}
@@ -62,6 +63,32 @@ def fitting_class(cls: Any, named: Any, source: str) -> Any:
             f"({named.__name__})"
         )
     return cls
+
+
+def given_components(target: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a class's constructor is given of the keywords of from_pretrained.
+
+    Unknown ones are logged and left out, as in diffusers.
+
+    Raises:
+        ValueError: one asks for what diffusax does not have.
+    """
+    own = inspect.signature(target.__init__).parameters
+    options = [name for name, _ in target.family.options]
+    known = {*target.component_names, *options, *IGNORED, *own} - {"self", "components"}
+    # Each pipeline makes its own.
+    given = {name: value for name, value in keywords.items() if name != "image_processor"}
+    return take_keywords(target.__name__, given, known)[0]
+
+
+def component_dtype(dtype: Any, name: str) -> Any:
+    """Returns the dtype to load a component in; None for the files' own.
+
+    dtype: one for all, or a dictionary by component, with that of the others under "default".
+    """
+    if isinstance(dtype, Mapping):
+        dtype = dtype.get(name, dtype.get("default"))
+    return None if dtype == "auto" else "float32" if dtype is None else dtype
 
 
 def load_components(
@@ -105,7 +132,7 @@ def load_components(
             loaded[name] = component.kind.from_folder(folder / name, **side)
         else:
             own = role == "autoencoder" and vae_dtype is not None
-            kind = vae_dtype if own else dtype
+            kind = vae_dtype if own else component_dtype(dtype, name)
             own_place = role == "text_encoder" and encoder_mesh is not None
             place = encoder_mesh if own_place else device
             place = component_mesh(place, role) if isinstance(place, Mesh) else place
@@ -127,16 +154,23 @@ def load_scheduler(folder: Path, name: str, class_name: str, **changes: Any) -> 
     Args:
         folder: the checkpoint.
         name: the scheduler's name among the components.
-        class_name: its class, from model_index.json.
+        class_name: its class, from model_index.json, which wins over the file's, as in diffusers.
         changes: options instead of the file's.
 
     Raises:
         ValueError: it cannot be read; says which file and why.
     """
     path = component_folder(folder, name) / "scheduler_config.json"
-    config = {"_class_name": class_name, **load_json(path)}
+    config = load_json(path)
+    if config.get("_class_name", class_name) != class_name:
+        log.warning(
+            "%s is of %s, and model_index.json lists %s, which is taken, as in diffusers",
+            path,
+            config["_class_name"],
+            class_name,
+        )
     try:
-        return scheduler_from_config(config, **changes)
+        return scheduler_from_config({**config, "_class_name": class_name}, **changes)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -154,6 +188,7 @@ def save_components(
     *,
     variant: str | None,
     call_defaults: dict[str, float],
+    max_shard_size: int | str | None = None,
 ) -> None:
     """Writes a checkpoint that diffusers opens.
 
@@ -166,7 +201,8 @@ def save_components(
     others = IGNORED[:3] if parts.family.text_encoders else ()
     listed: dict[str, Any] = dict.fromkeys((*others, *cls.component_names))
     for name, model in parts.models.items():
-        save_network(_saved(parts, name, model), folder / name, variant=variant)
+        options: dict[str, Any] = {"variant": variant, "max_shard_size": max_shard_size}
+        save_network(_saved(parts, name, model), folder / name, **options)
         encodes = parts.family.role(name) in ("text_encoder", "image_encoder")
         library = "transformers" if encodes else "diffusers"
         listed[name] = (library, model.class_name)
@@ -178,10 +214,9 @@ def save_components(
             listed = {k: v for k, v in listed.items() if k not in names}
             listed[several.name] = ("diffusers", _SEVERAL[several.role])
     name = parts.family.scheduler_name
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    config = parts.scheduler.to_config()
-    write_json(folder / name / "scheduler_config.json", config)
-    listed[name] = ("diffusers", config["_class_name"])
+    if parts.scheduler is not None:
+        parts.scheduler.save_config(folder / name)
+        listed[name] = ("diffusers", parts.scheduler.to_config()["_class_name"])
     write_model_index(folder, cls.__name__, listed, call_defaults=call_defaults, **parts.options)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diffusax.checkpoints import lora as files
+from diffusax.checkpoints.keywords import take_keywords
 from diffusax.checkpoints.lora.files import WEIGHT_NAME
 from diffusax.checkpoints.networks import check_safe
 from diffusax.pipelines.adapter_store import adaptable_networks
@@ -49,7 +50,7 @@ class LoraMethods:
                 the path of a layer in `params`, joined by dots. A linear layer x W becomes
                 x W + weight x A B, where A is c rank and B rank d. For a convolution A is
                 kh kw c rank, a kernel of the same size, stride and padding. B includes
-                alpha / rank.
+                alpha / rank. A third array is a bias of B, d, which includes it, too.
 
         Raises:
             ValueError: the name is taken, or a component, path or shape does not fit the networks.
@@ -69,8 +70,7 @@ class LoraMethods:
         token: str | bool | None = None,
         local_files_only: bool = False,
         cache_dir: str | Path | None = None,
-        low_cpu_mem_usage: bool | None = None,
-        use_safetensors: bool | None = None,
+        **keywords: Any,
     ) -> None:
         """Loads a LoRA, which later calls use with a weight of 1, or as `set_adapters` says.
 
@@ -91,8 +91,8 @@ class LoraMethods:
             token: the token for private and gated repositories; by default the stored login.
             local_files_only: whether to use only files that were downloaded before.
             cache_dir: the folder of downloads, instead of the one in HF_HOME.
-            low_cpu_mem_usage: accepted for diffusers' sake; memory is always used sparingly.
-            use_safetensors: accepted for diffusers' sake; only safetensors are read.
+            **keywords: force_download, and diffusers' others, which change nothing here; unknown
+                ones are logged and left out.
 
         Raises:
             ValueError: the file cannot be found or read, or does not fit the pipeline's networks;
@@ -101,6 +101,7 @@ class LoraMethods:
         where: dict[str, Any] = {"weight_name": weight_name, "subfolder": subfolder}
         where |= {"revision": revision, "token": token, "cache_dir": cache_dir}
         where["local_files_only"] = local_files_only
+        where |= take_keywords("load_lora_weights", keywords)[1]
         file = files.read_lora(pretrained_model_name_or_path_or_dict, **where)
         networks = adaptable_networks(self.parts)
         lacking = [c.name for c in self.parts.family.components if c.name not in networks]
@@ -115,6 +116,27 @@ class LoraMethods:
         store.add(name, adapter, networks)
         # As in PEFT, the LoRA that was loaded last is the one that calls use.
         store.active = {name: 1.0}
+
+    @classmethod
+    def lora_state_dict(
+        cls, pretrained_model_name_or_path_or_dict: Any, **keywords: Any
+    ) -> tuple[dict[str, Any], None]:
+        """Returns the tensors of a LoRA by the keys of its file, NumPy's, and None.
+
+        diffusers converts other formats' keys here; `load_lora_weights`, which takes the tensors,
+        does so here.
+
+        Args:
+            pretrained_model_name_or_path_or_dict: see `load_lora_weights`.
+            **keywords: those of `load_lora_weights` that say where the file is.
+
+        Raises:
+            ValueError: the file cannot be found or read.
+        """
+        names = ("weight_name", "subfolder", "revision", "token", "local_files_only", "cache_dir")
+        where, more = take_keywords("lora_state_dict", keywords, names)
+        file = files.read_lora(pretrained_model_name_or_path_or_dict, **where, **more)
+        return dict(file.tensors), None
 
     def set_adapters(
         self,

@@ -11,7 +11,7 @@ from diffusax.tensors import as_numpy
 def layers_of(component: str, given: Mapping[str, Any]) -> Layers:
     """Returns a component's layers by path.
 
-    given: PEFT's state dictionary, or the pairs (A, B) by path, see `Adapter`.
+    given: PEFT's state dictionary, or the pairs (A, B) or (A, B, bias) by path, see `Adapter`.
 
     Raises:
         ValueError: a key or value is neither.
@@ -19,14 +19,16 @@ def layers_of(component: str, given: Mapping[str, Any]) -> Layers:
     found: Layers = {}
     for key, value in given.items():
         if isinstance(value, tuple | list):
-            down, up = map(as_numpy, value)
-            product = as_product((down, up))
+            arrays = tuple(map(as_numpy, value))
+            product = as_product(arrays)
             # B of a convolution is one of 1x1.
-            whole = product.up.reshape(*product.up.shape, *(1,) * (down.ndim - 2))
+            whole = product.up.reshape(*product.up.shape, *(1,) * (arrays[0].ndim - 2))
             found[component, key] = {"down": product.down, "up": whole}
+            if product.bias is not None:
+                found[component, key]["bias"] = product.bias
             continue
         path, part = split_key(key.removeprefix(f"{component}."))
-        if part not in ("down", "up", "magnitude", "alpha"):
+        if part not in ("down", "up", "bias", "magnitude", "alpha"):
             raise ValueError(f"{component}'s {key} is no tensor of a LoRA in PEFT's format")
         found.setdefault((component, path), {})[part] = as_numpy(value)
     return found

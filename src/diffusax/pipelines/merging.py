@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from diffusax.models.network import Params
-from diffusax.models.weight_changes import merge
+from diffusax.models.weight_changes import Difference, merge
 from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.pipelines.adapters import Adapter, as_product
 from diffusax.runtime.layouts import in_order
@@ -57,6 +57,8 @@ def _changes(adapter: Adapter, products: bool) -> Iterable[tuple[str, str, Any]]
         for component, layers in adapter.components.items():
             for path, pair in layers.items():
                 yield component, f"{path}.kernel", as_product(pair)
+                for bias in pair[2:]:
+                    yield component, f"{path}.bias", Difference(bias)
 
 
 def _merged(
@@ -65,7 +67,10 @@ def _merged(
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
     unknown = set(changes) - {tree_name(path) for path, _ in leaves}
     if unknown:
-        raise ValueError(f"{component} has no {min(unknown)}, which an adapter changes")
+        raise ValueError(
+            f"{component} has no {min(unknown)}, which an adapter changes, so that it cannot be "
+            "merged; give it to calls as it is"
+        )
     return jax.tree.unflatten(
         structure, [_leaf(leaf, tree_name(path), changes) for path, leaf in leaves]
     )

@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 
 from diffusax import missing
 from diffusax.checkpoints import read_call_defaults, resolve
+from diffusax.checkpoints.keywords import NO_EFFECT, hub_keywords
 from diffusax.checkpoints.networks import check_safe
-from diffusax.checkpoints.publishing import Publishing
+from diffusax.checkpoints.publishing import Publishing, publishing_keywords
 from diffusax.missing import hinting
 from diffusax.models.network import Params, cast_params, floating_dtype
 from diffusax.pipelines.adapter_store import resolve_adapters
@@ -23,13 +24,15 @@ from diffusax.pipelines.custom import custom_class
 from diffusax.pipelines.diffusers_methods import DiffusersMethods
 from diffusax.pipelines.encoding_first import load_encoding_first
 from diffusax.pipelines.families import Component, Family
+from diffusax.pipelines.families.family import CONTROLNET, T2I_ADAPTER
+from diffusax.pipelines.foreign import CONVERTERS, own_pipeline
 from diffusax.pipelines.functional import Inputs, generate_fn, prepare_inputs
 from diffusax.pipelines.ip_adapter_methods import IPAdapterMethods
 from diffusax.pipelines.loading import (
     CLASSES,
     IGNORED,
-    WITHOUT_MEANING,
     class_for,
+    given_components,
     save_components,
     with_class_options,
 )
@@ -40,6 +43,7 @@ from diffusax.pipelines.single_file import SingleFile
 from diffusax.pipelines.step_callbacks import watch_call
 from diffusax.pipelines.textual_inversion import TextualInversion
 from diffusax.pipelines.unused import prepared
+from diffusax.runtime.bounded import check_untraced
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import (
     check_processes,
@@ -49,6 +53,8 @@ from diffusax.runtime.mesh import (
     mesh_of,
     mesh_on,
 )
+from diffusax.runtime.switches import settled
+from diffusax.samplers.schedulers.options import Options
 
 
 @hinting(missing.PIPELINE)
@@ -108,6 +114,9 @@ class DiffusionPipeline(
     def __init__(self, **components: Any):
         """Makes a pipeline of components, which are given under their names in a checkpoint.
 
+        Those of diffusers and transformers are converted. None leaves a component out, to save
+        memory: what needs it says so.
+
         encoder_mesh: the mesh of the text encoders, where they are on devices of their own.
 
         Raises:
@@ -129,7 +138,7 @@ class DiffusionPipeline(
             elif name not in IGNORED:
                 raise ValueError(f"{type(self).__name__} has no component {name!r}")
         for component in self.all_components:
-            if not component.optional and components.get(component.name) is None:
+            if not component.optional and component.name not in components:
                 raise ValueError(f"{type(self).__name__} needs {component.name}")
         self._check_tokenizers()
         # The denoiser's mesh comes first: others may have only this process's part of it.
@@ -139,9 +148,10 @@ class DiffusionPipeline(
             known = [n for n in known if self.family.role(n) != "text_encoder"]
         meshes = (mesh_of(self.parts.params[name]) for name in known)
         self.spread_over(next((mesh for mesh in meshes if mesh is not None), None))
-        self.parts.scheduler = with_class_options(self.parts.scheduler, self.scheduler_options)
-        # A scheduler that is assigned later may not say it: `FlowMatchEulerDiscreteScheduler()`.
-        self.parts.process = self.parts.scheduler.process
+        if (scheduler := self.parts.scheduler) is not None:
+            self.parts.scheduler = with_class_options(scheduler, self.scheduler_options)
+            # One that is assigned later may not say it: `FlowMatchEulerDiscreteScheduler()`.
+            self.parts.process = scheduler.process
 
     def spread_over(self, mesh: Mesh | str | None) -> Self:
         """Splits batches and parameters over a mesh, as `from_pretrained(mesh=)`, and returns self.
@@ -184,9 +194,10 @@ class DiffusionPipeline(
         return {name: getattr(self, name) for name in self.component_names}
 
     @property
-    def config(self) -> dict[str, Any]:
-        """The options in model_index.json."""
-        return self.parts.options
+    def config(self) -> Options:
+        """The options in model_index.json, by key and by attribute, and what was loaded."""
+        named = {} if self.name_or_path is None else {"_name_or_path": self.name_or_path}
+        return Options({"_class_name": type(self).__name__, **named, **self.parts.options})
 
     def register_to_config(self, **options: Any) -> None:
         """Sets options of model_index.json, such as `requires_aesthetics_score`."""
@@ -199,9 +210,12 @@ class DiffusionPipeline(
     def from_pipe(cls, pipe: "DiffusionPipeline", **components: Any) -> Self:
         """Makes a pipeline of this class from another's components; nothing is copied or compiled.
 
+        A pipeline of PyTorch diffusers is converted first, see `from_torch`.
+
         Raises:
             ValueError: the pipeline is of another family, or lacks a component.
         """
+        pipe = own_pipeline(DiffusionPipeline, pipe)
         if pipe.family.components != cls.family.components:
             raise ValueError(
                 f"{cls.__name__} is for {cls.family.name}; the pipeline is {pipe.family.name}"
@@ -210,7 +224,7 @@ class DiffusionPipeline(
         shared = {n: v for n, v in pipe.components.items() if n in cls.component_names}
         if pipe.parts.encoder_mesh is not None:
             components.setdefault("encoder_mesh", pipe.parts.encoder_mesh)
-        new = cls(**{**shared, **pipe.config, **components})
+        new = cls(**{**shared, **pipe.parts.options, **components})
         if "scheduler" not in components:
             new.parts.process = pipe.parts.process
         new.parts.adapters, new.parts.fused = pipe.parts.adapters, dict(pipe.parts.fused)
@@ -247,7 +261,8 @@ class DiffusionPipeline(
             path_or_repo: a folder, a Hub repository id, or "emoji" for the model in the package.
             torch_dtype: diffusers' name for `dtype`; PyTorch's dtypes are understood.
             dtype: the dtype of parameters and computation, a name or a JAX dtype; float32 by
-                default, and "auto" keeps the files'.
+                default, and "auto" keeps the files'. Or a dictionary of them by component, with
+                that of the others under "default".
             vae_dtype: the autoencoder's dtype, where it should differ.
             variant: the variant of the files, such as "fp16", where the checkpoint has one.
             revision: a branch, tag or commit of the repository.
@@ -268,14 +283,17 @@ class DiffusionPipeline(
             encoder_device: a device, or a mesh of devices, for the text encoders alone, whose
                 embeddings are copied from there; others are for the other networks then.
             **components: components to use instead of the checkpoint's (`vae=`, `unet=`,
-                `scheduler=`, `controlnet=` or `adapter=` a model or a list), or None for optional
-                ones.
+                `scheduler=`, `controlnet=` or `adapter=` a model or a list), also diffusers' and
+                transformers' own, or None for those that are not needed. Then force_download,
+                options of model_index.json, and diffusers' other keywords, most of which change
+                nothing here. Unknown ones are logged and left out.
 
         Raises:
             ValueError: the checkpoint cannot be found or read; says which file and why.
         """
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
         hub |= {"variant": variant, "local_files_only": local_files_only}
+        hub |= hub_keywords(components)
         encoder_mesh = None if encoder_device is None else mesh_on(encoder_device, "encoder_device")
         devices = devices_for(device, mesh, without=encoder_mesh)
         custom = None
@@ -284,9 +302,8 @@ class DiffusionPipeline(
             custom = custom_class(DiffusionPipeline, custom_pipeline, **consent)
         folder = resolve(path_or_repo, skip=tuple(components), **hub)
         target = custom or class_for(cls, folder)
-        given = {k: v for k, v in components.items() if k not in WITHOUT_MEANING}
+        given = given_components(target, components)
         wanted = torch_dtype if dtype is None else dtype
-        wanted = None if wanted == "auto" else "float32" if wanted is None else wanted
         places: dict[str, Any] = {"vae_dtype": vae_dtype, "variant": variant, "device": devices}
         if encoder_mesh is not None:
             given["encoder_mesh"] = places["encoder_mesh"] = encoder_mesh
@@ -298,6 +315,7 @@ class DiffusionPipeline(
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
         pipe.call_defaults, pipe.parts.encoded = read_call_defaults(folder), encoded
+        vars(pipe)["_name_or_path"] = str(path_or_repo)
         return pipe
 
     @classmethod
@@ -306,15 +324,16 @@ class DiffusionPipeline(
 
         Args:
             path_or_repo: a Hub repository id; a folder is returned as it is.
-            **options: variant, revision, token, local_files_only, cache_dir, and components, such
-                as `vae=None`, that are not needed.
+            **options: variant, revision, token, local_files_only, cache_dir, force_download, and
+                components, such as `vae=None`, that are not needed.
 
         Raises:
             ValueError: the checkpoint cannot be found or fetched; says why.
         """
         names = ("variant", "revision", "token", "local_files_only", "cache_dir")
         hub = {name: options.pop(name) for name in names if name in options}
-        skip = [n for n in options if n not in WITHOUT_MEANING | {"torch_dtype", "dtype"}]
+        hub |= hub_keywords(options)
+        skip = [name for name in options if name not in {*NO_EFFECT, "torch_dtype", "dtype"}]
         return str(resolve(path_or_repo, skip=skip, **hub))
 
     @classmethod
@@ -347,15 +366,31 @@ class DiffusionPipeline(
         save_directory: str | Path,
         safe_serialization: bool = True,
         variant: str | None = None,
+        max_shard_size: int | str | None = None,
+        push_to_hub: bool = False,
+        **hub: Any,
     ) -> None:
         """Writes a checkpoint that diffusers opens, with the parameters in `self.params`.
+
+        Args:
+            save_directory: the folder.
+            safe_serialization: must be True.
+            variant: a variant such as "fp16", for the names of the files.
+            max_shard_size: the size above which a network's file is split, in bytes or as "5GB".
+            push_to_hub: whether to upload the files, too.
+            **hub: options of `push_to_hub`, and repo_id, by default the folder's name.
 
         Raises:
             ValueError: safe_serialization is off, or a network is a PyTorch module's.
         """
         check_safe(safe_serialization)
         options: dict[str, Any] = {"variant": variant, "call_defaults": self.call_defaults}
-        save_components(Path(save_directory), type(self), self.parts, **options)
+        options["max_shard_size"] = max_shard_size
+        folder = Path(save_directory)
+        save_components(folder, type(self), self.parts, **options)
+        pushed = publishing_keywords(f"{type(self).__name__}.save_pretrained", hub)
+        if push_to_hub:
+            self.push_to_hub(pushed.pop("repo_id", folder.name), variant=variant, **pushed)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Casts the parameters to a floating-point dtype, given by name or PyTorch's; returns self.
@@ -369,6 +404,11 @@ class DiffusionPipeline(
         return self
 
     @property
+    def is_double(self) -> bool:
+        """Whether some parameters are of 64 bits."""
+        return any(model.is_double for model in self.parts.models.values())
+
+    @property
     def generate_fn(self) -> Callable[[Params, Inputs], jax.Array]:
         """The whole call as a pure function, to jit, vmap or differentiate.
 
@@ -377,10 +417,17 @@ class DiffusionPipeline(
         """
         return generate_fn(self.parts)
 
+    @settled
     def prepare_inputs(self, *args: Any, **kwargs: Any) -> Inputs:
         """Returns the inputs of `generate_fn` for the arguments of a call."""
         bound = inspect.signature(type(self).__call__).bind(self, *args, **kwargs)
         bound.apply_defaults()
+        self._require()
+        if bound.arguments.get("generator") is not None:
+            raise ValueError(
+                "generator stands for PyTorch's numbers, which generate_fn, for which inputs are "
+                "prepared, does not draw; give seed, or latents with these numbers"
+            )
         with in_mesh(self.parts.local_mesh):
             c, call = resolve_adapters(self.parts, check_call(bound.arguments))
             if c is not self.parts:
@@ -390,12 +437,25 @@ class DiffusionPipeline(
                 )
             return prepare_inputs(c, self.task, call)
 
+    def __copy__(self) -> Self:
+        """Returns a pipeline with the same components, to which others can be assigned alone."""
+        new = object.__new__(type(self))
+        vars(new).update(vars(self), parts=self.parts.copied())
+        return new
+
     def __repr__(self) -> str:
         lines = [f"  {name}: {value!r}" for name, value in self.components.items()]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
+    @settled
     def _generate(self, given: dict[str, Any]) -> Any:
         """Returns the result of a call with these arguments, by name."""
+        self._require(decodes=given.get("output_type") != "latent")
+        check_untraced(
+            {name: value for name, value in given.items() if name != "self"},
+            "a call makes images; pipe.generate_fn(params, inputs) is its pure function, and "
+            "pipe.prepare_inputs gives the inputs",
+        )
         call = with_default_generator(check_call(given))
         c, call = resolve_adapters(self.parts, call)
         run = prepared(self.task, c, call)
@@ -413,6 +473,17 @@ class DiffusionPipeline(
         self.maybe_free_model_hooks()
         return result
 
+    def _require(self, *, decodes: bool = True) -> None:
+        """Raises ValueError where the pipeline lacks what a call needs."""
+        family = self.family
+        self.parts.require(*family.names("denoiser"), family.scheduler_name)
+        if decodes:
+            self.parts.require(*family.names("autoencoder"))
+        if CONTROLNET in self.all_components or T2I_ADAPTER in self.all_components:
+            steering = CONTROLNET if CONTROLNET in self.all_components else T2I_ADAPTER
+            if not self.parts.of_role(steering.role):
+                self.parts.require(steering.name)
+
     def _check_tokenizers(self) -> None:
         parts = self.parts
         for encoder in self.family.text_encoders:
@@ -423,7 +494,3 @@ class DiffusionPipeline(
             if tokenizer is not None and model is not None and hasattr(tokenizer, "check_fits"):
                 positions = getattr(model.config, "max_position_embeddings", None)
                 tokenizer.check_fits(model.config.vocab_size, positions)
-
-
-CONVERTERS: dict[str, Callable[..., Any]] = {}
-"""The functions that convert other libraries' pipelines, added by the modules that import them."""

@@ -1,5 +1,6 @@
 """Turns the texts of a call into the embeddings of each branch of guidance."""
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -21,6 +22,7 @@ from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan import Prompt, Tokens
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import Program
+from diffusax.runtime.switches import settled
 from diffusax.tensors import as_tensors
 
 Found = Mapping[str, Prompt]
@@ -96,6 +98,21 @@ def count_prompts(call: Call) -> int:
     return len(prompts)
 
 
+def prompt_for_each_image(call: Call) -> Call:
+    """Returns a call that starts from several images with its one prompt for each of them."""
+    listed = isinstance(call.image, list | tuple) or getattr(call.image, "ndim", 0) == 4
+    count = len(call.image) if listed else 1
+    texts = [] if call.prompt is None else as_list(call.prompt)
+    if count < 2 or len(texts) != 1 or (call.num_images_per_prompt or 1) > 1:
+        return call
+    names = ("prompt", "prompt_2", "prompt_3")
+    given = {n: getattr(call, n) for n in (*names, *(f"negative_{name}" for name in names))}
+    repeated: dict[str, Any] = {
+        n: as_list(text) * count for n, text in given.items() if text is not None
+    }
+    return dataclasses.replace(call, **repeated)
+
+
 def embed_prompts(c: Components, call: Call, branches: int, length: int | None = None) -> Prompt:
     """Returns the embeddings of the call's prompts, b k ... with k branches.
 
@@ -142,6 +159,12 @@ def embed_prompts(c: Components, call: Call, branches: int, length: int | None =
             "prompt_embeds and negative_prompt_embeds must have the same shape (got "
             f"{found[''].context.shape} and {found['negative_'].context.shape}){more}"
         )
+    if texts and c.context_dim not in (None, shapes[0][-1]):
+        raise ValueError(
+            f"the text encoders give embeddings of a width of {shapes[0][-1]}, and the "
+            f"{c.denoiser.components[0]} attends to {c.context_dim}; load the pipeline with all "
+            "its text encoders, or give prompt_embeds"
+        )
     return stack_prompts(found, branches=branches, repeats=call.num_images_per_prompt or 1)
 
 
@@ -180,6 +203,7 @@ def encodes_prompts(method: Any) -> Any:
     """
     signature = inspect.signature(method)
 
+    @settled
     @functools.wraps(method)
     def encode(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         bound = signature.bind(self, *args, **kwargs)
@@ -300,10 +324,10 @@ def _given(c: Components, call: Call, prefix: str) -> Prompt:
     """Returns the call's embeddings in the denoiser's dtype. prefix: "" or "negative_"."""
     first, *others = (f"{prefix}{name}" for name in c.family.embeds)
     if c.family.pad_embeds is not None:
-        arrays = _list_of_embeds(first, getattr(call, first), c.denoiser.context_dim)
+        arrays = _list_of_embeds(first, getattr(call, first), c.context_dim)
         padded = c.family.pad_embeds(arrays)
         return padded._replace(context=padded.context.astype(c.dtype))
-    embeds = [check_embeds(first, getattr(call, first), 3, c.denoiser.context_dim)]
+    embeds = [check_embeds(first, getattr(call, first), 3, c.context_dim)]
     for name in others:
         if getattr(call, name) is None:
             raise ValueError(f"{name} must be given with {first}; see encode_prompt")
@@ -319,6 +343,8 @@ def _list_of_embeds(name: str, embeds: Any, width: int | None) -> list[Any]:
         ValueError: they have another shape, or are not numbers.
     """
     if isinstance(embeds, list | tuple):
+        if not embeds:
+            raise ValueError(f"{name} must have at least one array (tokens, width) (got none)")
         return [check_embeds(name, x, 2, width, axes="a list of (tokens, width)") for x in embeds]
     return list(check_embeds(name, embeds, 3, width))
 

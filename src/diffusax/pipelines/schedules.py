@@ -29,6 +29,7 @@ def make_schedule(
     Raises:
         ValueError: no rows are left, or the sampler is for networks of another kind.
     """
+    c.require(c.family.scheduler_name)
     # CosXL is trained as EDM is, and its checkpoints may come with any scheduler.
     if c.process is not None and not c.options.get("is_cosxl_edit"):
         check_process(f"scheduler={c.scheduler.class_name}", c.scheduler, c.process)

@@ -3,12 +3,16 @@
 from pathlib import Path
 from typing import Any, Self
 
+from diffusax.checkpoints.keywords import hub_keywords
 from diffusax.checkpoints.locate import config_folder, find_file
 from diffusax.checkpoints.single_file import Reading, opened_view
 from diffusax.checkpoints.single_file.original_config import prediction_of
 
 WITHOUT_MEANING = frozenset(
-    ("disable_mmap", "num_in_channels", "image_size", "load_safety_checker", "upcast_attention")
+    (
+        *("num_in_channels", "image_size", "upcast_attention", "scheduler_type", "model_type"),
+        *("from_safetensors", "stable_unclip", "config_files"),
+    )
 )
 """The arguments of diffusers' from_single_file that are accepted and change nothing."""
 
@@ -55,7 +59,8 @@ class SingleFile:
             local_files_only: whether to use only files that were downloaded before.
             cache_dir: the folder of downloads, instead of the one in HF_HOME.
             **options: torch_dtype, dtype, vae_dtype, device, mesh, and components to use instead of
-                the file's, as in `from_pretrained`.
+                the file's, as in `from_pretrained`; force_download. Unknown ones are logged and
+                left out.
 
         Raises:
             ValueError: the file cannot be found or read, lacks a component, or does not say what is
@@ -65,11 +70,14 @@ class SingleFile:
             **{"token": token, "cache_dir": cache_dir},
             **{"local_files_only": local_files_only, "revision": revision},
         }
-        options = {name: value for name, value in options.items() if name not in WITHOUT_MEANING}
+        hub |= hub_keywords(options)
+        original_config = options.pop("original_config_file", original_config)
+        left_out = {*WITHOUT_MEANING, *hub, "use_auth_token"}
+        options = {name: value for name, value in options.items() if name not in left_out}
         wanted = prediction_type or prediction_of(original_config)
         scheduler = options.get("scheduler")
         if wanted is None and scheduler is not None:
-            wanted = getattr(scheduler, "prediction_type", None)
+            wanted = getattr(scheduler, "config", {}).get("prediction_type")
         reading = Reading(
             config_folder(config, **hub), wanted, use_ema or extract_ema, frozenset(options)
         )

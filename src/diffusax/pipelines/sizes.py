@@ -68,7 +68,8 @@ def _check_memory(c: Components, b: int, height: int, width: int) -> None:
     if jax.default_backend() != "cpu" or (total := host_memory()) is None:
         return
     # The decoder's last level, its input and output in float32: a lower bound.
-    channels = getattr(c.autoencoder.config, "block_out_channels", (64,))[0]
+    config = getattr(c.models.get(c.autoencoder_name or ""), "config", None)
+    channels = getattr(config, "block_out_channels", (64,))[0]
     needed = b * height * width * channels * 8
     if needed > total:
         raise ValueError(

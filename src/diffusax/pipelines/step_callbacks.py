@@ -33,6 +33,11 @@ _PICTURES = (
     *("latents", "image", "image_latents", "mask", "masked_image_latents", "control_image"),
 )
 """The pictures that callbacks may read, by diffusers' names."""
+_TOLD = (
+    *("clip_skip", "guidance_rescale", "image_guidance_scale", "lora_scale"),
+    *("denoising_start", "denoising_end"),
+)
+"""The arguments that the pipeline tells of its last call."""
 _CHANGEABLE = ("latents", "mask", "control_image")
 
 
@@ -60,6 +65,7 @@ def watch_call(
     """
     # Callbacks read these from the pipeline.
     vars(pipe).update(_guidance_scale=call.guidance_scale, _num_timesteps=len(run.schedule))
+    vars(pipe)["_last_call"] = {name: getattr(call, name) for name in _TOLD}
     on_row: OnRow | None = None
     if call.callback_on_step_end is not None:
         on_row = functools.partial(_call_back, pipe, call)
@@ -103,7 +109,9 @@ def _call_back(
     readable, form = pipe.family.callback_tensors, pipe.parts.latents
     tensors = {name: _tensor(name, pipe.family, run, state, form) for name in names}
     timestep, freeu = float(run.schedule.timesteps[row]), pipe.parts.freeu
+    vars(pipe)["_current_timestep"] = timestep
     result, changed = _changes(pipe, call, row, timestep, tensors)
+    vars(pipe)["_current_timestep"] = None
     for name, value in changed.items():
         state, run = _take(name, value, readable, run, state, form)
     scale = pipe.guidance_scale

@@ -24,7 +24,7 @@ from diffusax.pipelines.composed_prompts import (
 from diffusax.pipelines.encoding_pixels import encode_pixels
 from diffusax.pipelines.image_prompts import image_prompts
 from diffusax.pipelines.plan import Inpainting, Plan, PreparedRun, StepInputs
-from diffusax.pipelines.prompts import count_prompts, embed_prompts
+from diffusax.pipelines.prompts import count_prompts, embed_prompts, prompt_for_each_image
 from diffusax.pipelines.references import with_references
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import (
@@ -74,6 +74,7 @@ def consistency_image_to_image(c: Components, call: Call) -> PreparedRun:
 
 def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
     """Prepares a run that starts from images. start: options of `make_schedule`."""
+    call = prompt_for_each_image(call)
     b = count_images(call)
     wanted = image_size(c, call) if c.family.resizes_images else (call.height, call.width)
     pixels = read_pixels(c, call, *wanted)
@@ -94,6 +95,7 @@ def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
 
 def instruct(c: Components, call: Call) -> PreparedRun:
     """Prepares a run that edits images as the prompt says (Brooks et al. 2023, InstructPix2Pix)."""
+    call = prompt_for_each_image(call)
     b = count_images(call)
     resized = image_size(c, call) if c.family.resizes_edits else (None, None)
     pixels = read_pixels(c, call, *resized)

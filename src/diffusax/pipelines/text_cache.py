@@ -16,14 +16,17 @@ from diffusax.models.network import Network, Params
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan import Prompt, Tokens
 from diffusax.pipelines.prompts import encode_texts
+from diffusax.runtime.copies import Copyable
 
 
-class TextCache:
+class TextCache(Copyable):
     """The embeddings of the last texts, each of which is encoded by itself.
 
     So they are the same bits whatever other texts a call has, and the empty negative prompt is
     encoded once. The cache keeps neither the parameters of text encoders nor adapters in memory.
     """
+
+    fresh = ("_lock", "_found")
 
     def __init__(self, size: int = 256):
         """Makes an empty cache. size: the number of texts that it keeps."""

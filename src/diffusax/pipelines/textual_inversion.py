@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from diffusax.checkpoints.embeddings import ENCODERS, Embedding, read_embeddings
+from diffusax.checkpoints.keywords import take_keywords
 from diffusax.models.network import Model
 from diffusax.models.token_table import has_table, read_rows, write_rows
 from diffusax.pipelines.arguments import as_list
@@ -23,8 +24,6 @@ _TRAINED_FOR = {
     1280: "the second text encoder of Stable Diffusion XL",
 }
 """The models whose embeddings have as many numbers, for errors."""
-
-_IGNORED = {"force_download", "proxies", "mirror", "use_safetensors"}
 
 Words = dict[str, np.ndarray]
 """Words with their embeddings, n d."""
@@ -48,7 +47,7 @@ class TextualInversion:
         hf_token: str | bool | None = None,
         cache_dir: str | Path | None = None,
         local_files_only: bool = False,
-        **ignored: Any,
+        **keywords: Any,
     ) -> None:
         """Loads embeddings of textual inversion (Gal et al. 2022), whose words prompts may have.
 
@@ -71,17 +70,15 @@ class TextualInversion:
             hf_token: the token for a private or gated repository.
             cache_dir: the folder of downloads, instead of the one in HF_HOME.
             local_files_only: whether to use only files that were downloaded before.
-            **ignored: force_download, proxies, mirror and use_safetensors, which diffusers has and
-                which have no meaning here.
+            **keywords: force_download, and diffusers' others, which change nothing here.
 
         Raises:
             ValueError: a file is missing, a pickle or no embedding, its vectors do not fit the text
                 encoder, or a word is in the vocabulary already; nothing is loaded then.
             TypeError: there is no such argument.
         """
-        if unknown := set(ignored) - _IGNORED:
-            raise TypeError(f"load_textual_inversion() has no argument {unknown.pop()!r}")
         hub = {"revision": revision, "token": hf_token, "cache_dir": cache_dir}
+        hub |= take_keywords("load_textual_inversion", keywords, strict=True)[1]
         found = read_embeddings(
             pretrained_model_name_or_path,
             token,

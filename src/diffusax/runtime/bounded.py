@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +239,22 @@ def _byte_limit() -> float:
 
 def _aval(leaf: Any) -> Any:
     return getattr(leaf, "shape", ()), getattr(leaf, "dtype", type(leaf))
+
+
+def check_untraced(given: Mapping[str, Any], instead: str) -> None:
+    """Raises an error for values that jit, grad, vmap or scan trace where numbers are needed.
+
+    given: the values by the arguments' names. instead: what can be traced, for the error.
+
+    Raises:
+        ValueError: a value is, or holds, a tracer; names it.
+    """
+    for name, value in given.items():
+        if is_traced(value):
+            raise ValueError(
+                f"{name} is traced by jit, grad, vmap or scan (got {value!s:.80}) and must be "
+                f"known when a function is traced; {instead}"
+            )
 
 
 def is_traced(tree: Any) -> bool:

@@ -14,6 +14,7 @@ from diffusax.files import written_whole
 from diffusax.runtime.images import NO_IMAGES
 from diffusax.runtime.lowering import PLATFORMS
 from diffusax.runtime.mesh import tree_name
+from diffusax.runtime.noise import as_key
 from diffusax.runtime.program import Request
 
 # The calls of cuDNN's kernels, which JAX does not promise to keep as long as StableHLO itself.
@@ -82,7 +83,7 @@ def _export(
 
     def run(arguments: dict[str, Any]) -> Any:
         given = [
-            jax.random.wrap_key_data(arguments[name]) if is_key else arguments[name]
+            as_key(arguments[name]) if is_key else arguments[name]
             for name, is_key in zip(names, keys)
         ]
         dynamic = dict(zip(program.dynamic, jax.tree.unflatten(treedef, given)))

@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from diffusax.runtime.layouts import ORDERS, is_kernel, platform_of
+from diffusax.runtime.switches import own_switches
 
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
@@ -85,7 +86,13 @@ def make_mesh(
 
 def in_mesh(mesh: Mesh | None) -> Any:
     """Returns the context in which programs for the mesh are traced and called."""
-    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+    return own_switches() if mesh is None else _in_mesh(mesh)
+
+
+@contextlib.contextmanager
+def _in_mesh(mesh: Mesh) -> Iterator[None]:
+    with own_switches(), jax.set_mesh(mesh):
+        yield
 
 
 def check_processes(mesh: Mesh) -> None:

@@ -25,6 +25,7 @@ _INDEX = {
 }
 _LIMIT = 2**64
 _WORD = 2**32
+_IMPLEMENTATION = "threefry2x32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +113,31 @@ class _Stream:
         return np.asarray(draw_from(self.generator, shape))
 
 
+def seed_key(seed: Any) -> jax.Array:
+    """Returns the random key of a seed, of the one implementation that all numbers come from."""
+    return jax.random.key(seed, impl=_IMPLEMENTATION)
+
+
+def as_key(key: jax.Array) -> jax.Array:
+    """Returns a random key, or several, of which an older one is an array of integers, ... k.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key
+    if key.dtype != jnp.uint32 or key.ndim == 0 or key.shape[-1] not in (2, 4):
+        raise ValueError(
+            "a random key must be one of jax.random.key, or an older one, integers uint32 of shape "
+            f"(..., 2) or (..., 4) (got {key.dtype} of shape {key.shape})"
+        )
+    return jax.random.wrap_key_data(key, impl=_IMPLEMENTATION if key.shape[-1] == 2 else "rbg")
+
+
 @jax.jit
 def image_keys(seeds: jax.Array, indices: jax.Array) -> jax.Array:
     """Returns one key per image: fold_in(key(seed), index), whatever else is in the batch."""
-    return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seeds, indices)
+    return jax.vmap(lambda s, i: jax.random.fold_in(seed_key(s), i))(seeds, indices)
 
 
 @jax.jit
@@ -147,7 +169,7 @@ def draw_rows(keys: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array:
     indices = jnp.broadcast_to(index, keys.shape)
 
     def draw(key: jax.Array, index: jax.Array) -> jax.Array:
-        return jax.random.normal(jax.random.fold_in(key, index), shape)
+        return jax.random.normal(jax.random.fold_in(key, index), shape, jnp.float32)
 
     return jax.vmap(draw)(keys, indices)
 
@@ -195,7 +217,7 @@ def draw_from(generator: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(generator, jax.Array) and (
         jnp.issubdtype(generator.dtype, jax.dtypes.prng_key) or generator.dtype == jnp.uint32
     ):
-        return jax.random.normal(generator, shape)
+        return jax.random.normal(as_key(generator), shape, jnp.float32)
     if isinstance(generator, int | np.integer) and not isinstance(generator, bool):
         return TorchGenerator(int(generator)).randn(shape)
     raise ValueError(

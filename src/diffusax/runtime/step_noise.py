@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.runtime.brownian import BrownianNoise, Motion
-from diffusax.runtime.noise import draw_from, draw_noise
+from diffusax.runtime.noise import as_key, draw_from, draw_noise, seed_key
 from diffusax.runtime.torch_random import TorchGenerator
 from diffusax.tensors import is_tensor
 
@@ -51,7 +51,7 @@ class StepNoise:
         if self._motion is not None:
             return self._from_motion(self._motion, shape, first + row)
         if generator is None:
-            generator = jax.random.key(self._seed)
+            generator = seed_key(self._seed)
         if isinstance(generator, jax.Array):
             return draw_noise(_keys(generator, shape[0]), shape[1:], np.uint32(row + 1))
         several = generator if isinstance(generator, list | tuple) else [generator]
@@ -113,8 +113,12 @@ def is_stateful(generator: Any) -> bool:
 @functools.partial(jax.jit, static_argnums=1)
 def _keys(key: jax.Array, images: int) -> jax.Array:
     """Returns one key for each image: key i of several, or fold_in(key, i)."""
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.wrap_key_data(key)
+    key = as_key(key)
     if key.ndim:
+        if key.shape != (images,):
+            raise ValueError(
+                f"generator must be one random key, or one for each of the {images} images (got "
+                f"keys of shape {key.shape})"
+            )
         return key
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(images))

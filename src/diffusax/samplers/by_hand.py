@@ -16,6 +16,7 @@ import numpy as np
 
 from diffusax.runtime.bounded import BoundedJit, is_traced
 from diffusax.runtime.step_noise import StepNoise, default_generator, is_stateful
+from diffusax.runtime.switches import settled
 from diffusax.samplers.rows import SLOTS, Row, Schedule, Table
 from diffusax.samplers.runs import Sampler, cached_schedule
 from diffusax.samplers.step import step
@@ -100,6 +101,7 @@ def new_run(scheduler: Stepping, options: dict[str, Any]) -> HandRun:
     return HandRun(options, whole, StepNoise(whole.motion))
 
 
+@settled
 def take_step(
     scheduler: Stepping,
     run: HandRun,
@@ -151,9 +153,33 @@ def functional_step(
         prediction: b ..., what the network says of row.in_scale * state[0] at row.timestep.
         noise: b ..., standard normal; None for samplers that draw none.
     """
+    _check_shapes(state, row, prediction, noise)
     x = state[0]
     drawn = jnp.zeros_like(x) if noise is None else noise
     return step(lambda *_: prediction, state, row, lambda: drawn)
+
+
+def _check_shapes(state: Any, row: Any, prediction: Any, noise: Any) -> None:
+    """Raises ValueError unless the arguments of `functional_step` are of its shapes."""
+    shapes = [np.shape(x) for x in (state, row.in_scale, prediction, noise)]
+    slots, scale, predicted, drawn = shapes
+    if not slots or slots[0] != SLOTS:
+        raise ValueError(
+            f"state must have shape ({SLOTS}, batch, ...), as scheduler.functional and each step "
+            f"return it, with the sample in slot 0 (got {slots})"
+        )
+    if scale not in ((), slots[1:2]):
+        raise ValueError(
+            "row must be one row of the table, jax.tree.map(lambda column: column[i], table), as "
+            f"jax.lax.scan gives it (got one whose in_scale has shape {scale})"
+        )
+    if (*predicted[:-1], 0) != (*slots[1:-1], 0) or predicted[-1] < slots[-1]:
+        raise ValueError(
+            f"prediction must have the sample's shape {slots[1:]}, in the same layout (got "
+            f"{predicted})"
+        )
+    if noise is not None and drawn != slots[1:]:
+        raise ValueError(f"noise must have the sample's shape {slots[1:]} (got {drawn})")
 
 
 def noisy_step(
@@ -167,6 +193,15 @@ def noisy_step(
     if noise is None:
         raise ValueError("noise must be given to this sampler's step: normal numbers b ...")
     return functional_step(state, row, prediction, noise)
+
+
+def check_alike(name: str, x: jax.Array, noise: jax.Array) -> None:
+    """Raises ValueError unless noise has the shape of the argument of this name."""
+    if noise.shape != x.shape:
+        raise ValueError(
+            f"noise must have the shape of {name}, {x.shape}, in the same layout (got "
+            f"{noise.shape})"
+        )
 
 
 def check_eager(name: str, *arrays: Any) -> None:
@@ -192,7 +227,8 @@ def place_of(timesteps: np.ndarray, timestep: Any) -> int | None:
     wanted = read_timestep(timestep)
     distances = np.abs(timesteps - np.float32(wanted))
     nearest = timesteps[distances.argmin()]
-    if distances.min() > _tolerance(timesteps):
+    # Timesteps that are not finite, as extreme options make them, are near none.
+    if not distances.min() <= _tolerance(timesteps):
         return None
     places = np.flatnonzero(timesteps == nearest)
     return int(places[0] if len(places) == 1 or not places[0] else places[1])
@@ -245,7 +281,12 @@ def read_timestep(timestep: Any) -> float:
 
 def as_jax(value: Any) -> jax.Array:
     """Returns an array, or a tensor of PyTorch, as an array of JAX."""
-    return value if isinstance(value, jax.Array) else jnp.asarray(as_numpy(value))
+    if isinstance(value, jax.Array):
+        return value
+    array = as_numpy(value)
+    if array.dtype.kind not in "biufV":
+        raise ValueError(f"arrays of numbers are needed here (got {value!r:.80})")
+    return jnp.asarray(array)
 
 
 def _tolerance(timesteps: np.ndarray) -> float:

@@ -32,8 +32,9 @@ class FlowWeighting:
     def sample(self, key: jax.Array) -> jax.Array:
         """Returns a random sigma from 0 to 1, without any shift."""
         if self.scheme == "logit_normal":
-            return jax.nn.sigmoid(self.logit_std * jax.random.normal(key) - self.logit_mean)
-        u = jax.random.uniform(key)
+            drawn = jax.random.normal(key, dtype=jnp.float32)
+            return jax.nn.sigmoid(self.logit_std * drawn - self.logit_mean)
+        u = jax.random.uniform(key, dtype=jnp.float32)
         if self.scheme == "mode":
             return u + self.mode_scale * (jnp.cos(math.pi * u / 2) ** 2 - 1 + u)
         return u

@@ -32,9 +32,18 @@ class Betas(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def betas_of(options: Betas) -> np.ndarray:
-    """Returns the variance of the noise that each training timestep adds, float32, read-only."""
+    """Returns the variance of the noise that each training timestep adds, float32, read-only.
+
+    Raises:
+        ValueError: trained_betas are fewer than the timesteps.
+    """
     n, beta_start, beta_end, beta_schedule, trained_betas, rescale_zero_snr, _ = options
     if trained_betas is not None:
+        if len(trained_betas) < n:
+            raise ValueError(
+                f"trained_betas must have a number for each of num_train_timesteps={n} (got "
+                f"{len(trained_betas)})"
+            )
         betas = np.asarray(trained_betas, np.float32)
     elif beta_schedule == "linear":
         betas = _linspace(beta_start, beta_end, n)
@@ -117,9 +126,17 @@ def sigmas_to_timesteps(sigmas: np.ndarray, every: np.ndarray) -> np.ndarray:
 
 
 def karras_sigmas(n: int, low: float, high: float, *, rho: float = 7.0) -> np.ndarray:
-    """Returns n sigmas from `high` down to `low` (Karras et al. 2022, equation 5)."""
+    """Returns n sigmas from `high` down to `low` (Karras et al. 2022, equation 5).
+
+    Raises:
+        ValueError: rho is so small that the powers have no numbers.
+    """
     ramp = np.linspace(0, 1, n)
-    return (high ** (1 / rho) + ramp * (low ** (1 / rho) - high ** (1 / rho))) ** rho
+    try:
+        first, last = high ** (1 / rho), low ** (1 / rho)
+    except OverflowError:
+        raise ValueError(f"rho must be larger for sigma_max={high:g} (got {rho:g})") from None
+    return (first + ramp * (last - first)) ** rho
 
 
 def exponential_sigmas(n: int, low: float, high: float) -> np.ndarray:

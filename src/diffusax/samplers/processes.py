@@ -122,9 +122,9 @@ class Diffusion:
         """An index from 0 to the last, int32; all alike without probabilities."""
         count = len(self.alphas_cumprod)
         if probabilities is None:
-            return jax.random.randint(key, (), 0, count)
+            return jax.random.randint(key, (), 0, count, jnp.int32)
         below = jnp.asarray(np.cumsum(probabilities)[:-1], jnp.float32)
-        drawn = jnp.searchsorted(below, jax.random.uniform(key), side="right")
+        drawn = jnp.searchsorted(below, jax.random.uniform(key, dtype=jnp.float32), side="right")
         return drawn.astype(jnp.int32)
 
     def target(

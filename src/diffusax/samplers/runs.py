@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
+from diffusax.runtime.bounded import check_untraced
 from diffusax.runtime.brownian import Motion
 from diffusax.samplers.rows import CLEAN, Row, Schedule
 
@@ -256,6 +257,9 @@ def checked_options(
     Raises:
         ValueError: one is not a number, or not numbers.
     """
+    given = {"num_inference_steps": steps, "timesteps": timesteps, "sigmas": sigmas, "eta": eta}
+    given |= {"strength": strength, "mu": mu}
+    check_untraced(given | {"original_inference_steps": original_inference_steps}, _TRACED)
     counts = {
         "the number of steps (num_inference_steps)": steps,
         "original_inference_steps": original_inference_steps,
@@ -275,8 +279,15 @@ def checked_options(
     }
 
 
+_TRACED = (
+    "the table of a run is computed from numbers before, and its arrays, which "
+    "scheduler.functional and pipe.prepare_inputs return, may be changed in traced functions"
+)
+
+
 def whole_number(name: str, value: Any) -> int:
     """Returns an argument as an integer; raises ValueError if it is not one."""
+    check_untraced({name: value}, _TRACED)
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ValueError(f"{name} must be a whole number (got {value!r})")
     return operator.index(value)

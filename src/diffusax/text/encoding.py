@@ -1,6 +1,6 @@
 """Tokenizes texts as transformers' tokenizers are called: to `input_ids` and `attention_mask`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,12 @@ _PADDING = {
     "max_length": "max_length",
     "do_not_pad": "do_not_pad",
 }
+_UNUSED = (
+    *("text_pair", "return_overflowing_tokens", "return_special_tokens_mask", "stride"),
+    *("return_offsets_mapping", "return_token_type_ids", "is_split_into_words", "verbose"),
+    *("pad_to_multiple_of",),
+)
+"""The options of transformers' calls that texts for images do not need."""
 _TRUNCATION = {
     True: True,
     False: False,
@@ -22,6 +28,18 @@ _TRUNCATION = {
     "only_first": True,
     "do_not_truncate": False,
 }
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises TypeError for options of a call that are unknown, and ValueError for those asked for.
+
+    options: what a call is given besides its arguments.
+    """
+    for name, value in options.items():
+        if name not in _UNUSED:
+            raise TypeError(f"a tokenizer's call has no argument {name!r}")
+        if value:
+            raise ValueError(f"{name} must be left out (got {value!r}): it has no meaning here")
 
 
 def padding_of(padding: Any) -> str:
@@ -71,16 +89,17 @@ def padded(
     return ids, masks
 
 
-def as_tensors(rows: list[list[int]], kind: str | None) -> Any:
+def as_tensors(rows: list[Any], kind: str | None) -> Any:
     """Converts rows of tokens to what a call's `return_tensors` asks for; None for lists.
 
     Raises:
         ValueError: rows differ in length, or the kind is unknown.
         ImportError: it is "pt", and PyTorch is not installed.
     """
-    if kind is not None and len({len(row) for row in rows}) > 1:
+    nested = [row for row in rows if isinstance(row, list)]
+    if kind is not None and len({len(row) for row in nested}) > 1:
         raise ValueError(
             "return_tensors needs rows of one length: pass padding=True and truncation=True (got "
-            f"rows of {', '.join(str(len(row)) for row in rows)} tokens)"
+            f"rows of {', '.join(str(len(row)) for row in nested)} tokens)"
         )
     return rows if kind is None else as_kind(np.array(rows, np.int64), kind)

@@ -1,8 +1,8 @@
-"""The tokenizers of language models, read from tokenizer.json: byte pairs (Qwen), unigrams (T5).
+"""The tokenizers of language models: byte pairs (Qwen), unigrams (T5).
 
-The ids are those of transformers' AutoTokenizer. The `tokenizers` library runs the pipeline that
-the file describes; what pads, what is special, how long texts may be and how a chat looks is in the
-files beside it.
+The ids are those of transformers 5. The `tokenizers` library runs the pipeline, see
+`language_pipelines`; what pads, what is special, how long texts may be and how a chat looks is in
+the files beside the vocabulary.
 """
 
 import dataclasses
@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from diffusax.files import load_json, read_text, write_json, written_whole
 from diffusax.tensors import BatchEncoding
 from diffusax.text.chat import render_chat
-from diffusax.text.encoding import as_tensors, padded, padding_of, truncates
+from diffusax.text.encoding import as_tensors, check_options, padded, padding_of, truncates
+from diffusax.text.language_pipelines import byte_pairs, put_around, unigrams
 from diffusax.text.tokenizer import checked_texts
 from diffusax.text.tokenizer_files import check_sides, special_tokens
+from diffusax.text.vocabulary import Vocabulary
 
 _UNBOUNDED = 10**20
 """What transformers writes as model_max_length where there is none is above this."""
@@ -29,8 +31,8 @@ _UNSUPPORTED = ("continue_final_message", "return_assistant_tokens_mask", "sanit
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LanguageTokenizer:
-    """Converts texts to ids with the pipeline of a tokenizer.json.
+class LanguageTokenizer(Vocabulary):
+    """Converts texts to ids with the pipeline of a language model.
 
     special: the special tokens by name, such as pad_token. model_max_length: the most tokens of a
     text, None for any number. config: the contents of tokenizer_config.json.
@@ -44,14 +46,13 @@ class LanguageTokenizer:
 
     class_names: ClassVar[tuple[str, ...]] = ()
     """The names of transformers' classes that the files may give."""
-    model_type: ClassVar[str] = ""
-    """The kind of model in tokenizer.json."""
     defaults: ClassVar[dict[str, str]] = {}
     """The special tokens that tokenizer_config.json need not name."""
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Self:
-        """Reads the tokenizer of a checkpoint: tokenizer.json and the files beside it.
+        """Reads the tokenizer of a checkpoint: tokenizer.json, or what older checkpoints have in
+        its place, and the files beside it.
 
         Raises:
             ValueError: a file is missing or broken, or belongs to another kind of tokenizer.
@@ -66,14 +67,29 @@ class LanguageTokenizer:
             )
         check_sides(config, source)
         special, added = special_tokens(folder, {**cls.defaults, **config})
-        tokenizer = _read_tokenizer(folder / "tokenizer.json", cls.model_type)
+        tokenizer, own = cls._pipeline(folder, config)
         tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
-        tokenizer.add_tokens(added)
+        known = {token.content for token in added}
+        tokenizer.add_tokens([*added, *(token for token in own if token.content not in known)])
+        cls._complete(tokenizer, special, config)
         length = config.get("model_max_length", _UNBOUNDED + 1)
-        if not isinstance(length, int | float) or length < 1:
+        if not isinstance(length, int | float) or not length >= 1:
             raise ValueError(f"{source}: model_max_length must be from 1 up (got {length!r})")
         limit = None if length > _UNBOUNDED else int(length)
         return cls(tokenizer, special, limit, _read_template(folder, config), config)
+
+    @classmethod
+    def _pipeline(
+        cls, folder: Path, config: Mapping[str, Any]
+    ) -> tuple[Tokenizer, list[AddedToken]]:
+        """Reads the class's pipeline, and the tokens to add that the model's own file names."""
+        raise TypeError(f"{cls.__name__} has no pipeline; use a class for one kind of tokenizers")
+
+    @classmethod
+    def _complete(
+        cls, tokenizer: Tokenizer, special: Mapping[str, str], config: Mapping[str, Any]
+    ) -> None:
+        """Makes the pipeline put the special tokens around a text."""
 
     def __call__(
         self,
@@ -85,6 +101,8 @@ class LanguageTokenizer:
         max_length: int | None = None,
         return_tensors: str | None = None,
         return_attention_mask: bool | None = None,
+        return_length: bool = False,
+        **options: Any,
     ) -> BatchEncoding:
         """Tokenizes texts as transformers' tokenizers: `.input_ids` and `.attention_mask`.
 
@@ -97,12 +115,15 @@ class LanguageTokenizer:
             max_length: the number of tokens, by default model_max_length.
             return_tensors: "np", "pt" (PyTorch's), "jax", or None for lists.
             return_attention_mask: False leaves the mask out.
+            return_length: whether to return the number of tokens of each row, `.length`, too.
+            **options: transformers' others, which must be False or None.
 
         Raises:
             ValueError: an argument has another type, the texts give tensors of several lengths, or
                 the tokenizer has no token to fill up with.
             ImportError: return_tensors is "pt", and PyTorch is not installed.
         """
+        check_options(options)
         texts, filled = checked_texts(text, "text"), padding_of(padding)
         limit = self.model_max_length if max_length is None else max_length
         cut = limit if truncates(truncation, max_length, filled) else None
@@ -113,9 +134,9 @@ class LanguageTokenizer:
         found = {"input_ids": ids, "attention_mask": masks}
         if return_attention_mask is False:
             del found["attention_mask"]
-        return BatchEncoding(
-            {k: v[0] if alone else as_tensors(v, return_tensors) for k, v in found.items()}
-        )
+        lengths = {"length": as_tensors([len(row) for row in ids], return_tensors)}
+        encoded = {k: v[0] if alone else as_tensors(v, return_tensors) for k, v in found.items()}
+        return BatchEncoding(encoded | (lengths if return_length else {}))
 
     def apply_chat_template(
         self,
@@ -272,6 +293,12 @@ class LanguageTokenizer:
             encoding.truncate(limit - more)
         return list(self.tokenizer.post_process(encoding, None, add_special_tokens).ids)
 
+    def _special(self) -> Mapping[str, str]:
+        return self.special
+
+    def _set_special(self, name: str, token: str) -> None:
+        object.__setattr__(self, "special", {**self.special, name: token})
+
     def _special_id(self, name: str) -> int | None:
         token = self.special.get(name)
         return None if token is None else self.tokenizer.token_to_id(token)
@@ -281,22 +308,42 @@ class Qwen2Tokenizer(LanguageTokenizer):
     """The byte-pair tokenizer of Qwen's language models, 2 and 3."""
 
     class_names = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
-    model_type = "BPE"
     defaults: ClassVar[dict[str, str]] = dict.fromkeys(
         ("unk_token", "eos_token", "pad_token"), "<|endoftext|>"
     )
+    _pipeline = staticmethod(byte_pairs)
+
+    @classmethod
+    def _complete(
+        cls, tokenizer: Tokenizer, special: Mapping[str, str], config: Mapping[str, Any]
+    ) -> None:
+        # A tokenizer.json says itself what stands around a text.
+        if tokenizer.post_processor is None:
+            begin = special.get("bos_token") if config.get("add_bos_token") else None
+            end = special.get("eos_token") if config.get("add_eos_token") else None
+            put_around(tokenizer, begin, end)
 
 
 class T5Tokenizer(LanguageTokenizer):
     """T5's unigram tokenizer (Kudo 2018), which ends each text with </s>."""
 
     class_names = ("T5Tokenizer", "T5TokenizerFast")
-    model_type = "Unigram"
     defaults: ClassVar[dict[str, str]] = {
         "eos_token": "</s>",
         "unk_token": "<unk>",
         "pad_token": "<pad>",
     }
+    _pipeline = staticmethod(unigrams)
+
+    @classmethod
+    def _complete(
+        cls, tokenizer: Tokenizer, special: Mapping[str, str], config: Mapping[str, Any]
+    ) -> None:
+        if "eos_token" not in special:
+            raise ValueError(
+                "eos_token must be given in tokenizer_config.json: T5's texts end with it"
+            )
+        put_around(tokenizer, None, special["eos_token"])
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -309,30 +356,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if "added_tokens_decoder" not in config and older.is_file():
         config |= load_json(older)
     return config
-
-
-def _read_tokenizer(path: Path, model_type: str) -> Tokenizer:
-    """Reads a tokenizer.json, without the lengths that the one who saved it may have set.
-
-    Raises:
-        ValueError: it is missing or broken, or holds another kind of model.
-    """
-    if not path.is_file():
-        raise ValueError(
-            f"{path} is missing; write it with transformers: "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing more specific
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path} is no tokenizer ({reason}); download it again") from None
-    kind = type(tokenizer.model).__name__
-    if kind != model_type:
-        raise ValueError(f"{path} holds a model of the kind {kind}, not {model_type}")
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
 
 
 def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:

@@ -235,10 +235,10 @@ def _long(tokenizer: CLIPTokenizer, text: str, weighting: bool) -> list[list[Tok
         for i, piece in enumerate(_BREAK.split(part)):
             if i:
                 sections.append([])
-            sections[-1] += [Token(token, weight) for token in tokenizer.tokenize(piece)]
+            sections[-1] += [Token(token, weight) for token in tokenizer.ids_of(piece)]
     if len(sections) > 1 and not sections[-1]:
         sections.pop()
-    comma = tokenizer.tokenize(",")
+    comma = tokenizer.ids_of(",")
     room = tokenizer.model_max_length - 2
     inner = frozenset(itertools.chain(*tokenizer.parts.values()))
     windows = [window for section in sections for window in _split(section, room, comma, inner)]

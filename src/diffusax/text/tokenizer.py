@@ -30,7 +30,7 @@ from tokenizers.models import BPE
 
 from diffusax.files import write_json
 from diffusax.tensors import BatchEncoding
-from diffusax.text.encoding import as_tensors, padded, padding_of, truncates
+from diffusax.text.encoding import as_tensors, check_options, padded, padding_of, truncates
 from diffusax.text.tokenizer_files import (
     DEFAULTS,
     FLAGS,
@@ -38,6 +38,7 @@ from diffusax.text.tokenizer_files import (
     TokenizerFiles,
     read_tokenizer_files,
 )
+from diffusax.text.vocabulary import Vocabulary
 from diffusax.text.words import (
     Placed,
     add_words,
@@ -58,7 +59,7 @@ _NOT_SPACE = re.compile(r"\S{1,1000}")
 
 
 @dataclasses.dataclass(frozen=True)
-class CLIPTokenizer:
+class CLIPTokenizer(Vocabulary):
     """Converts texts to ids: bos, the text's tokens, eos, then pads up to `model_max_length`.
 
     SD 1.x pads with the eos token, SD 2.x with "!"; a "!" typed in an SD 2.x prompt becomes the pad
@@ -96,6 +97,8 @@ class CLIPTokenizer:
         max_length: int | None = None,
         return_tensors: str | None = None,
         return_attention_mask: bool | None = None,
+        return_length: bool = False,
+        **options: Any,
     ) -> BatchEncoding:
         """Tokenizes texts as transformers' CLIPTokenizer: `.input_ids` and `.attention_mask`.
 
@@ -107,11 +110,14 @@ class CLIPTokenizer:
             max_length: the number of tokens, by default model_max_length.
             return_tensors: "np", "pt" (PyTorch's), "jax", or None for lists.
             return_attention_mask: False leaves the mask out.
+            return_length: whether to return the number of tokens of each row, `.length`, too.
+            **options: transformers' others, which must be False or None.
 
         Raises:
             ValueError: an argument has another type, or the texts give tensors of several lengths.
             ImportError: return_tensors is "pt", and PyTorch is not installed.
         """
+        check_options(options)
         texts, filled = checked_texts(text, "text"), padding_of(padding)
         ends = ((self.bos_token_id,), (self.eos_token_id,)) if add_special_tokens else ((), ())
         limit = self.model_max_length if max_length is None else max_length
@@ -119,7 +125,7 @@ class CLIPTokenizer:
         if room < 0:
             raise ValueError(f"max_length must be at least {limit - room} (got {max_length})")
         cut = truncates(truncation, max_length, filled)
-        bodies = [self.fit(t, room)[0] if cut else self.tokenize(t) for t in texts]
+        bodies = [self.fit(t, room)[0] if cut else self.ids_of(t) for t in texts]
         rows = [[*ends[0], *body, *ends[1]] for body in bodies]
         length = {"max_length": limit, "longest": max(map(len, rows))}.get(filled)
         ids, masks = padded(rows, length, self.pad_token_id)
@@ -127,9 +133,9 @@ class CLIPTokenizer:
         found = {"input_ids": ids, "attention_mask": masks}
         if return_attention_mask is False:
             del found["attention_mask"]
-        return BatchEncoding(
-            {k: v[0] if alone else as_tensors(v, return_tensors) for k, v in found.items()}
-        )
+        lengths = {"length": as_tensors([len(row) for row in ids], return_tensors)}
+        encoded = {k: v[0] if alone else as_tensors(v, return_tensors) for k, v in found.items()}
+        return BatchEncoding(encoded | (lengths if return_length else {}))
 
     def windows(self, texts: str | Sequence[str]) -> np.ndarray:
         """Returns the ids of each text, int32, (n, model_max_length).
@@ -149,7 +155,7 @@ class CLIPTokenizer:
             )
         return np.stack([self.window(ids) for ids, _ in fitted])
 
-    def tokenize(self, text: str) -> list[int]:
+    def ids_of(self, text: str) -> list[int]:
         """Returns the ids of a text of any length, without the bos and eos that a window adds.
 
         A word of several embeddings gives all its ids.
@@ -241,7 +247,7 @@ class CLIPTokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._save_vocabulary(folder)
-        names = {key: getattr(self, key) for key in DEFAULTS}
+        names = self._special()
         added = self.tokenizer.get_added_tokens_decoder()
         config = {
             **names,
@@ -291,6 +297,12 @@ class CLIPTokenizer:
     @functools.cached_property
     def pad_token_id(self) -> int:
         return _token_id(self.tokenizer, self.pad_token)
+
+    def _special(self) -> dict[str, str]:
+        return {key: getattr(self, key) for key in DEFAULTS}
+
+    def _set_special(self, name: str, token: str) -> None:
+        object.__setattr__(self, name, token)
 
     def _encode(self, text: str) -> list[Placed]:
         """Returns the tokens of a text, and where in it each begins."""

@@ -16,6 +16,8 @@ DEFAULTS = {
     "unk_token": "<|endoftext|>",
     "pad_token": "<|endoftext|>",
 }
+_CLASSES = ("CLIPTokenizer", "CLIPTokenizerFast", "TokenizersBackend", "PreTrainedTokenizerFast")
+"""transformers' names for CLIP's tokenizer, and for any."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 # In transformers' order; of two tokens with the same content the later one wins.
@@ -68,7 +70,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"there is no folder {folder}; is this a diffusers checkpoint?")
     path = folder / "tokenizer_config.json"
     config = DEFAULTS | _present(_load_optional(path))
-    if (name := config.get("tokenizer_class")) not in (None, "CLIPTokenizer", "CLIPTokenizerFast"):
+    if (name := config.get("tokenizer_class")) not in (None, *_CLASSES):
         raise ValueError(f"{path}: tokenizer_class={name!r} is not supported (only CLIPTokenizer)")
     check_sides(config, path)
     if "added_tokens_decoder" not in config:

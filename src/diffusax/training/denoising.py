@@ -19,6 +19,7 @@ from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser, Family
 from diffusax.pipelines.families.family import CONTROLNET
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.runtime.noise import seed_key
 from diffusax.samplers import Scheduler
 from diffusax.samplers.flow_weighting import FlowWeighting, Scheme
 from diffusax.samplers.processes import Flow, Process, add_noise
@@ -204,7 +205,7 @@ class DenoisingLoss:
             return self.process.weight(t, self.prediction_type, self.snr_gamma)
 
         # The process rejects options that it does not have, before anything is loaded.
-        jax.eval_shape(ask, jax.eval_shape(lambda: jax.random.key(0)))
+        jax.eval_shape(ask, jax.eval_shape(lambda: seed_key(0)))
 
     def __call__(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """Returns the loss of each example, b, float32."""
@@ -217,12 +218,12 @@ class DenoisingLoss:
 
         def draw_one(key: jax.Array) -> Draws:
             latent, noise, offset, timestep, drop = jax.random.split(key, 5)
-            mean = self.noise_offset * jax.random.normal(offset, shape[-1:])
-            u = jax.random.uniform(drop)
+            mean = self.noise_offset * jax.random.normal(offset, shape[-1:], jnp.float32)
+            u = jax.random.uniform(drop, dtype=jnp.float32)
             text, image = drop_conditions(u, self.conditioning_dropout)
             return Draws(
-                jax.random.normal(latent, shape) if sampled else None,
-                jax.random.normal(noise, shape) + mean,
+                jax.random.normal(latent, shape, jnp.float32) if sampled else None,
+                jax.random.normal(noise, shape, jnp.float32) + mean,
                 self.process.sample_time(timestep, self.timestep_probabilities),
                 Dropped(text | (u < self.caption_dropout), image),
                 jax.random.fold_in(key, _ADAPTERS) if dropout else None,

@@ -21,11 +21,13 @@ from diffusax.runtime.layouts import in_order
 from diffusax.runtime.mesh import (
     batch_size,
     check_processes,
+    in_mesh,
     make_mesh,
     put_batch,
     to_host,
     tree_sharding,
 )
+from diffusax.runtime.noise import seed_key
 from diffusax.runtime.topology import DoesNotFitError
 from diffusax.training.checkpoints import Checkpoints
 from diffusax.training.compiling import compile_in_background
@@ -231,7 +233,7 @@ class _Run:
             local = functools.partial(_spread, self.recipe, mesh)
             trained, frozen = local(to_host(trained)), local(to_host(frozen))
         if jax.process_index() == 0:
-            with jax.set_mesh(mesh):
+            with in_mesh(mesh):
                 self.reports.images(self.step, self.recipe.validate(trained, frozen))
         self.meter.restart(self.step)
 
@@ -277,7 +279,7 @@ class _Run:
 
             if size not in self.flops:
                 self.flops[size] = self._count_flops(self.shapes[size])
-            with jax.set_mesh(mesh):
+            with in_mesh(mesh):
                 lowered = program.lower(self.state, self.frozen, self.shapes[size])
             try:
                 compiled = compile_in_background(lowered, tick)
@@ -292,7 +294,7 @@ class _Run:
 
     def _count_flops(self, shapes: Any) -> int:
         """Counts the operations of a step, without those that are repeated to save memory."""
-        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), self.config.batch_size))
+        keys = jax.eval_shape(lambda: jax.random.split(seed_key(0), self.config.batch_size))
         trained, frozen, batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
             (self.state.params, self.frozen, shapes),

@@ -14,7 +14,8 @@ from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
 from diffusax.runtime.flops import count_training_flops
 from diffusax.runtime.layouts import tree_places
-from diffusax.runtime.mesh import Rules, batch_sharding, rules_below, tree_sharding
+from diffusax.runtime.mesh import Rules, batch_sharding, in_mesh, rules_below, tree_sharding
+from diffusax.runtime.noise import seed_key
 from diffusax.runtime.topology import lowering_platforms
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Element
@@ -128,7 +129,7 @@ def lower_step(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> jax.stages.Lo
     """Lowers the step of a run for devices that may be elsewhere (`topology_mesh`)."""
     optimizer = optimizer_of(config)
     arguments = abstract_arguments(recipe, config, mesh)
-    with jax.set_mesh(mesh):
+    with in_mesh(mesh):
         program = step_program(recipe, config, optimizer, mesh, arguments[0])
         traced = program.trace(*arguments)
         return traced.lower(lowering_platforms=lowering_platforms(mesh))
@@ -137,7 +138,7 @@ def lower_step(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> jax.stages.Lo
 def step_operations(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> int:
     """Returns the operations that a step needs, over all devices; see `count_training_flops`."""
     state, frozen, batch = abstract_arguments(recipe, config, mesh)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), config.batch_size))
+    keys = jax.eval_shape(lambda: jax.random.split(seed_key(0), config.batch_size))
     return count_training_flops(recipe.loss, state.params, frozen, batch, keys)
 
 

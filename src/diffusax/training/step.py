@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from diffusax.models.network import Params
+from diffusax.runtime.noise import as_key, seed_key
+from diffusax.runtime.switches import settled, standard_promotion
 from diffusax.training.ema.update import EMAConfig, EMAState, maybe_update_ema
 from diffusax.training.norms import global_norm, global_norm_by_rows
 
@@ -30,6 +32,7 @@ class TrainState(NamedTuple):
     """The number of steps with a loss, gradients or update that were not finite."""
 
 
+@settled
 def initial_state(params: Params, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
     """Makes the state before the first step; parameters become float32."""
     params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
@@ -38,7 +41,7 @@ def initial_state(params: Params, optimizer: optax.GradientTransformation, seed:
         params=params,
         opt_state=optimizer.init(params),
         ema=None,
-        key=jax.random.key_data(jax.random.key(seed)),
+        key=jax.random.key_data(seed_key(seed)),
         skipped=jnp.int32(0),
     )
 
@@ -95,12 +98,13 @@ def make_train_step(
         norm_of_grads = functools.partial(global_norm_by_rows, stored=True)
         norm_of_updates = functools.partial(global_norm_by_rows, stored=False)
 
+    @standard_promotion()
     def train_step(
         state: TrainState, frozen: Params, batch: Batch
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         size = jax.tree.leaves(batch)[0].shape[0]
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size))
+        key = jax.random.fold_in(as_key(state.key), state.step)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size, dtype=jnp.uint32))
         value, grads = gradients(state.params, frozen, batch, keys)
         grad_norm = norm_of_grads(grads)
         updates, opt_state = update(grads, state.opt_state, state.params, grad_norm=grad_norm)

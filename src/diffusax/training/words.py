@@ -70,7 +70,7 @@ def _check_word(name: str, tokenizer: CLIPTokenizer, word: str, count: int) -> N
 
 
 def _initial_tokens(tokenizer: CLIPTokenizer, count: int, initializer: str) -> tuple[int, ...]:
-    ids = tokenizer.tokenize(initializer)
+    ids = tokenizer.ids_of(initializer)
     if not 1 <= len(ids) <= count:
         raise ValueError(
             f"initializer_token={initializer!r} has {len(ids)} tokens for num_vectors={count}; use "

@@ -6,7 +6,8 @@ The annotations of a config's fields are its checks: types, ranges (`msgspec.Met
 
 import dataclasses
 import reprlib
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast
 
 from msgspec import Meta
 
@@ -50,6 +51,60 @@ EMA_OPTIONS = frozenset(
     ]
 )
 """The options that diffusers' EMAModel writes into the config of the weights that it averaged."""
+
+
+class Keyed:
+    """A config whose options are also read as diffusers' are: `config["sample_size"]`.
+
+    Options with one supported value are attributes, too.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns the value of an option that the network does not read."""
+        fixed = getattr(type(self), "fixed", {})
+        if name in fixed:
+            return _supported(fixed[name])[0]
+        if name == "_class_name":
+            return getattr(type(self), "class_name", type(self).__name__)
+        raise AttributeError(f"the config {type(self).__name__} has no option {name!r}")
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns an option.
+
+        Raises:
+            KeyError: there is no such option.
+        """
+        if name in self.keys():
+            return getattr(self, name)
+        raise KeyError(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns an option, or the default where there is none."""
+        return self[name] if name in self.keys() else default
+
+    def keys(self) -> list[str]:
+        """Returns the names of the options."""
+        return list(self.to_dict())
+
+    def values(self) -> list[Any]:
+        """Returns the values of the options."""
+        return list(self.to_dict().values())
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Returns the options as pairs."""
+        return list(self.to_dict().items())
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the names of the options."""
+        return iter(self.keys())
+
+    def __contains__(self, name: object) -> bool:
+        """Returns whether there is such an option."""
+        return name in self.keys()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the contents of config.json, under `_class_name` the class."""
+        return config_to_dict(cast(Any, self))
 
 
 class Config(Protocol):

@@ -70,6 +70,9 @@ def convert(value: Any, hint: Any, *, strict: bool = True) -> Any:
         return msgspec.convert(value, hint, strict=strict)
     except (msgspec.ValidationError, OverflowError) as error:
         raise Mismatch(str(error), value, hint) from None
+    except UnicodeEncodeError:
+        text = "Expected text of valid Unicode, got half a surrogate pair"
+        raise Mismatch(text, value, hint) from None
 
 
 def convert_fields(

@@ -1,19 +1,25 @@
 """Reads the tensors and the metadata of a LoRA's file."""
 
+import contextlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import safe_open
 
-from diffusax.checkpoints.tensors import TensorFile
-from diffusax.checkpoints.weight_file import find_weight_file
+from diffusax.checkpoints.tensors import TensorFile, read_metadata
+from diffusax.checkpoints.weight_file import fetch_file, find_weight_file
+from diffusax.files import load_json
 from diffusax.tensors import as_numpy
 
 WEIGHT_NAME = "pytorch_lora_weights.safetensors"
 """The name that diffusers gives LoRAs."""
+PEFT_NAME, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""The names that PEFT gives an adapter, and the file of its options."""
+METADATA = "lora_adapter_metadata"
+"""The text in a file's header that holds PEFT's options, as JSON."""
 
 
 class LoraFile(NamedTuple):
@@ -39,7 +45,8 @@ def read_lora(source: Any, **where: Any) -> LoraFile:
     if isinstance(source, Mapping):
         file = LoraFile({str(k): as_numpy(v) for k, v in source.items()}, {}, "the LoRA")
     else:
-        file = _read(find_weight_file(source, preferred=(WEIGHT_NAME,), **where))
+        path = find_weight_file(source, preferred=(WEIGHT_NAME, PEFT_NAME), **where)
+        file = _read(path, _peft_options(source, path, where))
     if not file.tensors:
         raise ValueError(f"{file.name} holds no tensors")
     for key, tensor in file.tensors.items():
@@ -52,9 +59,22 @@ def read_lora(source: Any, **where: Any) -> LoraFile:
     return file
 
 
-def _read(path: Path) -> LoraFile:
+def _read(path: Path, options: Path | None) -> LoraFile:
     opened = TensorFile(path)
     tensors = {key: opened.view(entry).copy() for key, entry in opened.entries.items()}
-    with safe_open(os.fspath(path), framework="numpy") as file:
-        metadata = file.metadata() or {}
-    return LoraFile(tensors, dict(metadata), str(path))
+    metadata = read_metadata(path)
+    if options is not None:
+        metadata = {METADATA: json.dumps(load_json(options)), **metadata}
+    return LoraFile(tensors, metadata, str(path))
+
+
+def _peft_options(source: Any, path: Path, where: Mapping[str, Any]) -> Path | None:
+    """Returns the file of options beside a file of PEFT's; None where there is none."""
+    if path.name != PEFT_NAME:
+        return None
+    beside = path.with_name(PEFT_CONFIG)
+    if not beside.is_file() and not os.path.exists(os.path.expanduser(source)):
+        of_hub = {name: value for name, value in where.items() if name != "weight_name"}
+        with contextlib.suppress(ValueError):
+            return fetch_file(str(source), PEFT_CONFIG, **of_hub)
+    return beside if beside.is_file() else None

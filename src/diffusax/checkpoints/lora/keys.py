@@ -34,23 +34,29 @@ KOHYA = {
 
 FLUX.1's second text encoder is the third there, as Stable Diffusion 3 has it.
 """
+_COMFYUI = ("diffusion_model.", "model.diffusion_model.")
 _DOTTED = {
     "unet": ("",),
-    "transformer": ("", "diffusion_model.", "model.diffusion_model."),
+    "transformer": ("", *_COMFYUI),
     "text_encoder": ("text_encoders.clip_l.transformer.",),
-    "text_encoder_2": ("text_encoders.t5xxl.transformer.",),
+    "text_encoder_2": ("text_encoders.clip_g.transformer.", "text_encoders.t5xxl.transformer."),
 }
 """The prefixes of a component's layers beside its name, as ComfyUI and others have them."""
+TABLE_UP, TABLE_DOWN = "up of a table", "down of a table"
+"""PEFT's A and B of a table of embeddings, which are B and A of its weight, each turned over."""
 _SAME = (
     *("alpha", "scale", "dora_scale", "diff", "diff_b", "w_norm", "b_norm", "weight", "on_input"),
     *(f"hada_{name}" for name in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")),
     *(f"lokr_{name}" for name in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t1", "t2")),
 )
 _PARTS = (
-    (r"lora_down\.weight|lora_A(\.\w+)?\.weight|lora(_linear_layer)?\.down\.weight", "down"),
-    (r"lora_up\.weight|lora_B(\.\w+)?\.weight|lora(_linear_layer)?\.up\.weight", "up"),
+    (r"lora_down\.weight|lora_A(\.[^.]+)?\.weight|lora(_linear_layer)?\.down\.weight", "down"),
+    (r"lora_up\.weight|lora_B(\.[^.]+)?\.weight|lora(_linear_layer)?\.up\.weight", "up"),
     (r"lora_mid\.weight", "mid"),
-    (r"lora_magnitude_vector(\.\w+)?(\.weight)?", "magnitude"),
+    (r"lora_B(\.[^.]+)?\.bias|lora_up\.bias|lora(_linear_layer)?\.up\.bias", "bias"),
+    (r"lora_embedding_A(\.[^.]+)?", TABLE_UP),
+    (r"lora_embedding_B(\.[^.]+)?", TABLE_DOWN),
+    (r"lora_magnitude_vector(\.[^.]+)?(\.weight)?", "magnitude"),
     *((name, name) for name in _SAME),
 )
 # Keys of diffusers before it used PEFT: `attn1.processor.to_q_lora.down.weight`.
@@ -59,8 +65,21 @@ _PROCESSOR = re.compile(r"(.*?)\.(?:processor\.)?to_(q|k|v|out)_lora\.(down|up)\
 _XLABS = re.compile(r"(.*\.processor\.(?:qkv|proj)_lora\d?)\.(down|up)\.weight")
 _CONTROL = ("query_norm.scale", "key_norm.scale")
 """The ends of keys that Black Forest Labs' LoRAs for depth and edges have, and no others."""
+_REFUSED = (
+    (r"(^|[._])b?oft_", "OFT or BOFT, which turn weights"),
+    (r"\.[ab][12]\.weight$", "GLoRA"),
+    (r"(^|[._])vera_", "VeRA"),
+    (r"\.ia3_l", "IA3 in PEFT's layout"),
+    (r"^bundle_emb\.", "OneTrainer's embeddings, which load_textual_inversion reads from files"),
+    (r"trainable_tokens", "PEFT's trainable_token_indices"),
+    (r"(^|\.)prompt_", "a tuned prompt"),
+    (r"\.(re)?set_weight$|\.reshape_weight$", "weights of other shapes than the model's"),
+    (r"modules_to_save|\.weight$", "a whole weight, as PEFT's modules_to_save writes it"),
+    (r"\.bias$", "a whole bias, as PEFT's bias='all' and 'lora_only' write it"),
+)
+"""What keys that are not applied stand for."""
 _WHOLE = ("down", "mid", "alpha", "scale")
-_BY_OUTPUT = ("up", "diff", "diff_b", "dora_scale", "magnitude")
+_BY_OUTPUT = ("up", "bias", "diff", "diff_b", "dora_scale", "magnitude")
 """The tensors that layers in one have in common, and those that have a row for each output."""
 ROWS = "rows"
 """What a layer's LoHa or LoKr has beside its tensors where they are of several layers in one: the
@@ -116,13 +135,16 @@ def find_layers(
     original: Layers = {}
     unknown, absent = [], 0
     known = {name: _names(name, network) for name, network in networks.items()}
+    names = {prefixless(key) for key in file.tensors}
     own_names = {name: names.own for name, names in known.items()}
     original_names = {name: names.original for name, names in known.items()}
     for key, tensor in file.tensors.items():
         layer, part = split_key(key)
         place, older = _place(layer, own_names), _place(layer, original_names)
         shares = _shares(part, tensor, networks, older) if part and older and not place else {}
-        if part and place:
+        if part == "weight" and f"{layer}.on_input" not in names:
+            unknown.append(key)
+        elif part and place:
             found.setdefault(place, {})[part] = tensor
         elif part and shares:
             for owner, share in shares.items():
@@ -138,11 +160,7 @@ def find_layers(
     twice = {component for component, _ in found} & {"unet"}
     found |= {k: v for k, v in original.items() if k not in found and k[0] not in twice}
     if unknown and strict:
-        raise ValueError(
-            f"{file.name}: the key {unknown[0]!r}{_and_more(unknown)} fits no layer of "
-            f"{', '.join(networks)}{seems(file.tensors, networks)}; strict=False leaves out what "
-            "does not fit"
-        )
+        raise ValueError(_misfit(file, unknown, networks))
     if unknown:
         log.warning("%s: %d tensors fit no layer; %s", file.name, len(unknown), unknown[0])
     if not found:
@@ -153,9 +171,7 @@ def find_layers(
 
 def split_key(key: str) -> tuple[str, str | None]:
     """Returns the layer's name and what the tensor is of it; None where that is not known."""
-    for prefix in _IGNORED:
-        key = key.replace(prefix, "")
-    key = key.replace(_CUT, "diffusion_model.transformer_blocks.")
+    key = prefixless(key)
     if old := _PROCESSOR.fullmatch(key):
         layer, kind, part = old.groups()
         if ".self_attn" in layer or layer.startswith("text_encoder"):
@@ -167,6 +183,13 @@ def split_key(key: str) -> tuple[str, str | None]:
         if match := re.fullmatch(rf"(.+?)\.(?:{pattern})", key):
             return match[1], part
     return key, None
+
+
+def prefixless(key: str) -> str:
+    """Returns a key without what PEFT and wrappers of modules put before and into it."""
+    for prefix in _IGNORED:
+        key = key.replace(prefix, "")
+    return key.replace(_CUT, "diffusion_model.transformer_blocks.")
 
 
 def kohya_name(component: str, path: str, encoders: int) -> str:
@@ -205,6 +228,21 @@ def _seems_to_be_for(tensors: Mapping[str, np.ndarray]) -> str | None:
         if part == "down" and layer.endswith(("attn2.to_k", "attn2_to_k")) and tensor.ndim > 1:
             return _WIDTHS.get(tensor.shape[1])
     return None
+
+
+def _misfit(file: LoraFile, keys: list[str], networks: Mapping[str, Any]) -> str:
+    """Returns the sentence on keys of a LoRA that are not applied."""
+    known = (what for pattern, what in _REFUSED if re.search(pattern, keys[0]))
+    what = next(known, None)
+    if split_key(keys[0])[1] not in (None, "weight"):
+        what = None
+    why = f"fits no layer of {', '.join(networks)}"
+    if what:
+        why = f"is of {what}, and is not applied"
+    return (
+        f"{file.name}: the key {keys[0]!r}{_and_more(keys)} {why}"
+        f"{seems(file.tensors, networks)}; strict=False leaves out what does not fit"
+    )
 
 
 def _and_more(keys: list[str]) -> str:
@@ -276,7 +314,9 @@ def _original_names(component: str, network: Any) -> Names:
         found = unet_names(network.config)
     except ValueError:
         return {}
-    return _underscored("unet", {name: Module((path,)) for name, path in found.items()})
+    names = {name: Module((path,)) for name, path in found.items()}
+    dotted = {prefix + name: own for name, own in names.items() for prefix in _COMFYUI}
+    return {**dotted, **_underscored("unet", names)}
 
 
 def _underscored(component: str, names: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.checkpoints.lora.changes import METADATA
+from diffusax.checkpoints.lora.files import METADATA
 from diffusax.checkpoints.lora.keys import ROWS, Layers, Parts, kohya_name
 from diffusax.checkpoints.lora.original import with_original_names
 from diffusax.checkpoints.tensors import write_tensors
@@ -20,7 +20,12 @@ _KOHYA_MODELS = {768: "sd_v1", 1024: "sd_v2", 2048: "sdxl_base_v1-0"}
 """What sd-scripts calls a model (`ss_base_model_version`), by the width of its texts."""
 _EMBEDDINGS = ("token_embedding", "position_embedding", "embed_tokens", "shared")
 """The ends of the names of tables, whose products PEFT has under names of its own."""
-_PEFT = {"down": "lora_A.weight", "up": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
+_PEFT = {
+    "down": "lora_A.weight",
+    "up": "lora_B.weight",
+    "bias": "lora_B.bias",
+    "magnitude": "lora_magnitude_vector",
+}
 
 
 def write_lora(
@@ -64,6 +69,10 @@ def write_lora(
 
 def _check_own(layers: Layers) -> None:
     for (component, path), parts in layers.items():
+        if "bias" in parts:
+            raise ValueError(
+                f"kohya's format has no bias of B ({component}'s {path}); write diffusers'"
+            )
         if ROWS in parts:
             raise ValueError(
                 f"{component}'s {path} has a part of a LoHa or LoKr of several layers, which is "
@@ -118,6 +127,7 @@ def _kohya_model(layers: Layers, encoders: int) -> str | None:
 def _to_diffusers(layers: Layers) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Returns the tensors by PEFT's names, and PEFT's options where some alpha is not its rank."""
     tensors: dict[str, np.ndarray] = {}
+    biased = {component for (component, _), parts in layers.items() if "bias" in parts}
     for (component, path), parts in layers.items():
         rest = set(parts) - {*_PEFT, "alpha"}
         if path.endswith(_EMBEDDINGS):
@@ -131,6 +141,9 @@ def _to_diffusers(layers: Layers) -> tuple[dict[str, np.ndarray], dict[str, Any]
                 f"{path}); write kohya's"
             )
         parts = {_PEFT[part]: x for part, x in parts.items() if part != "alpha"}
+        if component in biased and _PEFT["bias"] not in parts:
+            # PEFT has biases in all layers of a component, or in none.
+            parts[_PEFT["bias"]] = np.zeros_like(parts[_PEFT["up"]], shape=len(parts[_PEFT["up"]]))
         if component.startswith("text_encoder") and _PEFT["magnitude"] in parts:
             # transformers leaves out what has PEFT's own name without this ending.
             parts[f"{_PEFT['magnitude']}.weight"] = parts.pop(_PEFT["magnitude"])
@@ -160,6 +173,7 @@ def _options(layers: Mapping[str, Parts]) -> dict[str, Any]:
         "alpha_pattern": {path: a for path, a in alphas.items() if a != alpha},
         "target_modules": sorted(layers),
         "use_dora": any("magnitude" in parts for parts in layers.values()),
+        "lora_bias": any("bias" in parts for parts in layers.values()),
     }
 
 

@@ -15,6 +15,7 @@ from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unet import UNetDenoiser
 from diffusax.pipelines.plan import Conditions, Plan, Prompt, StepInputs, Tokens
 from diffusax.pipelines.sample import BoundDenoiser, differentiably, sample
+from diffusax.runtime.noise import as_key
 from diffusax.samplers import Schedule
 
 Params = Mapping[str, Any]
@@ -63,7 +64,7 @@ def initial_noise(
     factor = pipe.vae_scale_factor
     shape = (b, pipe.vae.config.latent_channels, height // factor, width // factor)
     if given is None:
-        given = jax.random.normal(key, shape, dtype)
+        given = jax.random.normal(as_key(key), shape, dtype)
     elif tuple(given.shape) != shape:
         raise ValueError(f"Unexpected latents shape, got {given.shape}, expected {shape}")
     return channels_last(given).astype(jnp.float32)
@@ -79,7 +80,7 @@ def encode_pictures(
     network, weights = pipe.vae.network, pipe.vae.narrowed(params["vae"])
     height, width = (side // pipe.vae_scale_factor for side in pictures.shape[-2:])
     shape = (len(pictures), height, width, network.config.latent_channels)
-    noise = None if key is None else jax.random.normal(key, shape)
+    noise = None if key is None else jax.random.normal(as_key(key), shape, jnp.float32)
     dtype = jax.tree.leaves(weights)[0].dtype
     pixels = channels_last(pictures).astype(dtype)
     return programs.encode_image(network, weights, pixels, noise, scale=scale)
@@ -194,9 +195,7 @@ def check_size(height: int, width: int, multiple: int) -> None:
 
 
 def _row_keys(key: jax.Array, b: int) -> jax.Array:
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.wrap_key_data(key)
-    return jax.random.split(key, b)
+    return jax.random.split(as_key(key), b)
 
 
 def _count_residuals(network: Any) -> int:

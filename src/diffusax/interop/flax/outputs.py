@@ -5,8 +5,10 @@ from typing import Any
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from diffusax.models.outputs import DiagonalGaussianDistribution
+from diffusax.runtime.noise import as_key
 from diffusax.tensors import Output
 
 
@@ -112,7 +114,7 @@ class FlaxDiagonalGaussianDistribution(DiagonalGaussianDistribution):
 
     def sample(self, key: jax.Array) -> jax.Array:  # type: ignore[override]
         """Samples latents with the key, b h w z."""
-        return self.mean + self.std * jax.random.normal(key, self.mean.shape)
+        return self.mean + self.std * jax.random.normal(as_key(key), self.mean.shape, jnp.float32)
 
     def nll(self, sample: jax.Array, axis: Any = (1, 2, 3)) -> jax.Array:
         """Returns the negative log-likelihood of a sample, summed over `axis`."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from diffusax import samplers
 from diffusax.interop.flax.scheduler import LEVELS, FlaxTableScheduler, SchedulerState
+from diffusax.runtime.noise import as_key, seed_key
 
 
 def _arguments(**own: Any) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class FlaxDDPMScheduler(FlaxTableScheduler):
         key: the random key of the step's noise; without one, as in diffusers, it is
         jax.random.key(0) in every step. Without `set_timesteps` the run is that of training.
         """
-        key = jax.random.key(0) if key is None else key
+        key = seed_key(0) if key is None else as_key(key)
         noise = jax.random.normal(jax.random.split(key, 1)[0], sample.shape, self.dtype)
         asked = state
         if state.num_inference_steps is None:

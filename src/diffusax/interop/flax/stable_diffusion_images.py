@@ -12,6 +12,7 @@ from diffusax.interop.flax.stable_diffusion import StableDiffusion, guided
 from diffusax.interop.flax.text import prompt_ids
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.plan import Conditions
+from diffusax.runtime.noise import as_key
 
 
 class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
@@ -149,7 +150,7 @@ class FlaxStableDiffusionInpaintPipeline(StableDiffusion):
         self._check_channels()
         b, dtype = prompt_ids.shape[0], self.dtype or jnp.float32
         x = generation.initial_noise(self, prng_seed, (b, height, width), latents, dtype)
-        key, mask_key = jax.random.split(prng_seed)
+        key, mask_key = jax.random.split(as_key(prng_seed))
         masked = generation.encode_pictures(self, params, masked_image, mask_key)
         small = jax.image.resize(mask, (*mask.shape[:2], *masked.shape[1:3]), "nearest")
         channels = programs.join_channels(generation.channels_last(small), masked)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from diffusax.interop.flax.outputs import FlaxKarrasVeOutput, FlaxSdeVeOutput
 from diffusax.interop.flax.scheduler import FlaxSchedulerMixin
+from diffusax.runtime.noise import as_key
 
 
 class KarrasVeSchedulerState(flax.struct.PyTreeNode):
@@ -62,7 +63,8 @@ class FlaxKarrasVeScheduler(FlaxSchedulerMixin):
             raise ValueError("the state has no run yet; call set_timesteps(state, ...)")
         churned = (sigma >= c.s_min) & (sigma <= c.s_max)
         gamma = jnp.where(churned, min(c.s_churn / steps, 2**0.5 - 1), 0.0)
-        noise = c.s_noise * jax.random.normal(jax.random.split(key, 1)[0], sample.shape)
+        own = jax.random.split(as_key(key), 1)[0]
+        noise = c.s_noise * jax.random.normal(own, sample.shape, jnp.float32)
         raised = sigma + gamma * sigma
         return sample + jnp.sqrt(raised**2 - sigma**2) * noise, raised
 
@@ -191,7 +193,7 @@ class FlaxScoreSdeVeScheduler(FlaxSchedulerMixin):
         sigma = state.discrete_sigmas[indices]
         below = self.get_adjacent_sigma(state, indices, times)
         diffusion = jnp.sqrt(sigma**2 - below**2).reshape(-1, *[1] * (sample.ndim - 1))
-        noise = jax.random.normal(jax.random.split(key, 1)[0], sample.shape)
+        noise = jax.random.normal(jax.random.split(as_key(key), 1)[0], sample.shape, jnp.float32)
         mean = sample + diffusion**2 * model_output
         output = FlaxSdeVeOutput(state, mean + diffusion * noise, mean)
         if return_dict:
@@ -207,7 +209,7 @@ class FlaxScoreSdeVeScheduler(FlaxSchedulerMixin):
         return_dict: bool = True,
     ) -> Any:
         """Returns the corrector's Langevin step. model_output: the score."""
-        noise = jax.random.normal(jax.random.split(key, 1)[0], sample.shape)
+        noise = jax.random.normal(jax.random.split(as_key(key), 1)[0], sample.shape, jnp.float32)
         ratio = jnp.linalg.norm(noise) / jnp.linalg.norm(model_output)
         size = 2 * (self.config.snr * ratio) ** 2
         drawn = sample + size * model_output + jnp.sqrt(2 * size) * noise

@@ -1,6 +1,5 @@
 """Converts live PyTorch pipelines of diffusers to pipelines of diffusax, without weight files."""
 
-import tempfile
 from typing import Any
 
 from jax.sharding import Mesh
@@ -12,11 +11,10 @@ from diffusax.models.network import parse_dtype
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.families import Component
 from diffusax.pipelines.families.family import NUMBERED_ROLES
+from diffusax.pipelines.foreign import CONVERTERS, own_component
 from diffusax.pipelines.loading import CLASSES, fitting_class
-from diffusax.pipelines.pipeline import CONVERTERS
 from diffusax.pipelines.placement import component_mesh
 from diffusax.runtime.mesh import devices_for
-from diffusax.samplers import scheduler_from_config
 
 
 def from_torch(
@@ -66,12 +64,8 @@ def _named_class(pipe: Any) -> Any:
 
 def _component(pipe: Any, part: Component, value: Any, dtype: Any, devices: Any) -> Any:
     name, role = part.name, part.role
-    if role == "scheduler":
-        return scheduler_from_config({**value.config, "_class_name": type(value).__name__})
-    if role == "tokenizer":
-        return _tokenizer(part, value)
-    if role == "image_processor":
-        return value
+    if role in ("scheduler", "tokenizer", "image_processor"):
+        return own_component(part, value)
     place = component_mesh(devices, role) if isinstance(devices, Mesh) else devices
     several = [value]
     if role in NUMBERED_ROLES:
@@ -79,20 +73,6 @@ def _component(pipe: Any, part: Component, value: Any, dtype: Any, devices: Any)
     options = {"dtype": dtype, "device": place, "factor": getattr(pipe, "vae_scale_factor", 8)}
     models = [to_model(name, module, **options) for module in several]
     return models if len(models) > 1 else models[0]
-
-
-def _tokenizer(part: Component, tokenizer: Any) -> Any:
-    """Converts a tokenizer by writing and reading its files, which are small.
-
-    Raises:
-        ValueError: it is not one of the family's kind.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        try:
-            return part.kind.from_folder(folder)
-        except ValueError as error:
-            raise ValueError(f"{part.name}: {error}") from None
 
 
 CONVERTERS["torch"] = convert

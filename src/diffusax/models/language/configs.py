@@ -6,14 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from diffusax.models.clip_configs import IGNORED, Tokens
-from diffusax.typed.config import Channels, Epsilon, Heads, Layers, check_types
+from diffusax.typed.config import Channels, Epsilon, Heads, Keyed, Layers, check_types
 
 HeadSize = Annotated[int, Meta(ge=2, le=1024)]
 Theta = Annotated[float, Meta(ge=1, le=1e12)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Qwen3Config:
+class Qwen3Config(Keyed):
     """The options of transformers' Qwen3Config that change the result.
 
     num_key_value_heads: those that serve num_attention_heads heads of queries. rope_theta: the
@@ -81,7 +81,7 @@ class Qwen3Config:
 
 
 @dataclasses.dataclass(frozen=True)
-class T5Config:
+class T5Config(Keyed):
     """The options of transformers' T5Config that change what its encoder returns.
 
     relative_attention_num_buckets: the number of biases for distances between tokens, which all

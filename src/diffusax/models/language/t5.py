@@ -167,6 +167,8 @@ class T5EncoderModel(nnx.Module):
     adapter_groups = (r".*\.SelfAttention\.[qkvo]", r".*\.block\..*")
     # Some files have the table twice.
     ignored_keys = ("encoder.embed_tokens.weight",)
+    # Others hold the whole of T5.
+    ignored_parts = ("decoder.", "lm_head.")
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
         self.config = config

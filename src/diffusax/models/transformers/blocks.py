@@ -137,7 +137,7 @@ def _rotate_by_swap(x: jax.Array, rotation: Rotation) -> jax.Array:
     """Reads each channel's neighbour, so that a GPU has no halves to write between each other."""
     pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
     cos, sin = (table[:, :, None, :, None] for table in rotation)
-    turned = pairs * cos + jnp.flip(pairs, -1) * (sin * jnp.array([-1.0, 1.0]))
+    turned = pairs * cos + jnp.flip(pairs, -1) * (sin * jnp.array([-1.0, 1.0], jnp.float32))
     return turned.reshape(x.shape).astype(x.dtype)
 
 

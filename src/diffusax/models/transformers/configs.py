@@ -5,14 +5,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from diffusax.typed.config import Channels, Epsilon, Heads, Layers, Positive, check_types
+from diffusax.typed.config import Channels, Epsilon, Heads, Keyed, Layers, Positive, check_types
 
 Axes = Annotated[tuple[Channels, ...], Meta(min_length=3, max_length=3)]
 Blocks = Annotated[int, Meta(ge=0, le=64)]
 
 
 @dataclasses.dataclass(frozen=True)
-class ZImageTransformer2DConfig:
+class ZImageTransformer2DConfig(Keyed):
     """The options of diffusers' ZImageTransformer2DModel for one image in patches of 2x2."""
 
     class_name: ClassVar[str] = "ZImageTransformer2DModel"
@@ -53,7 +53,7 @@ class ZImageTransformer2DConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class FluxConfig:
+class FluxConfig(Keyed):
     """The options that diffusers' FluxTransformer2DModel and FluxControlNetModel have in common."""
 
     class_name: ClassVar[str]
@@ -115,7 +115,7 @@ class FluxControlNetConfig(FluxConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class Flux2Transformer2DConfig:
+class Flux2Transformer2DConfig(Keyed):
     """The options of diffusers' Flux2Transformer2DModel, whose tokens are latents."""
 
     class_name: ClassVar[str] = "Flux2Transformer2DModel"

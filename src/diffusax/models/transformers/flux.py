@@ -13,7 +13,7 @@ from flax import nnx
 
 from diffusax.models.activations import approximate_gelu
 from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
-from diffusax.models.inputs import check_tokens
+from diffusax.models.inputs import check_rows, check_tokens, check_width
 from diffusax.models.layers import Linear
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
@@ -83,6 +83,7 @@ class TimeTextEmbedding(nnx.Module):
         self, timestep: jax.Array, guidance: jax.Array | None, pooled: jax.Array
     ) -> jax.Array:
         """timestep: b, from 1 for noise to 0. guidance: b, the scale. pooled: b p."""
+        check_width("pooled", pooled, self.text_embedder.linear_1.kernel.shape[0])
         temb = self.timestep_embedder(timestep_embedding(1000 * timestep, _TIMES))
         if self.guidance_embedder is not None:
             if guidance is None:
@@ -208,6 +209,7 @@ class FluxTransformer2DModel(nnx.Module):
         """
         check_tokens("x", x, {self.config.in_channels})
         check_tokens("context", context, {self.config.joint_attention_dim})
+        check_rows(x, timestep=timestep, context=context, pooled=pooled)
         remat, s = gradient_checkpointing != "none", context.shape[1]
         temb = self.time_text_embed(timestep, guidance, pooled)
         blocks, singles = len(self.transformer_blocks), len(self.single_transformer_blocks)

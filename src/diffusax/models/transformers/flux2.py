@@ -14,7 +14,7 @@ from flax import nnx
 from diffusax.models.activations import gated_silu
 from diffusax.models.attention import attention
 from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
-from diffusax.models.inputs import check_map, check_tokens
+from diffusax.models.inputs import check_map, check_rows, check_tokens
 from diffusax.models.layers import Linear, RMSNorm, SplitLinear
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
@@ -213,6 +213,7 @@ class Flux2Transformer2DModel(nnx.Module):
             ValueError: an input has another shape, or is missing.
         """
         check_map("x", x, self.config.in_channels)
+        check_rows(x, timestep=timestep, context=context)
         b, h, w, c = x.shape
         maps = x, *(reference.astype(x.dtype) for reference in references)
         tokens = jnp.concatenate([y.reshape(b, -1, c) for y in maps], axis=1)

@@ -8,7 +8,7 @@ from flax import nnx
 from jax.nn.initializers import normal
 
 from diffusax.models.embeddings import timestep_embedding
-from diffusax.models.inputs import check_map, check_tokens
+from diffusax.models.inputs import check_map, check_rows, check_tokens
 from diffusax.models.layers import Linear, RMSNorm, normalized
 from diffusax.models.matmul import apart
 from diffusax.models.rngs import shaped
@@ -176,6 +176,7 @@ class ZImageTransformer2DModel(nnx.Module):
             ValueError: an input has another shape, or needs more positions than there are.
         """
         check_map("x", x, self.config.in_channels)
+        check_rows(x, caption=caption, lengths=lengths)
         remat = gradient_checkpointing != "none"
         if not refined:
             caption = self.refine_caption(caption, lengths, remat=remat)

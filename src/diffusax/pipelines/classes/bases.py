@@ -25,6 +25,7 @@ class StableDiffusion(DiffusionPipeline):
     family = STABLE_DIFFUSION
     extra_components = IMAGE_PROMPTS
     returns_flags = True
+    safety_checker = None
 
     @encodes_prompts
     def encode_prompt(

@@ -21,6 +21,7 @@ class StableDiffusionControlNetPipeline(StableDiffusion):
     """Generates images from prompts, steered by ControlNets."""
 
     task = staticmethod(control_text_to_image)
+    prepare_latents = diffusers_methods.prepare_latents
     control_image_processor = diffusers_methods.control_image_processor
     extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 
@@ -89,6 +90,7 @@ class StableDiffusionXLControlNetPipeline(StableDiffusionXL):
     """Generates images from prompts with Stable Diffusion XL, steered by ControlNets."""
 
     task = staticmethod(control_text_to_image)
+    prepare_latents = diffusers_methods.prepare_latents
     control_image_processor = diffusers_methods.control_image_processor
     extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 

@@ -83,6 +83,7 @@ class StableDiffusionInstructPix2PixPipeline(StableDiffusion):
     """Edits images as an instruction says (Brooks et al. 2023)."""
 
     task = staticmethod(instruct)
+    prepare_latents = diffusers_methods.prepare_latents
 
     @documented
     def __call__(
@@ -101,6 +102,7 @@ class LatentConsistencyModelPipeline(StableDiffusion):
     """Generates images from prompts in a few steps (Luo et al. 2023)."""
 
     task = staticmethod(text_to_image)
+    prepare_latents = diffusers_methods.prepare_latents
 
     @documented
     def __call__(

@@ -3,6 +3,7 @@
 The calls' arguments, their order and defaults are diffusers'; those after the star are added.
 """
 
+from diffusax.pipelines import diffusers_methods
 from diffusax.pipelines.arguments import documented
 from diffusax.pipelines.classes.bases import StableDiffusion, StableDiffusionXL
 from diffusax.pipelines.families.family import IMAGE_PROMPTS, T2I_ADAPTER
@@ -16,6 +17,7 @@ class StableDiffusionAdapterPipeline(StableDiffusion):
     """Generates images from prompts, steered by T2I-Adapters."""
 
     task = staticmethod(adapter_text_to_image)
+    prepare_latents = diffusers_methods.prepare_latents
     # diffusers has no image encoder here, and so no IP-Adapters.
     extra_components = (T2I_ADAPTER, IMAGE_PROMPTS[1])
 
@@ -36,6 +38,7 @@ class StableDiffusionXLAdapterPipeline(StableDiffusionXL):
     """Generates images from prompts with Stable Diffusion XL, steered by T2I-Adapters."""
 
     task = staticmethod(adapter_text_to_image)
+    prepare_latents = diffusers_methods.prepare_latents
     extra_components = (T2I_ADAPTER, *IMAGE_PROMPTS)
 
     @documented

@@ -43,9 +43,7 @@ def tokenize(
 
 def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
     """Returns the ids of a caption for each text encoder, t; a long one is cut unannounced."""
-    return Tokens(
-        tuple(t.window(t.tokenize(caption)[: t.model_max_length - 2]) for t in tokenizers)
-    )
+    return Tokens(tuple(t.window(t.ids_of(caption)[: t.model_max_length - 2]) for t in tokenizers))
 
 
 def as_windows(ids: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ import jax
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
+from diffusax.models.vae import AutoencoderKLConfig
 from diffusax.pipelines.guidance import above_one
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.runtime.mesh import Rules
@@ -166,6 +167,9 @@ class Family:
     """A function (networks of the denoiser and those that steer it by name) -> Denoiser."""
     latents: Callable[[Any], LatentFormat] = LatentFormat.of
     """A function (the autoencoder's config) -> LatentFormat."""
+    usual_autoencoder: Any = None
+    """The config of the autoencoder that checkpoints have, which says what latents are in a
+    pipeline that was loaded without one."""
     schedule_options: Callable[..., dict[str, Any]] | None = None
     """A function (components, call, size) -> options of `Scheduler.schedule`, such as mu."""
     guidance: Callable[[float], tuple[float, ...]] = above_one
@@ -258,6 +262,18 @@ class Family:
     def scheduler_name(self) -> str:
         """The name of the scheduler among the components."""
         return self.names("scheduler")[0]
+
+
+def usual_autoencoder(latent_channels: int = 4) -> AutoencoderKLConfig:
+    """Returns the config of an autoencoder of Stable Diffusion or FLUX.1: eight pixels a latent."""
+    down: Any = ("DownEncoderBlock2D",) * 4
+    up: Any = ("UpDecoderBlock2D",) * 4
+    return AutoencoderKLConfig(
+        down_block_types=down,
+        up_block_types=up,
+        block_out_channels=(128, 256, 512, 512),
+        latent_channels=latent_channels,
+    )
 
 
 def diffusers_components(

@@ -21,7 +21,7 @@ from diffusax.models.network import Network, Params
 from diffusax.models.transformers.blocks import Rotation, patchify, unpatchify
 from diffusax.models.transformers.flux import PATCH, image_rotation
 from diffusax.pipelines.families import flow
-from diffusax.pipelines.families.family import Family, diffusers_components
+from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
 from diffusax.pipelines.families.transformer import TransformerDenoiser
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.text.language_tokenizer import T5Tokenizer
@@ -297,6 +297,7 @@ FLUX = Family(
     encode=encode,
     conditions=conditions,
     denoiser=FluxDenoiser.of,
+    usual_autoencoder=usual_autoencoder(16),
     latents=functools.partial(LatentFormat.of, patch=PATCH, packed=True),
     schedule_options=schedule_options,
     true_guidance=True,

@@ -15,6 +15,7 @@ import numpy as np
 
 from diffusax.images.references import as_images, reference_size
 from diffusax.models.adapters import adapter_options
+from diffusax.models.autoencoder_flux2 import AutoencoderKLFlux2Config
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.chats import chat_tokens, padded_tokens
@@ -178,6 +179,7 @@ FLUX2_KLEIN = Family(
     encode=encode,
     conditions=conditions,
     denoiser=Flux2KleinDenoiser.of,
+    usual_autoencoder=AutoencoderKLFlux2Config(),
     latents=functools.partial(LatentFormat.of, packed=True),
     schedule_options=schedule_options,
     callback_tensors={"prompt_embeds": "context"},

@@ -14,7 +14,7 @@ import numpy as np
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.clip import as_windows, count_windows, tokenize, tokenize_caption
-from diffusax.pipelines.families.family import Family, diffusers_components
+from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
 from diffusax.pipelines.families.unet import CALLBACK_TENSORS, UNetDenoiser, timestep_condition
 from diffusax.pipelines.plan import Conditions, Prompt, Tokens
 from diffusax.text.prompts import apply_weights
@@ -123,6 +123,7 @@ STABLE_DIFFUSION_XL = Family(
     encode=encode,
     conditions=conditions,
     denoiser=UNetDenoiser.of,
+    usual_autoencoder=usual_autoencoder(),
     latents=functools.partial(LatentFormat.of, normalize=True, upcasts=True),
     batch_key=count_windows,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),

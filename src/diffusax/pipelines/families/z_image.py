@@ -17,7 +17,7 @@ from diffusax.models.adapters import adapter_options
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.chats import chat_tokens, padded_tokens
-from diffusax.pipelines.families.family import Family, diffusers_components
+from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
 from diffusax.pipelines.families.flow import schedule_options
 from diffusax.pipelines.families.transformer import TransformerDenoiser
 from diffusax.pipelines.guidance import above_zero, apply_guidance, limit_norm
@@ -195,6 +195,7 @@ Z_IMAGE = Family(
     encode=encode,
     conditions=conditions,
     denoiser=ZImageDenoiser.of,
+    usual_autoencoder=usual_autoencoder(16),
     latents=functools.partial(LatentFormat.of, patch=2),
     schedule_options=schedule_options,
     guidance=above_zero,

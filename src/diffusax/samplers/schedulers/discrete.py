@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.callers import for_reader
+from diffusax.runtime.switches import settled
 from diffusax.samplers import noise_levels
-from diffusax.samplers.by_hand import as_jax
+from diffusax.samplers.by_hand import as_jax, check_alike
 from diffusax.samplers.methods.alpha_methods import Limits
 from diffusax.samplers.processes import Diffusion, Process
 from diffusax.samplers.runs import Request
@@ -74,6 +75,7 @@ class DiscreteScheduler(Scheduler, sampler=False):
         """How the networks were trained that it samples."""
         return self.diffusion
 
+    @settled
     def get_velocity(self, sample: Any, noise: Any, timesteps: Any) -> Any:
         """Returns sqrt(a_t) noise - sqrt(1 - a_t) sample, the target of v prediction, b ....
 
@@ -83,6 +85,7 @@ class DiscreteScheduler(Scheduler, sampler=False):
             timesteps: b, or one for all, of the training.
         """
         x0, eps, t = map(as_jax, (sample, noise, timesteps))
+        check_alike("sample", x0, eps)
         target = self.diffusion.target(x0, eps, t.astype(jnp.int32), "v_prediction")
         return alike(target.astype(x0.dtype), sample, noise)
 

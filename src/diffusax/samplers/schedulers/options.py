@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from diffusax.runtime.bounded import check_untraced
 from diffusax.typed.convert import (
     Words,
     alternatives,
@@ -76,6 +77,7 @@ def check_options(scheduler: Any) -> dict[str, Any]:
     """
     hints = _hints(type(scheduler))
     values = {name: getattr(scheduler, name) for name in hints}
+    check_untraced(values, "schedulers are made of numbers, outside of traced functions")
     return convert_fields(hints, values, _WORDS, owner=type(scheduler).__name__)
 
 

@@ -3,18 +3,15 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import huggingface_hub
 import numpy as np
 
-from diffusax.checkpoints.hub import EMBEDDED, hub_errors
-from diffusax.files import load_json
 from diffusax.missing import SCHEDULER, hinting
 from diffusax.samplers.processes import Kind, Process
 from diffusax.samplers.rows import Schedule
 from diffusax.samplers.runs import Request, Run, cached_schedule, checked_options, whole_number
+from diffusax.samplers.schedulers.files import SchedulerFiles
 from diffusax.samplers.schedulers.options import (
     NO_OPTIONS,
     Count,
@@ -29,12 +26,10 @@ from diffusax.samplers.schedulers.stepped import Stepped
 SCHEDULERS: dict[str, "type[Scheduler]"] = {}
 """Every sampler by its diffusers name; each class is entered when it is defined."""
 
-_FILE = "scheduler_config.json"
-
 
 @hinting(SCHEDULER)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Scheduler(Stepped):
+class Scheduler(Stepped, SchedulerFiles):
     """A sampler and its options, which are those of diffusers' class of the same name.
 
     Its options are immutable, and `schedule` returns a run of any length. `set_timesteps` and
@@ -116,46 +111,9 @@ class Scheduler(Stepped):
         return self.from_config(self.config, **options)
 
     @classmethod
-    def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: str | Path,
-        subfolder: str | None = None,
-        *,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        local_files_only: bool = False,
-        cache_dir: str | Path | None = None,
-        **overrides: Any,
-    ) -> Self:
-        """Makes this sampler with the options of a checkpoint's scheduler_config.json.
-
-        Args:
-            pretrained_model_name_or_path: a folder, an embedded checkpoint or a Hub repository.
-            subfolder: the folder inside it, usually "scheduler".
-            revision: a Hub branch, tag or commit.
-            token: the token for gated or private repositories.
-            local_files_only: whether to use only what was downloaded before.
-            cache_dir: the folder where downloads are kept.
-            overrides: options instead of the config's.
-
-        Raises:
-            ValueError: there is no such file, or `from_config` refuses its options.
-        """
-        source = pretrained_model_name_or_path
-        name = f"{subfolder}/{_FILE}" if subfolder else _FILE
-        folder = EMBEDDED.get(str(source), Path(source))
-        if folder.is_dir():
-            return cls.from_config(load_json(folder / name), **overrides)
-        with hub_errors(str(source), revision):
-            path = huggingface_hub.hf_hub_download(
-                str(source),
-                name,
-                revision=revision,
-                token=token,
-                local_files_only=local_files_only,
-                cache_dir=cache_dir,
-            )
-        return cls.from_config(load_json(Path(path)), **overrides)
+    def option_names(cls) -> frozenset[str]:
+        """Returns the names of all options that any sampler has."""
+        return _options_of_all()
 
     @property
     def config(self) -> Options:
@@ -269,6 +227,22 @@ class Scheduler(Stepped):
                 levels, and diffusers' class has no such list.
         """
         raise AttributeError(f"{self.class_name} has no discrete noise levels; use another sampler")
+
+    @property
+    def alphas(self) -> np.ndarray:
+        """alpha for each training timestep, float64: the quotients of `alphas_cumprod`."""
+        total = self.alphas_cumprod
+        return np.append(total[:1], total[1:] / total[:-1])
+
+    @property
+    def betas(self) -> np.ndarray:
+        """beta for each training timestep, float64: 1 - alpha."""
+        return 1 - self.alphas
+
+    @property
+    def final_alpha_cumprod(self) -> float:
+        """alpha-bar after the last timestep: one, or that of timestep 0."""
+        return 1.0 if getattr(self, "set_alpha_to_one", True) else float(self.alphas_cumprod[0])
 
     def _check_custom(self, name: str, values: np.ndarray) -> None:
         """Raises an error for timesteps or sigmas, descending, that the sampler cannot take.

@@ -10,6 +10,7 @@ import numpy as np
 
 from diffusax.callers import for_reader
 from diffusax.runtime.bounded import is_traced
+from diffusax.runtime.switches import settled
 from diffusax.samplers import by_hand
 from diffusax.samplers.by_hand import METHOD, HandRun, SchedulerOutput, StepOptions, Stepping
 from diffusax.samplers.processes import Diffusion, spread_level
@@ -221,6 +222,7 @@ class Stepped:
             raise ValueError(by_hand.no_timestep(among, timestep))
         return place
 
+    @settled
     def scale_model_input(self, sample: Any, timestep: Any = None) -> Any:
         """Returns what the network is given for a sample, b ...: the sample times a number.
 
@@ -270,6 +272,7 @@ class Stepped:
         """
         return self._step(model_output, timestep, sample, return_dict, generator=generator)
 
+    @settled
     def add_noise(self, original_samples: Any, noise: Any, timesteps: Any) -> Any:
         """Returns samples with noise at the level of timesteps, b ..., in the samples' dtype.
 
@@ -283,6 +286,7 @@ class Stepped:
             timesteps: b, or one for all.
         """
         x0, eps = by_hand.as_jax(original_samples), by_hand.as_jax(noise)
+        by_hand.check_alike("original_samples", x0, eps)
         signal, level = (spread_level(part, x0) for part in self._levels_at(timesteps))
         return alike((signal * x0 + level * eps).astype(x0.dtype), original_samples, noise)
 

@@ -165,7 +165,7 @@ class Autoencoder:
         weights = cast_params({**frozen, **trained["vae"]}, jnp.dtype(config.compute_dtype))
         x = from_bytes(batch["pixel_values"])
         mean, logvar = (m.astype(jnp.float32) for m in apply(weights, x, method="encode"))
-        noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:]))(keys)
+        noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:], jnp.float32))(keys)
         z = sample_latents(mean, logvar, noise)
         y = apply(weights, z, method="decode").astype(jnp.float32)
         pixels = x.shape[1] * x.shape[2] * x.shape[3]

@@ -1,0 +1,132 @@
+"""Parameter trees as users and files hold them, checked and in the form that a network has them."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+_SHOWN = 3
+"""The number of parameters that an error names."""
+
+
+def fitted_tree(shapes: Any, params: Any, owner: str) -> Any:
+    """Returns parameters as the nested dict that a network has, after checking each of them.
+
+    An index of a list may be an integer or a text such as "10", and lists, tuples, dataclasses,
+    Flax's states, frozen dicts and modules may stand for dicts. A tree that is right already is
+    returned as it is.
+
+    Args:
+        shapes: the network's parameters as shapes.
+        params: the parameters: arrays, tracers or shapes.
+        owner: the network's name, for errors.
+
+    Raises:
+        ValueError: parameters are missing, unexpected, of another shape, or no floating-point
+            numbers; names the first ones.
+    """
+    if _is_fitted(shapes, params):
+        return params
+    wanted = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
+    found: dict[str, Any] = {}
+    twice = []
+    for path, leaf in _leaves(params, ()):
+        name = ".".join(path)
+        if name in found:
+            twice.append(name)
+        found[name] = leaf
+    wrong = {
+        "lacks": [name for name in wanted if name not in found],
+        "has, beside the network's,": [name for name in found if name not in wanted],
+        "has twice": twice,
+        "differs in": [
+            f"{name} ({_described(found[name])}, not {_described(leaf)})"
+            for name, leaf in wanted.items()
+            if name in found and not _fits(leaf, found[name])
+        ],
+    }
+    if parts := [f"{what} {_listed(names)}" for what, names in wrong.items() if names]:
+        raise ValueError(
+            f"params must be those of the {owner}, in the shapes of its `network.shapes`: the tree "
+            f"{', '.join(parts)}"
+        )
+    return jax.tree.unflatten(jax.tree.structure(shapes), [found[name] for name in wanted])
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """Returns the name of a parameter, its keys joined by dots: down_blocks.0.resnets.1.scale."""
+    return ".".join(str(key.key) for key in path)
+
+
+def _is_fitted(shapes: Any, params: Any) -> bool:
+    """Returns whether the tree is right as it is; a call asks it each time, so it is quick."""
+    try:
+        leaves: list[Any] = jax.tree.leaves(params)
+        structure: Any = jax.tree.structure(params)
+    except (TypeError, ValueError):
+        return False  # Keys of several types have no order.
+    if structure != jax.tree.structure(shapes):
+        return False
+    return all(map(_fits, jax.tree.leaves(shapes), leaves))
+
+
+def _fits(wanted: Any, leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or leaf.shape != wanted.shape:
+        return _replaces(leaf)
+    return _floating(dtype) == _floating(wanted.dtype)
+
+
+def _floating(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def _replaces(leaf: Any) -> bool:
+    """Returns whether a layer reads its parameter from something else, such as `Arranged`."""
+    return bool(getattr(leaf, "replaces_parameter", False))
+
+
+def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields the leaves of a tree with their paths, in which an index is its decimal number."""
+    if isinstance(tree, nnx.Variable):
+        tree = tree.get_value()
+    if tree is None:
+        return
+    is_leaf = _replaces(tree) or (hasattr(tree, "shape") and hasattr(tree, "dtype"))
+    children = None if is_leaf else _children(tree)
+    if children is None:
+        yield path, tree
+        return
+    for key, child in children:
+        text = str(key)
+        name = str(int(text)) if text.isdecimal() else text
+        yield from _leaves(child, (*path, name))
+
+
+def _children(tree: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Returns the keys and values of what stands for a dict; None for a leaf."""
+    if isinstance(tree, nnx.Module):
+        tree = nnx.to_pure_dict(nnx.state(tree))
+    if isinstance(tree, Mapping):
+        return tree.items()
+    if isinstance(tree, list | tuple):
+        return tree._asdict().items() if hasattr(tree, "_asdict") else enumerate(tree)
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return [(field.name, getattr(tree, field.name)) for field in dataclasses.fields(tree)]
+    return None
+
+
+def _described(leaf: Any) -> str:
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape is None or dtype is None:
+        return f"a {type(leaf).__name__}"
+    kind = "" if _floating(dtype) else f" {dtype}"
+    return f"{tuple(shape)}{kind}"
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,167 @@
+"""JAX's switches of a user's program, which do not change what networks and calls compute.
+
+A program may compute its own numbers in 64 bits, forbid implicit promotions and transfers, choose
+another implementation of random numbers, or set a mesh whose axes are explicit. What is computed
+here says its dtypes, and draws its numbers from `runtime.noise.seed_key`; for the rest, functions
+run in a context in which these switches are JAX's defaults. Without such a switch there is none.
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from diffusax.runtime.compat import is_tracing
+
+F = TypeVar("F", bound=Callable[..., Any])
+_ENUMS: dict[str, tuple[Any, Any]] = {
+    "jax_numpy_dtype_promotion": (jax.numpy_dtype_promotion, "standard"),
+    "jax_numpy_rank_promotion": (jax.numpy_rank_promotion, "allow"),
+    "jax_threefry_partitionable": (jax.threefry_partitionable, True),
+}
+_GUARDS = {
+    f"jax_transfer_guard_{way}": getattr(jax, f"transfer_guard_{way}")
+    for way in ("host_to_device", "device_to_device", "device_to_host")
+}
+_PERMISSIVE = (None, "allow", "log")
+_DOUBLE: contextvars.ContextVar[bool] = contextvars.ContextVar("double", default=False)
+
+
+@contextlib.contextmanager
+def standard_promotion() -> Iterator[None]:
+    """Sets the switches that concern how arrays are combined; it may be entered in a trace."""
+    with contextlib.ExitStack() as stack:
+        for name, (context, value) in _ENUMS.items():
+            if getattr(jax.config, name, value) != value:
+                stack.enter_context(context(value))
+        yield
+
+
+@contextlib.contextmanager
+def own_switches(*, x64: bool = False) -> Iterator[None]:
+    """Sets all switches, for a call that is not part of a user's trace; inside one, what can be.
+
+    x64: whether 64 bits stay as the user has them, here and in contexts within, because parameters
+    are of 64 bits.
+    """
+    with contextlib.ExitStack() as stack:
+        if x64:
+            stack.callback(_DOUBLE.reset, _DOUBLE.set(True))
+        stack.enter_context(standard_promotion())
+        for name, guard in _GUARDS.items():
+            if getattr(jax.config, name, None) not in _PERMISSIVE:
+                stack.enter_context(guard("allow"))
+        if not is_tracing():
+            if is_explicit():
+                stack.enter_context(jax.set_mesh(_no_mesh()))
+            if jax.config.read("jax_enable_x64") and not _DOUBLE.get():
+                stack.enter_context(jax.enable_x64(False))
+        yield
+
+
+def settled(function: F) -> F:
+    """Makes a public function run under `own_switches`.
+
+    Its arrays of 64 bits become ones of 32, unless the object whose method it is has parameters of
+    64 bits, as its `is_double` says. Under a mesh of the user's with explicit axes, what it returns
+    is on that mesh.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        x64 = bool(getattr(args[0], "is_double", False)) if args else False
+        return call_settled(x64, function, *args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def call_settled(x64: bool, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a function as `settled` does. x64: whether arrays of 64 bits stay as they are."""
+    if jax.config.read("jax_enable_x64") and not x64:
+        args, kwargs = jax.tree.map(_in_32_bits, (args, kwargs))
+    outside = None if is_tracing() or not is_explicit() else jax.sharding.get_mesh()
+    if outside is None:
+        with own_switches(x64=x64):
+            return function(*args, **kwargs)
+    args, kwargs = jax.tree.map(_in_auto_mesh, (args, kwargs))
+    with own_switches(x64=x64):
+        result = function(*args, **kwargs)
+    return jax.tree.map(functools.partial(_on_mesh, outside), result)
+
+
+def is_double(tree: Any) -> bool:
+    """Returns whether some arrays have 64 bits."""
+    return any(getattr(leaf, "dtype", None) == np.float64 for leaf in jax.tree.leaves(tree))
+
+
+def is_explicit() -> bool:
+    """Returns whether the user has set a mesh with explicit axes."""
+    kinds = jax.sharding.get_abstract_mesh().axis_types
+    return any(kind == AxisType.Explicit for kind in kinds)
+
+
+def in_auto_axes(function: Callable[..., Any], *args: Any, rows: Any) -> Any:
+    """Calls a function; under a mesh with explicit axes XLA chooses the shardings within it.
+
+    The first axis of results is split as that of the first array among `rows`, a part of the
+    arguments, whose first axis is split.
+    """
+    if not is_explicit():
+        return function(*args)
+    splits = (_first_split(leaf) for leaf in jax.tree.leaves(rows))
+    split = next((found for found in splits if found is not None), None)
+    leaves, tree = jax.tree.flatten(args)
+    arrays = [leaf if isinstance(leaf, jax.Array | np.ndarray) else None for leaf in leaves]
+
+    def call(arrays: Any) -> Any:
+        merged = [own if array is None else array for array, own in zip(arrays, leaves)]
+        return function(*jax.tree.unflatten(tree, merged))
+
+    def in_auto(specs: Any) -> Callable[[Any], Any]:
+        return jax.sharding.auto_axes(call, out_sharding=specs)
+
+    shapes = jax.eval_shape(in_auto(PartitionSpec()), arrays)
+    specs = jax.tree.map(lambda x: PartitionSpec(*[split] * bool(x.shape)), shapes)
+    return in_auto(specs)(arrays)
+
+
+def _first_split(x: Any) -> Any:
+    """Returns the mesh's axes over which an array's first axis is split; None if it is not."""
+    spec: Any = jax.typeof(x).sharding.spec if isinstance(x, jax.Array) else ()
+    return spec[0] if len(spec) else None
+
+
+@functools.cache
+def _no_mesh() -> Mesh:
+    return Mesh(np.empty((), object), ())
+
+
+def _in_32_bits(x: Any) -> Any:
+    if not isinstance(x, jax.Array) or x.dtype not in (np.float64, np.int64, np.uint64):
+        return x
+    return x.astype(f"{x.dtype.name[:-2]}32")
+
+
+def _in_auto_mesh(x: Any) -> Any:
+    """Returns an array on a mesh with explicit axes on the same mesh without them."""
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(x, jax.Array) or not isinstance(sharding, NamedSharding):
+        return x
+    mesh = sharding.mesh
+    if isinstance(mesh, AbstractMesh) or AxisType.Explicit not in mesh.axis_types:
+        return x
+    return jax.device_put(x, NamedSharding(Mesh(mesh.devices, mesh.axis_names), sharding.spec))
+
+
+def _on_mesh(mesh: Mesh, x: Any) -> Any:
+    """Returns an array that is on several devices on a mesh of the same ones, one copy on each."""
+    sharding = getattr(x, "sharding", None)
+    several = isinstance(x, jax.Array) and isinstance(sharding, NamedSharding)
+    if not several or sharding.device_set != {*mesh.devices.flat}:  # type: ignore[union-attr]
+        return x
+    return jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
