@@ -481,7 +481,7 @@ def test_help_is_short_and_fits_the_terminal(capsys, monkeypatch, name, width):
         assert max(map(len, shown.splitlines())) <= width
         assert not any(line != line.rstrip() for line in shown.splitlines())
         assert "(default: None)" not in shown
-    assert len(short.splitlines()) <= (64 if width == 80 else 100)
+    assert len(short.splitlines()) <= (66 if width == 80 else 100)
     options = [set(re.findall(r"^  (--[\w.-]+)", shown, re.M)) for shown in (short, whole)]
     assert options[0] - {"--help-all"} <= options[1]
 

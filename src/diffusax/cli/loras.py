@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from diffusax.checkpoints.lora import called, output_name
 from diffusax.text.lora_tags import read_tags
 from diffusax.text.prompt_warnings import log_prompt_warnings
 
@@ -59,6 +58,8 @@ def adapters_of(pipe: Any, prompt: str) -> tuple[str, dict[str, Any]]:
 
 
 def _file(folder: Path, name: str) -> Path:
+    from diffusax.checkpoints.lora import called, output_name
+
     files = sorted(folder.rglob("*.safetensors"))
     found = called(name, {path: (path.stem, None) for path in files})
     # Headers are read only where no file has the name.
