@@ -129,17 +129,20 @@ NETWORK = _hints(
 SCHEDULER = _hints(
     {
         _STEPS: _words(
-            "convert_model_output previous_timestep step_plms step_prk alpha_t lambda_t sigma_t "
+            "convert_model_output previous_timestep step_plms step_prk "
             "model_outputs precondition_inputs precondition_noise precondition_outputs "
-            "state_in_first_order time_shift stretch_shift_to_terminal sigmas_interpol counter "
-            "cur_model_output cur_sample custom_timesteps derivatives dt ets get_lms_coefficient "
+            "time_shift stretch_shift_to_terminal counter "
+            "cur_model_output cur_sample derivatives dt ets get_lms_coefficient "
             "get_order_list get_scalings_for_boundary_condition_discrete is_scale_input_called "
-            "last_sample log_sigmas lower_order_nums mid_point_sigma noise_sampler one order_list "
-            "plms_timesteps pndm_order prev_derivative prk_timesteps sample sigmas_down sigmas_up "
+            "last_sample lower_order_nums mid_point_sigma noise_sampler one order_list "
+            "plms_timesteps pndm_order prev_derivative prk_timesteps sample "
             "solver_p timestep_list deis_first_order_update dpm_solver_first_order_update "
             "multistep_deis_second_order_update multistep_deis_third_order_update "
             "multistep_dpm_solver_second_order_update multistep_dpm_solver_third_order_update "
-            "multistep_uni_c_bh_update multistep_uni_p_bh_update "
+            "multistep_uni_c_bh_update multistep_uni_p_bh_update get_coefficients_fn "
+            "get_coefficients_exponential_negative get_coefficients_exponential_positive "
+            "lagrange_polynomial_coefficient stochastic_adams_bashforth_update "
+            "stochastic_adams_moulton_update "
             "singlestep_dpm_solver_second_order_update singlestep_dpm_solver_third_order_update "
             "singlestep_dpm_solver_update"
         ),

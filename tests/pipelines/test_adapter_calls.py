@@ -252,8 +252,9 @@ def test_a_network_that_no_longer_fits(pipe, tiny_checkpoints):
     pipe("a cat", **CALL, adapters={"face": 1.0})
     folder, _ = tiny_checkpoints.pipeline("xl")
     pipe.unet = diffusax.UNet2DConditionModel.from_pretrained(folder / "unet")
+    wide = np.zeros((1, 77, pipe.unet.config["cross_attention_dim"]), np.float32)
     with pytest.raises(ValueError, match="the adapter 'face' has"):
-        pipe("a cat", **CALL, adapters={"face": 1.0})
+        pipe(prompt_embeds=wide, negative_prompt_embeds=wide, **CALL, adapters={"face": 1.0})
 
 
 def test_tensors_of_pytorch_in_half_precision(pipe):

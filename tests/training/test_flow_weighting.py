@@ -27,9 +27,9 @@ def test_densities_and_weights_are_those_of_diffusers(monkeypatch, scheme):
     monkeypatch.setattr(torch, "rand", lambda **_: torch.tensor(uniform))
     monkeypatch.setattr(torch, "normal", torch_normal)
     # Their places count from noise to images, our levels from images to noise.
-    monkeypatch.setattr(jax.random, "normal", lambda key: -jnp.asarray(normal))
+    monkeypatch.setattr(jax.random, "normal", lambda key, *_, **__: -jnp.asarray(normal))
     own = uniform if scheme == "mode" else 1 - uniform
-    monkeypatch.setattr(jax.random, "uniform", lambda key: jnp.asarray(own))
+    monkeypatch.setattr(jax.random, "uniform", lambda key, *_, **__: jnp.asarray(own))
     place = compute_density_for_timestep_sampling(scheme, 500, **NUMBERS)
     weighting = FlowWeighting(scheme, **NUMBERS)
     sigmas = weighting.sample(None)
