@@ -80,7 +80,7 @@ def test_other_programs_are_given_arrays(program):
     pixels, timesteps, alphas = run(program)
     assert isinstance(pixels, jax.Array)
     assert isinstance(timesteps, np.ndarray)
-    assert (type(alphas), alphas.dtype) == (np.ndarray, np.float64)
+    assert (type(alphas), alphas.dtype) == (np.ndarray, np.float32)
 
 
 def test_a_setting_decides_whatever_is_imported():
