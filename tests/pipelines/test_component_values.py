@@ -86,6 +86,10 @@ def test_a_missing_text_encoder_is_told_before_the_network_runs(tiny_checkpoints
     alone = diffusax.StableDiffusionXLPipeline.from_pretrained(folder, **options)
     with pytest.raises(ValueError, match=r"width of 24, and the unet attends to 56; load the pipe"):
         alone("a cat", output_type="latent")
+    options = {"text_encoder_2": None, "tokenizer_2": None, "vae": None}
+    alone = diffusax.StableDiffusionXLPipeline.from_pretrained(folder, **options)
+    with pytest.raises(ValueError, match="no pooled embedding, which text_encoder_2 does; load"):
+        alone("a cat", output_type="latent")
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def encode(
             pipeline_stable_diffusion_xl.py, encode_prompt).
 
     Raises:
-        ValueError: clip_skip leaves no layer.
+        ValueError: clip_skip leaves no layer, or the second encoder is missing.
     """
     ids, weights = tuple(map(as_windows, tokens.ids)), tokens.weights
     n, w, t = ids[0].shape
@@ -51,6 +51,11 @@ def encode(
         if weights is not None:
             hidden = apply_weights(hidden, weights.reshape(n * w, t))
         contexts.append(hidden.reshape(n, w * t, -1))
+    if output.text_embeds is None:
+        raise ValueError(
+            "the text encoders give no pooled embedding, which text_encoder_2 does; load the "
+            "pipeline with it, or give prompt_embeds and pooled_prompt_embeds"
+        )
     pooled = output.text_embeds.reshape(n, w, -1)[:, 0]
     return Prompt(jnp.concatenate(contexts, axis=-1), pooled)
 
