@@ -98,3 +98,8 @@ def test_without_pytorch_its_half_names_the_extra():
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = found.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: torch is needed here; install it with pip install ")
+
+
+def test_diffusax_torch_is_imported_before_anything_else_of_pytorch():
+    """It mends what torchax 0.0.13 misses in torch 2.13, so nothing may import torchax before."""
+    subprocess.run([sys.executable, "-c", "import diffusax.torch"], check=True)

@@ -2,8 +2,8 @@
 
 from diffusax.extras import require_extra
 
-for _name in ("torch", "torchax"):
-    require_extra(_name, "torch")
+# torchax is imported by interop.torch.importing alone, which mends what newer torch lacks for it.
+require_extra("torch", "torch")
 
 from diffusax.interop.torch import *  # noqa: E402, F403
 from diffusax.interop.torch import __all__ as __all__  # noqa: E402

@@ -303,6 +303,7 @@ def test_generate_follows_controlnets(tiny_checkpoints, photo, tmp_path):
     np.testing.assert_array_equal(image, expected)
 
 
+@pytest.mark.filterwarnings("default:the model was trained")
 @pytest.mark.parametrize(
     ("kind", "side"),
     [("sd-instruct", 64), pytest.param("xl-instruct", 128, marks=pytest.mark.slow)],
