@@ -19,8 +19,8 @@ from unet_cpu import pytorch_unet
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from lora import ATTENTION
-from lora_training import ALPHA, add_trained, trained_tree
+from support.lora import ATTENTION
+from support.lora_training import ALPHA, add_trained, trained_tree
 
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
 from diffusax.training.lora.adapters import LayerPlan, LoRA

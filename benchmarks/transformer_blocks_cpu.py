@@ -19,9 +19,8 @@ from machine import describe, interleaved_medians
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-import fluxes
-import z_images
-from torch_params import params_of
+from support import fluxes, z_images
+from support.torch_params import params_of
 
 from diffusax.models import (
     FluxTransformer2DConfig,

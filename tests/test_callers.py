@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from pairs import picture
+from support.pairs import picture
 
 from diffusax.callers import for_reader, function_wants_tensors
 from diffusax.images.vae_image_processor import VaeImageProcessor

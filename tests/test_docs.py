@@ -15,19 +15,19 @@ import diffusers
 import jax
 import pytest
 import yaml
-from effort import few
-from evaluation.rows import build_clip
-from fluxes import FILL
-from fluxes import controlnet as flux_controlnet
-from fluxes import pipeline as build_flux
-from ip_adapters import write_hub_files
-from kleins import pipeline as build_klein
-from pairs import mask, picture
-from tiny import build_asymmetric, randomize
-from tiny_language import build_language_model
-from tiny_unconditional import build_unconditional
-from training.pictures import write_image_folder
-from z_images import pipeline as build_z_image
+from support.data_sets import write_image_folder
+from support.effort import few
+from support.evaluation_rows import build_clip
+from support.fluxes import FILL
+from support.fluxes import controlnet as flux_controlnet
+from support.fluxes import pipeline as build_flux
+from support.ip_adapters import write_hub_files
+from support.kleins import pipeline as build_klein
+from support.pairs import mask, picture
+from support.tiny import build_asymmetric, randomize
+from support.tiny_language import build_language_model
+from support.tiny_unconditional import build_unconditional
+from support.z_images import pipeline as build_z_image
 
 from diffusax.checkpoints import hub
 from diffusax.cli.console import COMMANDS

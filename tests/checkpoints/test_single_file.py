@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import pytest
 import torch
-from effort import examples, few, first
 from safetensors.numpy import load_file, save_file
-from single_files import hollow, model_shapes, original_shapes, packed
+from support.effort import examples, few, first
+from support.single_files import hollow, model_shapes, original_shapes, packed
 
 import diffusax
 from diffusax.checkpoints import load_network, read_model_index, resolve

@@ -7,10 +7,10 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from clip_vocabulary import write_clip_vocabulary
 from diffusers.loaders import single_file_utils as upstream
-from effort import few
-from single_files import hollow, model_shapes
+from support.clip_vocabulary import write_clip_vocabulary
+from support.effort import few
+from support.single_files import hollow, model_shapes
 
 from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import network_of, read_network, stored_tensors

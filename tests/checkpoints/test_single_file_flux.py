@@ -1,20 +1,18 @@
 """Single files of FLUX.1 and FLUX.2: diffusers reads those that we write, and we read them back."""
 
 import diffusers
-import fluxes
 import jax.numpy as jnp
-import kleins
 import numpy as np
 import pytest
 import torch
 import transformers
-import z_images
 from diffusers.loaders import single_file_model
 from diffusers.loaders import single_file_utils as upstream
-from effort import few
 from safetensors.torch import load_file, save_file
-from single_files import hollow
-from upstream_widths import for_tiny
+from support import fluxes, kleins, z_images
+from support.effort import few
+from support.single_files import hollow
+from support.upstream_widths import for_tiny
 
 import diffusax
 from diffusax.checkpoints.converting import pack_single_file, unpack_single_file

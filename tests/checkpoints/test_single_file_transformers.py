@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from single_files import hollow
-from z_images import SIZE, pipeline
+from support.single_files import hollow
+from support.z_images import SIZE, pipeline
 
 import diffusax
 from diffusax.checkpoints.networks import network_of, read_network

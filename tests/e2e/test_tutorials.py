@@ -1,16 +1,15 @@
 """Programs of diffusers' documentation run on diffusax with only the import changed."""
 
 import diffusers
-import fluxes
 import numpy as np
 import pytest
-import tensor_programs
 import torch
 import transformers
-from effort import few
-from pairs import TOLERANCE, mask, picture
-from tiny_unconditional import build_unconditional
-from tutorials import PROGRAMS
+from support import fluxes, tensor_programs
+from support.effort import few
+from support.pairs import TOLERANCE, mask, picture
+from support.tiny_unconditional import build_unconditional
+from support.tutorials import PROGRAMS
 
 import diffusax
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from rows import picture
+from support.evaluation_rows import picture
 from transformers import CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -41,7 +41,7 @@ FOUR_DEVICES = """
 import sys
 import jax
 import numpy as np
-from rows import picture
+from support.evaluation_rows import picture
 from diffusax.evaluation import CLIP
 
 clip = CLIP.from_pretrained(sys.argv[1], batch_size=6)

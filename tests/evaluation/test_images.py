@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from fid_inception import random_inception
 from PIL import Image
-from rows import picture
 from safetensors.torch import load_file, save_file
+from support.evaluation_rows import picture
+from support.fid_inception import random_inception
 from torch.nn.functional import cosine_similarity
 from transformers import CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil

@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.runs import RUNS
 
-RUN = Path(__file__).with_name("flax_guides_run.py")
+RUN = RUNS / "flax_guides_run.py"
 
 
 @pytest.mark.slow

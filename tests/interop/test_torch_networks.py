@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import diffusers
 import jax
@@ -12,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from pairs import NEGATIVES, PROMPTS, Pair, picture
-from tiny import TEXT, UNET, randomize
+from support.pairs import NEGATIVES, PROMPTS, Pair, picture
+from support.runs import RUNS
+from support.tiny import TEXT, UNET, randomize
 
 import diffusax
 from diffusax.interop.torch.explaining import NotTraceable
@@ -294,7 +294,7 @@ def meshes(tmp_path_factory):
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
     done = subprocess.run(
         [
-            *(sys.executable, Path(__file__).with_name("torch_networks_on_meshes.py")),
+            *(sys.executable, RUNS / "torch_networks_on_meshes.py"),
             tmp_path_factory.mktemp("meshes"),
         ],
         env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 
-import adapted
 import diffusers
 import jax
 import jax.numpy as jnp
@@ -13,10 +12,20 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from adapted import CONFIGS, ROWS, effects, inputs_of, network_of, random_adapter, run, whole
-from effort import few
-from lora import ATTENTION, TEXT_ATTENTION, add_lora, lora_layers, weighed
-from tiny import randomize
+from support import adapted
+from support.adapted import (
+    CONFIGS,
+    ROWS,
+    effects,
+    inputs_of,
+    network_of,
+    random_adapter,
+    run,
+    whole,
+)
+from support.effort import few
+from support.lora import ATTENTION, TEXT_ATTENTION, add_lora, lora_layers, weighed
+from support.tiny import randomize
 
 from diffusax.checkpoints import load_network
 from diffusax.models.adapters import AdaptedNetwork, Adapters, LayerAdapters, kernel_shapes

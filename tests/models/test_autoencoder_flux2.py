@@ -4,7 +4,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from kleins import autoencoder
+from support.kleins import autoencoder
 
 from diffusax.checkpoints import load_network, save_network
 from diffusax.checkpoints.tree import torch_shapes

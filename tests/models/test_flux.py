@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.transformers import transformer_flux
-from fluxes import arguments, inputs, transformer, upstream
-from tiny import randomize
-from torch_params import assert_close, params_of
+from support.fluxes import arguments, inputs, transformer, upstream
+from support.tiny import randomize
+from support.torch_params import assert_close, params_of
 
 from diffusax.checkpoints import load_network, save_network
 from diffusax.checkpoints.tree import torch_shapes

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from fluxes import arguments, controlnet, inputs
-from torch_params import assert_close
+from support.fluxes import arguments, controlnet, inputs
+from support.torch_params import assert_close
 
 from diffusax.checkpoints import load_network
 

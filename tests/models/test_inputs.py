@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fluxes import TRANSFORMER
-from tiny import ASYMMETRIC, SMALLEST_UNET, SMALLEST_VAE, TEXT, UNET
+from support.fluxes import TRANSFORMER
+from support.tiny import ASYMMETRIC, SMALLEST_UNET, SMALLEST_VAE, TEXT, UNET
 
 from diffusax.models import (
     MODELS,

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from effort import first
 from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
+from support.effort import first
 
 from diffusax.models import attention as attention_module
 from diffusax.models import conv as conv_module

@@ -8,8 +8,8 @@ import numpy as np
 import peft
 import pytest
 import torch
-from effort import few
-from lora_training import randomize_adapters, trained_tree
+from support.effort import few
+from support.lora_training import randomize_adapters, trained_tree
 
 from diffusax.models.adapters import Base
 from diffusax.models.conv import conv2d

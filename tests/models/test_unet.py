@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from effort import first
-from tiny import randomize
+from support.effort import first
+from support.tiny import randomize
 
 from diffusax.checkpoints import load_network
 from diffusax.models import UNet2DConditionConfig

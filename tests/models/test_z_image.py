@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.transformers import transformer_z_image
-from tiny import randomize
-from torch_params import assert_close, params_of
-from z_images import inputs, transformer, upstream
+from support.tiny import randomize
+from support.torch_params import assert_close, params_of
+from support.z_images import inputs, transformer, upstream
 
 from diffusax.checkpoints import load_network, save_network
 from diffusax.checkpoints.tree import torch_shapes

@@ -7,11 +7,9 @@ import random
 import signal
 import socket
 
-import fluxes
-import kleins
 import pytest
-import z_images
-from offline.runs import (
+from support import fluxes, kleins, z_images
+from support.offline_runs import (
     errors,
     files,
     finish,
@@ -24,7 +22,7 @@ from offline.runs import (
     until,
     wait_for,
 )
-from tiny import build_stable_diffusion
+from support.tiny import build_stable_diffusion
 
 OPTIONS = ["--steps", 2, "--batch-size", 4, "--images-per-shard", 8]
 

@@ -1,16 +1,15 @@
 """LoRA files for FLUX.1 and FLUX.2 in the formats that are shipped, read live by diffusers, too."""
 
-import fluxes
-import kleins
 import numpy as np
 import pytest
 import torch
 from diffusers.loaders import lora_pipeline
-from effort import few
-from lora_files import layers_of, numbers
-from pairs import Pair, mask, picture
 from safetensors.torch import load_file, save_file
-from upstream_widths import for_tiny
+from support import fluxes, kleins
+from support.effort import few
+from support.lora_files import layers_of, numbers
+from support.pairs import Pair, mask, picture
+from support.upstream_widths import for_tiny
 
 import diffusax
 from diffusax.checkpoints.lora import (

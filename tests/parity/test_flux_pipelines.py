@@ -4,8 +4,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from fluxes import FILL, SIZE, controlnet, pipeline
-from pairs import Pair, mask, picture, slow
+from support.fluxes import FILL, SIZE, controlnet, pipeline
+from support.pairs import Pair, mask, picture, slow
 
 import diffusax
 

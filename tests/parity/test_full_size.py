@@ -3,15 +3,14 @@
 import gc
 
 import diffusers
-import fluxes
 import jax
 import numpy as np
 import pytest
 import torch
 import transformers
-import z_images
 from full_size import FLUX_DEV, QWEN3_4B, SD1, SD2, SDXL, T5_XXL, VAE, VIT_H, VIT_L, Z_IMAGE
-from tiny import randomize
+from support import fluxes, z_images
+from support.tiny import randomize
 
 from diffusax.checkpoints import load_network
 from diffusax.models.transformers.flux import image_rotation

@@ -6,9 +6,9 @@ import pytest
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.flux2 import pipeline_flux2_klein
-from effort import first
-from kleins import CALL, SIZE, pipeline
-from pairs import Pair, mask, picture, slow
+from support.effort import first
+from support.kleins import CALL, SIZE, pipeline
+from support.pairs import Pair, mask, picture, slow
 
 import diffusax
 from diffusax.pipelines.families.flux2 import empirical_mu

@@ -5,8 +5,8 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from pairs import NEGATIVES, PROMPTS, mask, picture
-from tiny import build_asymmetric
+from support.pairs import NEGATIVES, PROMPTS, mask, picture
+from support.tiny import build_asymmetric
 
 import diffusax
 from diffusax.models import tiling

@@ -4,10 +4,10 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from effort import few
-from lora_files import layers_of, pair
 from safetensors.torch import save_file
-from z_images import SIZE, pipeline
+from support.effort import few
+from support.lora_files import layers_of, pair
+from support.z_images import SIZE, pipeline
 
 import diffusax
 

@@ -6,8 +6,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from pairs import Pair, mask, picture
-from z_images import SIZE, pipeline
+from support.pairs import Pair, mask, picture
+from support.z_images import SIZE, pipeline
 
 import diffusax
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from adapted import random_adapter
+from support.adapted import random_adapter
 
 import diffusax
 from diffusax.models.adapters import kernel_shapes

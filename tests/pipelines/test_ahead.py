@@ -10,10 +10,10 @@ import fits_table
 import jax
 import numpy as np
 import pytest
-from effort import first
 from jax import export
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
+from support.effort import first
 
 import diffusax
 from diffusax.models.attention import attention

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from tiny import build_stable_diffusion
-from z_images import LANGUAGE, SIZE, pipeline
+from support.tiny import build_stable_diffusion
+from support.z_images import LANGUAGE, SIZE, pipeline
 
 import diffusax
 from diffusax.cli.console import main

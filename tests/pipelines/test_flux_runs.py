@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from fluxes import FILL, SIZE, controlnet, pipeline
-from pairs import mask, picture
+from support.fluxes import FILL, SIZE, controlnet, pipeline
+from support.pairs import mask, picture
 
 import diffusax
 from diffusax.pipelines.arguments import check_call

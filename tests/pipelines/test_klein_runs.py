@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 import torch
-from kleins import CALL, pipeline
-from lora import add_lora
-from pairs import mask, picture
 from peft import get_peft_model_state_dict
+from support.kleins import CALL, pipeline
+from support.lora import add_lora
+from support.pairs import mask, picture
 
 import diffusax
 from diffusax.pipelines import ahead

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from adapted import random_adapter
+from support.adapted import random_adapter
 
 import diffusax
 from diffusax.pipelines import ahead

@@ -4,16 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from support.runs import RUNS
 
 import diffusax
 from diffusax.runtime.compilations import count_compilations
 
-HERE = Path(__file__).parent
 FLAGS = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count="
 
 
@@ -38,9 +37,9 @@ def test_parameters_on_the_host_give_the_same_bits_and_compile_nothing(tiny_chec
 @pytest.mark.slow
 def test_a_second_device_and_a_mesh(tiny_checkpoints, tmp_path):
     folder, _ = tiny_checkpoints.pipeline("sd")
-    path = os.pathsep.join([str(HERE.parent), *sys.path])
+    path = os.pathsep.join(sys.path)
     done = subprocess.run(
-        [sys.executable, str(HERE / "offload_run.py"), str(folder), str(tmp_path / "out")],
+        [sys.executable, str(RUNS / "offload_run.py"), str(folder), str(tmp_path / "out")],
         env={**os.environ, "XLA_FLAGS": f"{FLAGS}2", "PYTHONPATH": path},
         capture_output=True,
         text=True,

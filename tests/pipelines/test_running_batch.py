@@ -10,10 +10,10 @@ import hypothesis
 import jax
 import numpy as np
 import pytest
-from adapted import random_adapter
-from effort import examples
 from hypothesis import strategies as st
-from mixtures import calls, picture
+from support.adapted import random_adapter
+from support.effort import examples
+from support.mixtures import calls, picture
 
 import diffusax
 from diffusax import samplers

@@ -1,12 +1,11 @@
 """Kernels of several layers on a mesh with a tensor axis, before the sampler's loop and in it."""
 
-import fluxes
 import jax
-import kleins
 import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
-from tiny import build_stable_diffusion
+from support import fluxes, kleins
+from support.tiny import build_stable_diffusion
 
 import diffusax
 from diffusax.pipelines import ahead

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from effort import first
-from pairs import Pair
 from safetensors.numpy import save_file
+from support.effort import first
+from support.pairs import Pair
 
 import diffusax
 from diffusax.models.token_table import ROWS

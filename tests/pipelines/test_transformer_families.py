@@ -7,17 +7,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import fluxes
 import jax
-import kleins
 import numpy as np
 import pytest
 import torch
-import z_images
-from effort import few
-from lora import add_lora, lora_layers
-from offline.runs import pictures, pixels, run
-from pairs import mask, picture
+from support import fluxes, kleins, z_images
+from support.effort import few
+from support.lora import add_lora, lora_layers
+from support.offline_runs import pictures, pixels, run
+from support.pairs import mask, picture
 
 import diffusax
 from diffusax import offline

@@ -2,14 +2,12 @@
 
 import inspect
 
-import fluxes
 import jax
-import kleins
 import numpy as np
 import pytest
-import z_images
-from effort import few
-from pairs import mask, picture
+from support import fluxes, kleins, z_images
+from support.effort import few
+from support.pairs import mask, picture
 
 import diffusax
 from diffusax.pipelines.adapter_store import resolve_adapters

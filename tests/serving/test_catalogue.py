@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import save_file
-from single_files import hollow, model_shapes, original_shapes
+from support.single_files import hollow, model_shapes, original_shapes
 
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.checkpoints.single_file import configs

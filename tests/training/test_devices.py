@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures import edit_row, write_parquet
 from safetensors.numpy import load_file
+from support.data_sets import edit_row, write_parquet
+from support.runs import RUNS
 
 from diffusax.training.ema.snapshots import AVERAGES
 
-RUN = Path(__file__).with_name("devices_run.py")
-TOY = Path(__file__).with_name("toy_run.py")
+RUN = RUNS / "devices_run.py"
+TOY = RUNS / "toy_run.py"
 PICTURES = ("validation.every=4", "validation.prompts=[a dog]", "validation.steps=1")
 
 

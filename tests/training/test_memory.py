@@ -2,7 +2,7 @@
 
 import jax
 import pytest
-from toy_run import INPUTS, OUTPUTS, Toy
+from support.runs.toy_run import INPUTS, OUTPUTS, Toy
 
 from diffusax.runtime.memory import device_memory, host_memory
 from diffusax.runtime.mesh import make_mesh

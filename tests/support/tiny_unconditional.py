@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
-from tiny import own_numbers, randomize
+
+from support.tiny import own_numbers, randomize
 
 UNET: dict[str, Any] = {
     "sample_size": 16,

@@ -9,10 +9,11 @@ from typing import Any
 from unittest import mock
 
 import transformers
-from tiny import randomize
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
+
+from support.tiny import randomize
 
 QWEN3 = {
     "vocab_size": 101,

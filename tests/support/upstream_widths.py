@@ -4,7 +4,7 @@ import inspect
 import sys
 from typing import Any
 
-import fluxes
+from support import fluxes
 
 
 def for_tiny(function: Any) -> Any:

@@ -7,8 +7,9 @@ import diffusers
 import numpy as np
 import torch
 import transformers
-from tiny import randomize
-from torch_families.tokenizers import QWEN_TOKENS, qwen_tokenizer
+
+from support.tiny import randomize
+from support.torch_families.tokenizers import QWEN_TOKENS, qwen_tokenizer
 
 VAE: dict[str, Any] = {
     "block_out_channels": (8, 8),

@@ -17,7 +17,6 @@ from typing import Any
 
 import diffusers
 import torch
-from clip_vocabulary import write_clip_vocabulary
 from diffusers import AutoencoderKL, PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from transformers import (
     CLIPTextConfig,
@@ -25,6 +24,8 @@ from transformers import (
     CLIPTextModelWithProjection,
     CLIPTokenizer,
 )
+
+from support.clip_vocabulary import write_clip_vocabulary
 
 UNET: dict[str, dict[str, Any]] = {
     "sd1": {

@@ -13,9 +13,7 @@ from unittest import mock
 
 import jax
 import numpy as np
-from adapted import random_adapter
 from flax import nnx
-from hooks import defined
 from PIL import Image
 
 import diffusax
@@ -26,6 +24,8 @@ from diffusax.pipelines import programs
 from diffusax.runtime import mesh as meshes
 from diffusax.runtime.mesh import in_mesh, make_mesh
 from diffusax.runtime.program import PROGRAMS, lower
+from support.adapted import random_adapter
+from support.hooks import defined
 
 MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,tensor=2")
 CALL = {"num_inference_steps": 2, "output_type": "np", "seed": 3, "guidance_scale": 3.0}

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs/hooks.md"
+PAGE = Path(__file__).parents[2] / "docs/hooks.md"
 
 
 def defined(*names):

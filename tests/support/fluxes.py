@@ -7,8 +7,9 @@ import diffusers
 import numpy as np
 import torch
 import transformers
-from tiny import randomize
-from torch_families.tokenizers import CLIP_TOKENS, T5_TOKENS, clip_tokenizer, t5_tokenizer
+
+from support.tiny import randomize
+from support.torch_families.tokenizers import CLIP_TOKENS, T5_TOKENS, clip_tokenizer, t5_tokenizer
 
 TRANSFORMER: dict[str, Any] = {
     "in_channels": 64,

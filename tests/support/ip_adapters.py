@@ -6,8 +6,9 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_file
-from tiny import randomize
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from support.tiny import randomize
 
 # The widths of the image encoder's hidden states and embeddings, and its side in pixels.
 HIDDEN, EMBED, SIDE = 24, 16, 30

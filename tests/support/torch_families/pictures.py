@@ -2,9 +2,10 @@
 
 import numpy as np
 import torch
-from pairs import mask as pil_mask
-from pairs import picture as pil_picture
 from PIL import Image
+
+from support.pairs import mask as pil_mask
+from support.pairs import picture as pil_picture
 
 
 def picture(seed: int = 0, side: int = 64) -> Image.Image:

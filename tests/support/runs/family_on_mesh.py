@@ -6,13 +6,13 @@ XLA_FLAGS=--xla_force_host_platform_device_count=4 python family_on_mesh.py NAME
 import sys
 
 import jax
-import kleins
 import numpy as np
-from pairs import picture
 
 import diffusax
 from diffusax.models.adapters import kernel_shapes
 from diffusax.runtime import mesh as mesh_rules
+from support import kleins
+from support.pairs import picture
 
 mesh_rules.MIN_SHARDED_SIZE = 1
 NAME, FOLDER = sys.argv[1:]

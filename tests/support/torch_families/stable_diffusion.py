@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import diffusers
-from tiny import UNET
+
+from support.tiny import UNET
 
 from .autoencoders import autoencoder
 from .pictures import picture

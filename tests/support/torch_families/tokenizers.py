@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from clip_vocabulary import _byte_characters
 from transformers import (
     BertTokenizer,
     CLIPTokenizer,
@@ -12,6 +11,8 @@ from transformers import (
     T5Tokenizer,
     XLMRobertaTokenizer,
 )
+
+from support.clip_vocabulary import _byte_characters
 
 BYTES = tuple(_byte_characters())
 ASCII = tuple(map(chr, range(33, 127)))

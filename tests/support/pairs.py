@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny import TinyCheckpoints
 
 import diffusax
+from support.tiny import TinyCheckpoints
 
 # Largest difference of a pixel in [0, 1]; float32 sums in another order explain about 1e-5.
 TOLERANCE = 1e-4

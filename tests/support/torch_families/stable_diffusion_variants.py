@@ -4,7 +4,8 @@ from typing import Any
 
 import transformers
 from diffusers.pipelines.stable_diffusion import StableUnCLIPImageNormalizer
-from tiny import UNET
+
+from support.tiny import UNET
 
 from .autoencoders import autoencoder
 from .pictures import mask, picture, tensor

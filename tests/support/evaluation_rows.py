@@ -8,10 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import transformers
-from clip_vocabulary import write_clip_vocabulary
 from PIL import Image
-from tiny import TEXT, randomize
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from support.clip_vocabulary import write_clip_vocabulary
+from support.tiny import TEXT, randomize
 
 VISION = {
     "hidden_size": 24,

@@ -9,10 +9,10 @@ from pathlib import Path
 import diffusers
 import jax
 import numpy as np
-from pairs import NEGATIVES, PROMPTS, generators
-from tiny import build_stable_diffusion
 
 import diffusax
+from support.pairs import NEGATIVES, PROMPTS, generators
+from support.tiny import build_stable_diffusion
 
 CALL = {"prompt": PROMPTS, "negative_prompt": NEGATIVES, "num_inference_steps": 3}
 PLAIN = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}

@@ -6,17 +6,17 @@ XLA_FLAGS=--xla_force_host_platform_device_count=4 python torch_mesh_run.py
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jax
 import numpy as np
 import torch
-from torch_families import REGISTRY
 
 import diffusax.torch
 from diffusax.interop.torch.compiling import CompiledMethod
 from diffusax.interop.torch.functional import Kernel
 from diffusax.runtime.mesh import param_sharding, turned_sharding
+from support.torch_families import REGISTRY
 
 
 def main() -> None:

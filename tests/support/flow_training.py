@@ -8,16 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import diffusers
-import fluxes
 import jax
 import jax.numpy as jnp
-import kleins
 import numpy as np
 import torch
-import z_images
 from diffusers.training_utils import compute_loss_weighting_for_sd3
-from lora import ATTENTION
-from lora_training import trained_tree
 
 from diffusax.training import (
     CaptionedDataConfig,
@@ -27,6 +22,9 @@ from diffusax.training import (
 )
 from diffusax.training.denoising import DenoisingLoss, Draws
 from diffusax.training.diffusion.conditioning_dropout import Dropped
+from support import fluxes, kleins, z_images
+from support.lora import ATTENTION
+from support.lora_training import trained_tree
 
 PROMPTS = ["a red apple", "an old house on a hill by the sea, and two dogs that run before it"]
 STEPS, RATE, SCALE = 3, 0.05, 2.5

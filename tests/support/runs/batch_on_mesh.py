@@ -10,8 +10,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from hooks import defined
-from mixtures import picture
 
 import diffusax
 from diffusax.pipelines import batch as programs
@@ -20,6 +18,8 @@ from diffusax.pipelines.batch_run import BatchRun
 from diffusax.pipelines.entries import prepare_pictures
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import lower, recorded_requests
+from support.hooks import defined
+from support.mixtures import picture
 
 CALLS = [
     {"prompt": "a cat", "num_inference_steps": 4, "sampler": "euler_a", "guidance_scale": 4.0},

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from lora import every_layer, tuner_layers
 from peft import LoraConfig
+
+from support.lora import every_layer, tuner_layers
 
 ALPHA = 1.5
 """alpha over rank."""

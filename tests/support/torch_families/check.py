@@ -1,4 +1,7 @@
-"""Runs the small calls in PyTorch: `python -m torch_families.check [NAME ...]` in tests/."""
+"""Runs the small calls in PyTorch.
+
+python -m support.torch_families.check [NAME ...], in tests/
+"""
 
 import sys
 import time
