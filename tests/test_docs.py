@@ -18,16 +18,16 @@ import yaml
 from support.data_sets import write_image_folder
 from support.effort import few
 from support.evaluation_rows import build_clip
-from support.fluxes import FILL
-from support.fluxes import controlnet as flux_controlnet
-from support.fluxes import pipeline as build_flux
 from support.ip_adapters import write_hub_files
-from support.kleins import pipeline as build_klein
 from support.pairs import mask, picture
 from support.tiny import build_asymmetric, randomize
 from support.tiny_language import build_language_model
+from support.tiny_transformers import FLUX_FILL
+from support.tiny_transformers import flux_controlnet as flux_controlnet
+from support.tiny_transformers import flux_pipeline as build_flux
+from support.tiny_transformers import klein_pipeline as build_klein
+from support.tiny_transformers import z_image_pipeline as build_z_image
 from support.tiny_unconditional import build_unconditional
-from support.z_images import pipeline as build_z_image
 
 from diffusax.checkpoints import hub
 from diffusax.cli.console import COMMANDS
@@ -76,7 +76,7 @@ DDPM = "google/ddpm-cat-256"
 Z_IMAGE = "Tongyi-MAI/Z-Image-Turbo"
 FLUX = {
     "black-forest-labs/FLUX.1-dev": {},
-    "black-forest-labs/FLUX.1-Fill-dev": FILL,
+    "black-forest-labs/FLUX.1-Fill-dev": FLUX_FILL,
 }
 FLUX_CONTROLNET = "InstantX/FLUX.1-dev-Controlnet-Canny"
 KLEIN = "black-forest-labs/FLUX.2-klein-4B"

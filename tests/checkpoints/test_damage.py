@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from support.fluxes import pipeline as build_flux
 from support.runs import RUNS
 from support.tiny import build_stable_diffusion
+from support.tiny_transformers import flux_pipeline as build_flux
 
 from diffusax.checkpoints.hub import EMBEDDED
 

@@ -9,9 +9,14 @@ import transformers
 from diffusers.loaders import single_file_model
 from diffusers.loaders import single_file_utils as upstream
 from safetensors.torch import load_file, save_file
-from support import fluxes, kleins, z_images
 from support.effort import few
 from support.single_files import hollow
+from support.tiny_transformers import (
+    flux_pipeline,
+    flux_transformer,
+    klein_pipeline,
+    z_image_pipeline,
+)
 from support.upstream_widths import for_tiny
 
 import diffusax
@@ -28,7 +33,7 @@ from diffusax.checkpoints.single_file import (
 )
 from diffusax.checkpoints.tree import fitted, params_to_tensors, torch_shapes
 
-PIPELINES = {"flux": fluxes.pipeline, "klein": kleins.pipeline, "z-image": z_images.pipeline}
+PIPELINES = {"flux": flux_pipeline, "klein": klein_pipeline, "z-image": z_image_pipeline}
 TRANSFORMERS = {
     "flux": "FluxTransformer2DModel",
     "klein": "Flux2Transformer2DModel",
@@ -123,7 +128,7 @@ def test_a_transformer_in_diffusers_layout_and_one_without_guidance(made, tmp_pa
         diffusax.FluxTransformer2DModel.from_single_file(path, config=folder).params,
         pipe.transformer.state_dict(),
     )
-    schnell = fluxes.transformer(5, guidance_embeds=False)
+    schnell = flux_transformer(5, guidance_embeds=False)
     schnell.save_pretrained(tmp_path / "schnell")
     pack_single_file(tmp_path / "schnell", path)
     found = diffusax.FluxTransformer2DModel.from_single_file(path, config=tmp_path / "schnell")

@@ -8,7 +8,6 @@ import signal
 import socket
 
 import pytest
-from support import fluxes, kleins, z_images
 from support.offline_runs import (
     errors,
     files,
@@ -23,6 +22,7 @@ from support.offline_runs import (
     wait_for,
 )
 from support.tiny import build_stable_diffusion
+from support.tiny_transformers import flux_pipeline, klein_pipeline, z_image_pipeline
 
 OPTIONS = ["--steps", 2, "--batch-size", 4, "--images-per-shard", 8]
 
@@ -111,10 +111,10 @@ def test_a_killed_run_makes_each_picture_once(tmp_path, model, prompts, undistur
 
 
 TRANSFORMERS = {
-    "flux": fluxes.pipeline,
+    "flux": flux_pipeline,
     # The hidden states that it reads by default.
-    "klein": functools.partial(kleins.pipeline, layers=28),
-    "z-image": z_images.pipeline,
+    "klein": functools.partial(klein_pipeline, layers=28),
+    "z-image": z_image_pipeline,
 }
 
 

@@ -3,17 +3,17 @@
 import jax
 import pytest
 from jax.sharding import Mesh
-from support import fluxes, kleins, z_images
 from support.many_devices import run_on_devices
 from support.runs import RUNS
+from support.tiny_transformers import flux_pipeline, klein_pipeline, z_image_pipeline
 
 from diffusax.runtime.mesh import batch_size, check_processes, make_mesh
 
 # The last arguments are those of calls.
 FAMILIES = {
-    "z-image": (z_images.pipeline, ()),
-    "flux": (fluxes.pipeline, ("max_sequence_length=32",)),
-    "klein": (kleins.pipeline, ("text_encoder_out_layers=(1,2,3)", "max_sequence_length=64")),
+    "z-image": (z_image_pipeline, ()),
+    "flux": (flux_pipeline, ("max_sequence_length=32",)),
+    "klein": (klein_pipeline, ("text_encoder_out_layers=(1,2,3)", "max_sequence_length=64")),
 }
 
 

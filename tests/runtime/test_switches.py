@@ -10,9 +10,6 @@ import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from support.effort import few
-from support.fluxes import TRANSFORMER as FLUX
-from support.kleins import TRANSFORMER as FLUX2
-from support.kleins import VAE as VAE_FLUX2
 from support.many_devices import run_on_devices
 from support.pairs import mask, picture
 from support.runs import RUNS
@@ -25,8 +22,11 @@ from support.tiny import (
     UNET,
     build_stable_diffusion,
 )
+from support.tiny_transformers import FLUX as FLUX
+from support.tiny_transformers import KLEIN as FLUX2
+from support.tiny_transformers import KLEIN_VAE as VAE_FLUX2
+from support.tiny_transformers import Z_IMAGE as Z_IMAGE
 from support.tiny_unconditional import UNET as UNET_2D
-from support.z_images import TRANSFORMER as Z_IMAGE
 
 import diffusax
 from diffusax.models import MODELS, Network

@@ -22,9 +22,16 @@ from diffusax.training import (
 )
 from diffusax.training.denoising import DenoisingLoss, Draws
 from diffusax.training.diffusion.conditioning_dropout import Dropped
-from support import fluxes, kleins, z_images
 from support.lora import ATTENTION
 from support.lora_training import trained_tree
+from support.tiny_transformers import (
+    FLUX_SIZE,
+    KLEIN_SIZE,
+    Z_IMAGE_SIZE,
+    flux_pipeline,
+    klein_pipeline,
+    z_image_pipeline,
+)
 
 PROMPTS = ["a red apple", "an old house on a hill by the sea, and two dogs that run before it"]
 STEPS, RATE, SCALE = 3, 0.05, 2.5
@@ -120,23 +127,23 @@ class Flow:
 
 def _klein_pipeline(folder: Any, **options: Any) -> Any:
     # The script reads the layers that are the default.
-    return kleins.pipeline(folder, **{"layers": 28, **options})
+    return klein_pipeline(folder, **{"layers": 28, **options})
 
 
 FLOWS = {
-    "flux": Flow(fluxes.pipeline, _shifted_and_scaled, _flux, fluxes.SIZE, (12, 20, 16)),
+    "flux": Flow(flux_pipeline, _shifted_and_scaled, _flux, FLUX_SIZE, (12, 20, 16)),
     "z-image": Flow(
-        z_images.pipeline,
+        z_image_pipeline,
         _shifted_and_scaled,
         _z_image,
-        {"guidance_scale": 0.0, **z_images.SIZE},
+        {"guidance_scale": 0.0, **Z_IMAGE_SIZE},
         (12, 20, 16),
     ),
     "klein": Flow(
         _klein_pipeline,
         _normalized,
         _klein,
-        {"guidance_scale": 1.0, **kleins.SIZE},
+        {"guidance_scale": 1.0, **KLEIN_SIZE},
         (6, 10, 16),
         sampled=False,
         targets=(

@@ -4,12 +4,12 @@ import inspect
 import sys
 from typing import Any
 
-from support import fluxes
+from support.tiny_transformers import FLUX
 
 
 def for_tiny(function: Any) -> Any:
-    """The same function of diffusers for a transformer of the sizes of tests/fluxes.py."""
-    config = fluxes.TRANSFORMER
+    """The same function of diffusers for the sizes of the tiny transformer."""
+    config = FLUX
     width = config["attention_head_dim"] * config["num_attention_heads"]
     source = inspect.getsource(function)
     assert "3072" in source

@@ -11,15 +11,15 @@ import numpy as np
 import diffusax
 from diffusax.models.adapters import kernel_shapes
 from diffusax.runtime import mesh as mesh_rules
-from support import kleins
 from support.pairs import picture
+from support.tiny_transformers import KLEIN_CALL
 
 mesh_rules.MIN_SHARDED_SIZE = 1
 NAME, FOLDER = sys.argv[1:]
 OWN = {
     "z-image": {"negative_prompt": "a hat", "guidance_scale": 2.0},
     "flux": {"negative_prompt": "a hat", "true_cfg_scale": 2.0, "max_sequence_length": 32},
-    "klein": {**kleins.CALL, "image": picture(1)},
+    "klein": {**KLEIN_CALL, "image": picture(1)},
 }
 CALL = {
     "prompt": ["a red apple", "a house on a hill", "a ship", "two dogs"],
