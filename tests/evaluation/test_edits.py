@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.data_sets import picture
 from support.effort import first
-from support.evaluation_rows import picture, write_edits
+from support.evaluation_rows import write_edits
 from torch.nn.functional import cosine_similarity
 from transformers import CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
+from support.many_devices import run_on_devices
 from support.runs import RUNS
 
 import diffusax
@@ -68,14 +69,7 @@ def root(tmp_path_factory):
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MORE, marks=pytest.mark.slow)])
 def test_eight_devices_draw_what_one_does(root, tmp_path, cases):
-    path = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, str(RUNS / "mesh_run.py"), str(root), str(tmp_path / "out"), *cases],
-        env={**os.environ, "XLA_FLAGS": f"{FLAGS}8", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_devices(RUNS / "mesh_run.py", root, tmp_path / "out", *cases, devices=8)
     found = json.loads((tmp_path / "out").read_text())
     assert set(found["differences"]) == set(cases)
     assert max(found["differences"].values()) < 1e-4, found["differences"]
@@ -100,13 +94,7 @@ MORE_RUNNING = [f"text {MIXED}", f"control {MIXED}", "control data=4,fsdp=2", "r
 
 @pytest.mark.parametrize("cases", [RUNNING, pytest.param(MORE_RUNNING, marks=pytest.mark.slow)])
 def test_a_running_batch_on_eight_devices_equals_each_call_on_one(root, tmp_path, cases):
-    done = subprocess.run(
-        [sys.executable, str(RUNS / "batch_on_mesh.py"), str(root), str(tmp_path / "out"), *cases],
-        env={**os.environ, "XLA_FLAGS": f"{FLAGS}8", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_devices(RUNS / "batch_on_mesh.py", root, tmp_path / "out", *cases, devices=8)
     found = json.loads((tmp_path / "out").read_text())
     assert set(found["differences"]) == set(cases)
     assert max(found["differences"].values()) < 1e-4, found["differences"]

@@ -1,17 +1,15 @@
 """Tiny CLIPs and data sets to evaluate with."""
 
-import io
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import transformers
-from PIL import Image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from support.clip_vocabulary import write_clip_vocabulary
+from support.data_sets import picture, png
 from support.tiny import TEXT, randomize
 
 VISION = {
@@ -35,17 +33,6 @@ def build_clip(folder: Path) -> transformers.CLIPModel:
         size={"shortest_edge": 30}, crop_size={"height": 30, "width": 30}
     ).save_pretrained(folder)
     return model
-
-
-def picture(seed: int, width: int = 40, height: int = 32) -> Image.Image:
-    rng = np.random.default_rng(seed)
-    return Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
-
-
-def png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
 
 
 def write_edits(file: Path, count: int) -> Path:

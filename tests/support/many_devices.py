@@ -3,15 +3,14 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 
-def run_on_devices(script: Path, *args: Any, devices: int = 4) -> list[str]:
-    """The words that a script prints; it must end well."""
+def run_on_devices(*command: Any, devices: int = 4) -> list[str]:
+    """Runs Python with a script and its arguments, which must end well; the words it prints."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     done = subprocess.run(
-        [sys.executable, script, *args],
+        [sys.executable, *map(str, command)],
         env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

@@ -1,22 +1,15 @@
 """Calls at random for one running batch: tasks, samplers, steps, guidance and more."""
 
-import numpy as np
 from hypothesis import strategies as st
-from PIL import Image
 
 from diffusax.samplers import SAMPLER_NAMES
+from support.data_sets import smooth_picture
 
 NAMES = tuple(n for n in SAMPLER_NAMES if not n.startswith(("edm", "flow")))
 """The samplers for networks that predict noise."""
 ADAPTERS = ("style", "face")
 """The adapters of every pipeline."""
 PROMPTS = ("a cat", "a dog, red", "two owls", "", "a very old boat on a lake in winter")
-
-
-def picture(seed: int) -> Image.Image:
-    """Returns smooth random colours, 64x64."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
-    return Image.fromarray(pixels).resize((64, 64))
 
 
 @st.composite
@@ -41,17 +34,17 @@ def calls(draw, tasks):
         weight = st.sampled_from([0.0, 0.5, 1.0, -0.7])
         given["adapters"] = draw(st.dictionaries(st.sampled_from(ADAPTERS), weight))
     if task == "image":
-        given |= {"image": picture(0), "strength": draw(st.sampled_from([0.4, 0.8, 1.0]))}
+        given |= {"image": smooth_picture(0), "strength": draw(st.sampled_from([0.4, 0.8, 1.0]))}
     if task == "inpaint":
-        mask = picture(1).convert("L")
+        mask = smooth_picture(1).convert("L")
         strength = draw(st.sampled_from([0.6, 1.0]))
-        given |= {"image": picture(0), "mask_image": mask, "strength": strength}
+        given |= {"image": smooth_picture(0), "mask_image": mask, "strength": strength}
     if task == "control":
         scale = draw(st.sampled_from([0.5, 1.0]))
-        given |= {"image": picture(2), "controlnet_conditioning_scale": scale}
+        given |= {"image": smooth_picture(2), "controlnet_conditioning_scale": scale}
         given |= {"guess_mode": draw(st.booleans()), "control_guidance_end": 0.7}
     if task == "instruct":
         scale = draw(st.sampled_from([1.0, 1.5]))
-        given |= {"image": picture(0), "image_guidance_scale": scale}
+        given |= {"image": smooth_picture(0), "image_guidance_scale": scale}
         given["guidance_scale"] = max(guidance, 2.0)
     return task, draw(st.sampled_from(NAMES)), given

@@ -18,8 +18,8 @@ from diffusax.pipelines.batch_run import BatchRun
 from diffusax.pipelines.entries import prepare_pictures
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import lower, recorded_requests
+from support.data_sets import smooth_picture
 from support.hooks import defined
-from support.mixtures import picture
 
 CALLS = [
     {"prompt": "a cat", "num_inference_steps": 4, "sampler": "euler_a", "guidance_scale": 4.0},
@@ -46,7 +46,7 @@ def calls(task: str) -> list[dict]:
     """The calls of a task."""
     (projected,) = defined("AdaptiveProjectedGuidance")
     rule = {"guide": projected(eta=0.3, norm_threshold=9)}
-    more = {"control": {"image": picture(0)}, "rule": rule}.get(task, {})
+    more = {"control": {"image": smooth_picture(0)}, "rule": rule}.get(task, {})
     return [{**call, **more, "seed": i, "output_type": "np"} for i, call in enumerate(CALLS)]
 
 

@@ -14,7 +14,6 @@ from unittest import mock
 import jax
 import numpy as np
 from flax import nnx
-from PIL import Image
 
 import diffusax
 from diffusax.models import attention
@@ -25,6 +24,7 @@ from diffusax.runtime import mesh as meshes
 from diffusax.runtime.mesh import in_mesh, make_mesh
 from diffusax.runtime.program import PROGRAMS, lower
 from support.adapted import random_adapter
+from support.data_sets import smooth_picture
 from support.hooks import defined
 
 MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,tensor=2")
@@ -34,17 +34,11 @@ COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
 ADAPTERS = [{"style": 0.8}, {"face": -0.5, "style": 0.2}, {}]
 
 
-def picture(seed: int) -> Image.Image:
-    """Smooth random colours."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
-    return Image.fromarray(pixels).resize((64, 64))
-
-
 def tasks() -> dict[str, tuple[str, str, dict]]:
     """Class, kind of checkpoint and arguments of each task."""
-    image = {"image": picture(0)}
+    image = {"image": smooth_picture(0)}
     (projected,) = defined("AdaptiveProjectedGuidance")
-    masked = {**image, "mask_image": picture(1).convert("L")}
+    masked = {**image, "mask_image": smooth_picture(1).convert("L")}
     return {
         "text": ("StableDiffusionPipeline", "sd", {}),
         "xl": ("StableDiffusionXLPipeline", "xl", {}),
@@ -52,7 +46,7 @@ def tasks() -> dict[str, tuple[str, str, dict]]:
         "several": (
             "StableDiffusionImg2ImgPipeline",
             "sd",
-            {"image": [picture(i) for i in range(len(PROMPTS))], "strength": 0.9},
+            {"image": [smooth_picture(i) for i in range(len(PROMPTS))], "strength": 0.9},
         ),
         "inpaint": ("StableDiffusionInpaintPipeline", "sd", masked),
         "inpaint9": ("StableDiffusionInpaintPipeline", "sd-inpaint", masked),
@@ -63,7 +57,7 @@ def tasks() -> dict[str, tuple[str, str, dict]]:
         "control": ("StableDiffusionControlNetPipeline", "sd", image),
         "t2i": ("StableDiffusionAdapterPipeline", "sd", image),
         "adapters": ("StableDiffusionPipeline", "sd", {"adapters": ADAPTERS}),
-        "images": ("StableDiffusionPipeline", "sd", {"ip_adapter_image": picture(2)}),
+        "images": ("StableDiffusionPipeline", "sd", {"ip_adapter_image": smooth_picture(2)}),
         "adapters_of_control": (
             "StableDiffusionControlNetPipeline",
             "sd",
@@ -129,7 +123,7 @@ def check_ahead(root: Path, mesh: str) -> None:
     )
     add_adapters(pipe)
     pipe.set_progress_bar_config(disable=True)
-    call = {"num_images_per_prompt": 3, "image": picture(0), **CALL}
+    call = {"num_images_per_prompt": 3, "image": smooth_picture(0), **CALL}
     with mock.patch.object(meshes, "MIN_SHARDED_SIZE", 0):
         pipe.params = pipe.params
         pipe.compile((3,), adapters=ADAPTERS[1], guidance_scale=CALL["guidance_scale"])
