@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import diffusax
-from diffusax.files import write_json
+from diffusax.boundary.files import write_json
 from diffusax.pipelines import ahead
 from diffusax.runtime.program import Request
 

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax import models
+from diffusax.boundary.config import config_from_dict
 from diffusax.models.adapters import Adapters, kernel_shapes
 from diffusax.models.network import Network, initialize_params
 from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.pipelines.adapters import Adapter, stack
 from diffusax.runtime import mesh as meshes
-from diffusax.typed.config import config_from_dict
 
 CONTEXT, ROWS = 56, 3
 SD1 = {

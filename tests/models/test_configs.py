@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import TEXT, UNET, VAE
 
+from diffusax.boundary.config import config_from_dict, config_to_dict
 from diffusax.models import (
     MODELS,
     AsymmetricAutoencoderKLConfig,
@@ -20,7 +21,6 @@ from diffusax.models import (
     UNet2DConditionConfig,
 )
 from diffusax.models.rngs import ShapeRngs
-from diffusax.typed.config import config_from_dict, config_to_dict
 
 
 def nested(depth):

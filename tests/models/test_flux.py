@@ -8,6 +8,7 @@ from fluxes import arguments, inputs, transformer, upstream
 from tiny import randomize
 from torch_params import assert_close, params_of
 
+from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import load_network, save_network
 from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import FluxTransformer2DConfig, FluxTransformer2DModel
@@ -20,7 +21,6 @@ from diffusax.models.transformers.flux import (
     _added,
     image_rotation,
 )
-from diffusax.typed.config import config_from_dict
 
 REAL = {
     "attention_head_dim": 128,

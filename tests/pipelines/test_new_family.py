@@ -14,7 +14,7 @@ from toy_family import ToyImg2ImgPipeline, ToyPipeline, toy_pipeline
 
 import diffusax
 from diffusax import offline
-from diffusax.offline.pictures import check_picture
+from diffusax.offline.requests import check_picture
 from diffusax.pipelines import ahead
 from diffusax.pipelines.arguments import Call
 from diffusax.runtime.compilations import count_compilations

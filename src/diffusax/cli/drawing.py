@@ -16,10 +16,9 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction
 
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import Options, Scale, Seed, Steps
 from diffusax.cli.parsing import OWN
-from diffusax.printable import escaped
-from diffusax.typed.options import Options, Seed
-from diffusax.typed.ranges import Scale, Steps
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Drawer = Callable[[Any, int], tuple[list[Any], list[str]]]

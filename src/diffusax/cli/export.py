@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional
 
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import Count, Options, Steps
 from diffusax.checkpoints import resolve
 from diffusax.cli.compile import TASKS, parse_size
 from diffusax.cli.drawing import Dtype
@@ -18,10 +20,7 @@ from diffusax.pipelines.exporting import (
     write_example,
     write_parameters,
 )
-from diffusax.printable import escaped
 from diffusax.runtime.exporting import export_requests
-from diffusax.typed.options import Count, Options
-from diffusax.typed.ranges import Steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
+from diffusax.boundary.files import load_json
+from diffusax.boundary.messages import escaped
 from diffusax.cli.parsing import OWN, parse
-from diffusax.files import load_json
-from diffusax.printable import escaped
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, UseAppendAction, configure
 
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import Count, Options
 from diffusax.cli.drawing import Dtype
 from diffusax.cli.parsing import OWN, parse
-from diffusax.printable import escaped
-from diffusax.typed.options import Count, Options
 
 _OWN = ("127.0.0.1", "::1", "localhost")
 KEYS = "DIFFUSAX_API_KEYS"

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
+from diffusax.boundary.messages import escaped
 from diffusax.checkpoints import resolve
 from diffusax.cli.fits import print_head, print_line
 from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import OWN, FromFiles, choose, parse_with_files
-from diffusax.printable import escaped
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.processes import initialize
 from diffusax.runtime.topology import topology_mesh

@@ -6,11 +6,7 @@ from typing import Any, ClassVar, Literal
 import jax
 from flax import nnx
 
-from diffusax.models.inputs import check_map
-from diffusax.models.layers import Conv2d
-from diffusax.models.resnet import upsample_nearest
-from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig, Decoder, Encoder
-from diffusax.typed.config import (
+from diffusax.boundary.config import (
     Channels,
     Keyed,
     Positive,
@@ -20,6 +16,10 @@ from diffusax.typed.config import (
     check_groups,
     check_types,
 )
+from diffusax.models.inputs import check_map
+from diffusax.models.layers import Conv2d
+from diffusax.models.resnet import upsample_nearest
+from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig, Decoder, Encoder
 
 
 @dataclasses.dataclass(frozen=True)

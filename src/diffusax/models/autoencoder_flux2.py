@@ -7,10 +7,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import ones, zeros
 
+from diffusax.boundary.config import (
+    Channels,
+    Keyed,
+    Positive,
+    Repeats,
+    Size,
+    Widths,
+    check_types,
+)
 from diffusax.models.layers import Conv2d
 from diffusax.models.rngs import shaped
 from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig, Decoder, Encoder
-from diffusax.typed.config import Channels, Keyed, Positive, Repeats, Size, Widths, check_types
 
 _Down = Literal["DownEncoderBlock2D"]
 _Up = Literal["UpDecoderBlock2D"]

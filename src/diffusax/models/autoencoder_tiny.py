@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 from msgspec import Meta
 
+from diffusax.boundary.config import Channels, Keyed, Positive, Shift, Widths, check_types
 from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d
 from diffusax.models.resnet import upsample_nearest
-from diffusax.typed.config import Channels, Keyed, Positive, Shift, Widths, check_types
 
 Blocks = Annotated[int, Meta(ge=0, le=16)]
 

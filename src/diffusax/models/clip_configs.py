@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from diffusax.typed.config import (
+from diffusax.boundary.config import (
     Channels,
     Epsilon,
     Heads,

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.boundary.config import Channels, Widths
 from diffusax.models import resnet, transformer
 from diffusax.models.activations import silu
 from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d
 from diffusax.models.unet_encoder import UNetEncoder, UNetEncoderConfig, skip_widths
-from diffusax.typed.config import Channels, Widths
 
 Residuals = tuple[tuple[jax.Array, ...], jax.Array]
 """One map b h w c for each skip connection of the UNet, and one for its middle block."""

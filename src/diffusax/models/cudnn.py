@@ -27,10 +27,10 @@ def cudnn_attention(
         return _padded(q, k, v, key_lengths, scale=scale, causal=causal)
     if q.shape[1] % 2 or k.shape[1] % 2:
         return _odd(q, k, v, scale, causal)
-    return _kernel(q, k, v, scale=scale, causal=causal)
+    return _cudnn_kernel(q, k, v, scale=scale, causal=causal)
 
 
-def _kernel(
+def _cudnn_kernel(
     q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool, **lengths: Any
 ) -> jax.Array:
     return jax.nn.dot_product_attention(
@@ -41,7 +41,7 @@ def _kernel(
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _odd(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
     """Takes odd lengths, which the kernel's gradients do not; those are computed on padding."""
-    return _kernel(q, k, v, scale=scale, causal=causal)
+    return _cudnn_kernel(q, k, v, scale=scale, causal=causal)
 
 
 def _odd_forward(
@@ -72,4 +72,4 @@ def _padded(
     own = jnp.full(b, s, jnp.int32) if key_lengths is None else key_lengths
     lengths = {"query_seq_lengths": jnp.full(b, t, jnp.int32), "key_value_seq_lengths": own}
     q, k, v = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (q, k, v))
-    return _kernel(q, k, v, scale=scale, causal=causal, **lengths)[:, :t]
+    return _cudnn_kernel(q, k, v, scale=scale, causal=causal, **lengths)[:, :t]

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from diffusax.callers import for_reader
-from diffusax.missing import NETWORK, hinting
+from diffusax.boundary.messages import NETWORK, hinting
+from diffusax.boundary.tensors import for_reader
 from diffusax.models.adapters import Attachable, attach
 from diffusax.models.freeu import FreeU, check_freeu
 from diffusax.models.image_prompts import ImagePrompts, attach_images

@@ -6,9 +6,9 @@ from typing import Any, Self
 import flax.struct
 import jax.numpy as jnp
 
+from diffusax.boundary.tensors import Output, alike, as_array
 from diffusax.runtime.noise import draw_like
 from diffusax.runtime.switches import settled
-from diffusax.tensors import Output, alike, as_array
 
 
 @flax.struct.dataclass

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from msgspec import Meta
 
+from diffusax.boundary.config import Channels, Keyed, Repeats, Widths, check_types
 from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d
-from diffusax.typed.config import Channels, Keyed, Repeats, Widths, check_types
 
 AdapterType = Literal["full_adapter", "full_adapter_xl", "light_adapter"]
 

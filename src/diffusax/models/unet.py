@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from diffusax.boundary.config import EMA_OPTIONS, Channels, Size
 from diffusax.models import resnet, transformer
 from diffusax.models.activations import silu
 from diffusax.models.freeu import of_level
@@ -23,7 +24,6 @@ from diffusax.models.unet_encoder import (
     make_level,
     resnet_options,
 )
-from diffusax.typed.config import EMA_OPTIONS, Channels, Size
 
 Kernel = Literal[1, 3, 5, 7]
 

@@ -10,15 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from msgspec import Meta
 
-from diffusax.models import resnet
-from diffusax.models.activations import silu
-from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
-from diffusax.models.inputs import check_map
-from diffusax.models.layers import Conv2d, Embedding, GroupNorm
-from diffusax.models.rngs import shaped
-from diffusax.models.unet_2d_blocks import PixelDownBlock, PixelMidBlock, PixelUpBlock
-from diffusax.models.unet_blocks import rematerialized
-from diffusax.typed.config import (
+from diffusax.boundary.config import (
     EMA_OPTIONS,
     Channels,
     Epsilon,
@@ -30,6 +22,14 @@ from diffusax.typed.config import (
     check_groups,
     check_types,
 )
+from diffusax.models import resnet
+from diffusax.models.activations import silu
+from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
+from diffusax.models.inputs import check_map
+from diffusax.models.layers import Conv2d, Embedding, GroupNorm
+from diffusax.models.rngs import shaped
+from diffusax.models.unet_2d_blocks import PixelDownBlock, PixelMidBlock, PixelUpBlock
+from diffusax.models.unet_blocks import rematerialized
 
 # Building a network takes milliseconds for each block.
 _MAX_BLOCKS = 400

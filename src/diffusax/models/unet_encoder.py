@@ -11,11 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from msgspec import Meta
 
-from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
-from diffusax.models.inputs import check_map, check_rows, check_tokens, check_width
-from diffusax.models.layers import Conv2d, Embedding, Linear
-from diffusax.models.unet_blocks import DownBlock, MidBlock, rematerialized
-from diffusax.typed.config import (
+from diffusax.boundary.config import (
     Bool,
     Channels,
     Epsilon,
@@ -28,6 +24,10 @@ from diffusax.typed.config import (
     check_types,
     per_level,
 )
+from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
+from diffusax.models.inputs import check_map, check_rows, check_tokens, check_width
+from diffusax.models.layers import Conv2d, Embedding, Linear
+from diffusax.models.unet_blocks import DownBlock, MidBlock, rematerialized
 
 # Four times SDXL's number. Building a network takes milliseconds for each block.
 _MAX_BLOCKS = 400

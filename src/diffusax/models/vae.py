@@ -7,12 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from diffusax.models.activations import silu
-from diffusax.models.inputs import check_map
-from diffusax.models.layers import Conv2d, GroupNorm
-from diffusax.models.resnet import TENSOR_RULES, Downsample2D, ResnetBlock2D, Upsample2D
-from diffusax.models.spatial_attention import SpatialAttention
-from diffusax.typed.config import (
+from diffusax.boundary.config import (
     Channels,
     Keyed,
     Positive,
@@ -23,6 +18,11 @@ from diffusax.typed.config import (
     check_groups,
     check_types,
 )
+from diffusax.models.activations import silu
+from diffusax.models.inputs import check_map
+from diffusax.models.layers import Conv2d, GroupNorm
+from diffusax.models.resnet import TENSOR_RULES, Downsample2D, ResnetBlock2D, Upsample2D
+from diffusax.models.spatial_attention import SpatialAttention
 
 _EPS = 1e-6
 

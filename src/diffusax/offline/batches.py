@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffusax.offline.pictures import Picture
+from diffusax.offline.requests import Picture
 from diffusax.offline.seating import Seated
 from diffusax.pipelines import entries, programs
 from diffusax.pipelines.adapter_store import adaptable_networks

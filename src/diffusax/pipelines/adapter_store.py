@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diffusax.boundary.convert import shortened
 from diffusax.models.adapters import Layers
 from diffusax.models.network import Params
 from diffusax.pipelines.adapter_stacks import Stacked, Stacks
@@ -16,7 +17,6 @@ from diffusax.pipelines.adapters import Adapter, Shapes, check_fits, read_adapte
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.merging import merged_params
 from diffusax.runtime.copies import Copyable
-from diffusax.typed.convert import shortened
 
 ROLES = ("denoiser", "controlnet", "text_encoder")
 """The components that take adapters."""

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from diffusax.boundary.tensors import as_numpy
 from diffusax.models.adapters import LowRank, kernel_shapes
 from diffusax.models.weight_changes import Product
 from diffusax.pipelines.adapter_weights import WeightGroups
-from diffusax.tensors import as_numpy
 
 Pair = tuple[np.ndarray, ...]
 """A: c r, or kh kw c r for a convolution, and B: r d, which includes alpha / rank; after them the

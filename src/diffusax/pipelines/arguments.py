@@ -12,11 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
 
-from diffusax.callers import wants_tensors
-from diffusax.runtime.bounded import check_untraced
-from diffusax.runtime.step_noise import is_stateful
-from diffusax.tensors import as_numpy
-from diffusax.typed.convert import (
+from diffusax.boundary.convert import (
     Words,
     by_type,
     choice,
@@ -27,7 +23,10 @@ from diffusax.typed.convert import (
     plain,
     shortened,
 )
-from diffusax.typed.ranges import Count, Fraction, Pixels, Scale, Steps
+from diffusax.boundary.options import Fraction, ImageCount, Pixels, Scale, Steps
+from diffusax.boundary.tensors import as_numpy, wants_tensors
+from diffusax.runtime.bounded import check_untraced
+from diffusax.runtime.step_noise import is_stateful
 
 Texts = str | list[str] | None
 Coordinate = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
@@ -52,8 +51,8 @@ class Call:
     negative_prompt_embeds: Any = None
     pooled_prompt_embeds: Any = None
     negative_pooled_prompt_embeds: Any = None
-    num_images_per_prompt: Count | None = 1
-    batch_size: Count = 1
+    num_images_per_prompt: ImageCount | None = 1
+    batch_size: ImageCount = 1
     clip_skip: Annotated[int, Meta(ge=0, le=100)] | None = None
     max_sequence_length: Annotated[int, Meta(ge=1, le=32_768)] = 512
     text_encoder_out_layers: tuple[Annotated[int, Meta(ge=-1024, le=1024)], ...] | None = None

@@ -10,7 +10,15 @@ import numpy as np
 from PIL import Image
 from tqdm.auto import tqdm
 
-from diffusax.callers import for_reader, wants_tensors
+from diffusax.boundary.tensors import (
+    alike,
+    as_array,
+    as_numpy,
+    as_tensor,
+    for_reader,
+    is_tensor,
+    wants_tensors,
+)
 from diffusax.images.vae_image_processor import VaeImageProcessor
 from diffusax.models.embeddings import guidance_scale_embedding
 from diffusax.models.network import floating_dtype
@@ -19,7 +27,6 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.prompts import count_prompts
 from diffusax.pipelines.sizes import image_size
 from diffusax.runtime.noise import draw_like
-from diffusax.tensors import alike, as_array, as_numpy, as_tensor, is_tensor
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer
 
+from diffusax.boundary.files import written_whole
 from diffusax.checkpoints import load_network
 from diffusax.checkpoints.tensors import write_tensors
-from diffusax.files import written_whole
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.tasks import Task

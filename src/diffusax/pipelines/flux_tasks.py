@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from diffusax.boundary.tensors import as_numpy, is_tensor
 from diffusax.images.masks import to_mask
 from diffusax.models.network import Network
 from diffusax.models.transformers.flux import PATCH
@@ -32,7 +33,6 @@ from diffusax.pipelines.tasks import (
     required,
 )
 from diffusax.runtime.noise import noise_source
-from diffusax.tensors import as_numpy, is_tensor
 
 _KONTEXT_SIZES = (
     (1568, 672),

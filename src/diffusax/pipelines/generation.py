@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.extras import require_extra
+from diffusax.boundary.messages import require_extra
 from diffusax.pipelines.adapter_store import Mixture
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components

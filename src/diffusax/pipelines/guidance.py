@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.typed.convert import shortened
+from diffusax.boundary.convert import shortened
 
 
 def classifier_free(scale: float) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.boundary.tensors import as_numpy
 from diffusax.checkpoints.ip_adapter import IPAdapter
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.images.image_prompt_masks import downsample_mask
@@ -22,7 +23,6 @@ from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.prompts import count_prompts
 from diffusax.runtime.program import Program
-from diffusax.tensors import as_numpy
 
 
 class Features(NamedTuple):

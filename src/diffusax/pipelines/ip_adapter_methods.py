@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from diffusax.callers import wants_tensors
+from diffusax.boundary.tensors import as_tensors, wants_tensors
 from diffusax.checkpoints import load_network
 from diffusax.checkpoints.ip_adapter import IPAdapter, find_ip_adapter, read_ip_adapter
 from diffusax.checkpoints.keywords import take_keywords
@@ -20,7 +20,6 @@ from diffusax.pipelines.arguments import Call, as_list
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.image_prompts import call_features, encode_images
 from diffusax.runtime.mesh import in_mesh
-from diffusax.tensors import as_tensors
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.typed.convert import shortened
+from diffusax.boundary.convert import shortened
 
 _PATH = re.compile(r"(down|up)_blocks\.(\d+)\.attentions\.(\d+)\.|mid_block\.attentions\.0\.")
 

@@ -8,12 +8,16 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from diffusax.boundary.files import load_json
 from diffusax.checkpoints import load_network, read_model_index, save_network
-from diffusax.checkpoints.files import component_folder, fitting_variant, numbered_folders
+from diffusax.checkpoints.files import (
+    component_folder,
+    fitting_variant,
+    numbered_folders,
+    write_model_index,
+)
 from diffusax.checkpoints.keywords import take_keywords
-from diffusax.checkpoints.model_index import write_model_index
 from diffusax.checkpoints.networks import check_saveable
-from diffusax.files import load_json
 from diffusax.models.network import Model
 from diffusax.models.token_table import without_spare_rows
 from diffusax.pipelines.components import Components

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from diffusax.boundary.tensors import as_numpy
 from diffusax.checkpoints.lora.keys import Layers, split_key
 from diffusax.pipelines.adapters import as_product
-from diffusax.tensors import as_numpy
 
 
 def layers_of(component: str, given: Mapping[str, Any]) -> Layers:

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.extras import require_extra
+from diffusax.boundary.messages import require_extra
+from diffusax.boundary.tensors import as_tensor
 from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.images.pictures import to_pil
 from diffusax.pipelines import programs
@@ -15,7 +16,6 @@ from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.plan import DecoderCondition, Decoding
 from diffusax.pipelines.sample import decode
-from diffusax.tensors import as_tensor
 
 
 def output(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import jax
 from jax.sharding import Mesh
 
-from diffusax import missing
+from diffusax.boundary import messages as missing
+from diffusax.boundary.messages import hinting
 from diffusax.checkpoints import read_call_defaults, resolve
 from diffusax.checkpoints.keywords import NO_EFFECT, hub_keywords
 from diffusax.checkpoints.networks import check_safe
 from diffusax.checkpoints.publishing import Publishing, publishing_keywords
-from diffusax.missing import hinting
 from diffusax.models.network import Params, cast_params, floating_dtype
 from diffusax.pipelines.adapter_store import resolve_adapters
 from diffusax.pipelines.ahead_of_time import AheadOfTime

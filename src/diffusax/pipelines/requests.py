@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
+from diffusax.boundary.convert import shortened
 from diffusax.pipelines.adapter_store import choose_adapters, with_mixture
 from diffusax.pipelines.arguments import Call, bound_arguments, check_call
 from diffusax.pipelines.components import Components
@@ -17,7 +18,6 @@ from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.text_cache import TextCache
 from diffusax.pipelines.unused import prepared
 from diffusax.samplers import Scheduler, scheduler_from_name
-from diffusax.typed.convert import shortened
 
 
 def make_request(

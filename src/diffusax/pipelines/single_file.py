@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from diffusax.checkpoints.keywords import hub_keywords
-from diffusax.checkpoints.locate import config_folder, find_file
 from diffusax.checkpoints.single_file import Reading, opened_view
 from diffusax.checkpoints.single_file.original_config import prediction_of
+from diffusax.checkpoints.weight_file import config_folder, find_file
 
 WITHOUT_MEANING = frozenset(
     (

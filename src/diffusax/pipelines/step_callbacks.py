@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.callers import function_wants_tensors
+from diffusax.boundary.convert import shortened
+from diffusax.boundary.tensors import as_numpy, as_tensor, as_tensors, function_wants_tensors
 from diffusax.models.freeu import freeu_rows
 from diffusax.models.latents import LatentFormat
 from diffusax.pipelines.arguments import Call, as_list, read_numbers
@@ -20,8 +21,6 @@ from diffusax.pipelines.guidance import call_rows
 from diffusax.pipelines.plan import Conditions, PreparedRun
 from diffusax.pipelines.sample import OnRow, watch
 from diffusax.pipelines.sizes import check_latents
-from diffusax.tensors import as_numpy, as_tensor, as_tensors
-from diffusax.typed.convert import shortened
 
 _NEGATIVES = {
     "negative_prompt_embeds": "context",

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from diffusax.extras import require_extra
-from diffusax.files import written_whole
+from diffusax.boundary.files import written_whole
+from diffusax.boundary.messages import require_extra
 from diffusax.runtime.images import NO_IMAGES
 from diffusax.runtime.lowering import PLATFORMS
 from diffusax.runtime.mesh import tree_name

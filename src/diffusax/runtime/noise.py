@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.boundary.tensors import as_numpy, is_tensor
 from diffusax.runtime.torch_random import TorchGenerator
-from diffusax.tensors import as_numpy, is_tensor
 
 Shape = tuple[int, int, int]
 Purpose = Literal["start", "image", "masked", "control"]

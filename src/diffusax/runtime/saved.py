@@ -14,7 +14,7 @@ from jax.experimental import serialize_executable
 from jax.sharding import Mesh, NamedSharding
 
 from diffusax._version import __version__
-from diffusax.files import load_json, write_json, written_whole
+from diffusax.boundary.files import load_json, write_json, written_whole
 from diffusax.runtime.cache import without_compilation_cache
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import PROGRAMS, Request, compile_request, digest, key, lower

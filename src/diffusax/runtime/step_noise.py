@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.boundary.tensors import is_tensor
 from diffusax.runtime.brownian import BrownianNoise, Motion
 from diffusax.runtime.noise import as_key, draw_from, draw_noise, seed_key
 from diffusax.runtime.torch_random import TorchGenerator
-from diffusax.tensors import is_tensor
 
 Draw = Callable[[tuple[int, ...]], np.ndarray]
 

@@ -11,7 +11,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from diffusax.extras import install_command, require_extra
+from diffusax.boundary.messages import install_command, require_extra
 from diffusax.runtime.cache import without_compilation_cache
 from diffusax.runtime.chips import CARDS, Card, target_config
 from diffusax.runtime.mesh import check_processes, make_mesh, parse_mesh

@@ -7,11 +7,11 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
+from diffusax.boundary.files import load_json
 from diffusax.checkpoints import read_call_defaults, read_model_index, resolve
 from diffusax.checkpoints.files import component_folder
 from diffusax.checkpoints.networks import read_network, stored_tensors
 from diffusax.checkpoints.single_file import is_single_file, read_contents
-from diffusax.files import load_json
 from diffusax.pipelines.auto import (
     AutoPipelineForImage2Image,
     AutoPipelineForInpainting,

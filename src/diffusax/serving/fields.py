@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from diffusax.boundary.convert import Words, convert_fields, field_types, in_words, shortened
 from diffusax.serving.drawing import SEEDS, ControlSettings, Drawing, Settings, Weights
 from diffusax.serving.errors import Refused
-from diffusax.typed.convert import Words, convert_fields, field_types, in_words, shortened
 
 FIELDS: Mapping[str, Any] = field_types(Settings)
 """The types of the fields that are no images, by name."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from diffusax.checkpoints.model_index import NAME as MODEL_INDEX
+from diffusax.boundary.files import load_json
+from diffusax.checkpoints.files import NAME as MODEL_INDEX
 from diffusax.checkpoints.single_file import is_single_file, kind_of_file
-from diffusax.files import load_json
 
 Kind = Literal["model", "lora", "embedding", "controlnet"]
 

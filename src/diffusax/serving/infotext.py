@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from diffusax.boundary.convert import Mismatch, convert
 from diffusax.infotext import text as infotext
 from diffusax.infotext.files import texts_of
 from diffusax.infotext.others import webui_text
 from diffusax.serving.drawing import EDIT, INPAINT, TEXT, Drawing
 from diffusax.serving.errors import Refused
 from diffusax.serving.fields import CONTROL_FIELDS, FIELDS
-from diffusax.typed.convert import Mismatch, convert
 
 _LONGEST, _LONGEST_OWN = 100_000, 1_000_000
 """The most characters of a text, and of one that diffusax wrote; a file may hold millions."""

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from diffusax.extras import require_extra
+from diffusax.boundary.messages import require_extra
 from diffusax.runtime.processes import of_all_processes
 from diffusax.training.manifest import damage, write_manifest
 from diffusax.training.step import TrainState

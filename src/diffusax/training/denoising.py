@@ -21,8 +21,7 @@ from diffusax.pipelines.families.family import CONTROLNET
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.runtime.noise import seed_key
 from diffusax.samplers import Scheduler
-from diffusax.samplers.flow_weighting import FlowWeighting, Scheme
-from diffusax.samplers.processes import Flow, Process, add_noise
+from diffusax.samplers.processes import Flow, FlowWeighting, Process, Scheme, add_noise
 from diffusax.training.config import TrainConfig
 from diffusax.training.diffusion.conditioning_dropout import Dropped, drop_conditions
 from diffusax.training.diffusion.losses import squared_error

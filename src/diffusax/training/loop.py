@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from diffusax.files import locked
+from diffusax.boundary.files import locked
 from diffusax.models.network import Params
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.flops import count_training_flops

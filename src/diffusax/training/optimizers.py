@@ -11,9 +11,9 @@ import optax
 from msgspec import Meta
 from optax.contrib import MuonDimensionNumbers, muon
 
+from diffusax.boundary.options import Options, Weight
 from diffusax.models.network import Params
 from diffusax.training.norms import global_norm
-from diffusax.typed.options import Options, Weight
 
 Rate = Annotated[float, Meta(ge=0, le=1e6)]
 Beta = Annotated[float, Meta(ge=0, lt=1)]

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diffusax.boundary.files import load_json
+from diffusax.boundary.tensors import as_numpy
 from diffusax.checkpoints.tensors import TensorFile, read_metadata
 from diffusax.checkpoints.weight_file import fetch_file, find_weight_file
-from diffusax.files import load_json
-from diffusax.tensors import as_numpy
 
 WEIGHT_NAME = "pytorch_lora_weights.safetensors"
 """The name that diffusers gives LoRAs."""

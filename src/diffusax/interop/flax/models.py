@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax.core import FrozenDict
 
+from diffusax.boundary.config import config_from_dict, config_to_dict
+from diffusax.boundary.files import load_json
 from diffusax.checkpoints import save_network
-from diffusax.files import load_json
 from diffusax.interop.flax.outputs import (
     FlaxAutoencoderKLOutput,
     FlaxControlNetOutput,
@@ -24,7 +25,6 @@ from diffusax.models import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from diffusax.models.controlnet import scale_residuals
 from diffusax.models.network import Model, Network, Params, cast_params, initialize_params
 from diffusax.samplers.schedulers.options import Options
-from diffusax.typed.config import config_from_dict, config_to_dict
 
 LOADING = frozenset(
     (

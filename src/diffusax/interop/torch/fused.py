@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from diffusax.extras import require_extra
+from diffusax.boundary.messages import require_extra
 from diffusax.interop.torch.environment import computing, environment
 from diffusax.interop.torch.passes import Done, Finishing, Recording, Run, Tracing, going_through
 from diffusax.interop.torch.session import NotUniform

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from diffusax.boundary.tensors import alike
 from diffusax.models.calls.arguments import take_map
 from diffusax.models.network import Model
-from diffusax.tensors import alike
 
 
 class Adapter(Model):

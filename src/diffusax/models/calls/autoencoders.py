@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from diffusax.boundary.tensors import alike
 from diffusax.models.calls.arguments import arrays, check_rows, result, take_map
 from diffusax.models.network import Model
 from diffusax.models.outputs import (
@@ -13,7 +14,6 @@ from diffusax.models.outputs import (
     DiagonalGaussianDistribution,
 )
 from diffusax.models.tiling import TILED_ENCODERS, tile_of, tiled_decode, tiled_encode
-from diffusax.tensors import alike
 
 
 class Autoencoder(Model):

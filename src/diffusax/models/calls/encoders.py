@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.boundary.tensors import alike, as_array
 from diffusax.models.calls.arguments import check_absent, result, take_map
 from diffusax.models.inputs import check_token_ids
 from diffusax.models.network import Model
@@ -18,7 +19,6 @@ from diffusax.models.outputs import (
     CLIPVisionModelOutput,
 )
 from diffusax.runtime.bounded import is_traced
-from diffusax.tensors import alike, as_array
 
 _ATTENTIONS = "output_attentions must be None or False: attention's weights are never held whole"
 

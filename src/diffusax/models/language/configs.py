@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
+from diffusax.boundary.config import Channels, Epsilon, Heads, Keyed, Layers, check_types
 from diffusax.models.clip_configs import IGNORED, Tokens
-from diffusax.typed.config import Channels, Epsilon, Heads, Keyed, Layers, check_types
 
 HeadSize = Annotated[int, Meta(ge=2, le=1024)]
 Theta = Annotated[float, Meta(ge=1, le=1e12)]

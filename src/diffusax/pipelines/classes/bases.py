@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from diffusax.boundary.tensors import alike, as_numpy, as_tensor, is_tensor
 from diffusax.models.transformers.flux2 import text_ids
 from diffusax.pipelines.families import (
     FLUX,
@@ -14,7 +15,6 @@ from diffusax.pipelines.families import (
 from diffusax.pipelines.lora import LoraMethods, write_layers
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.prompts import encodes_prompts
-from diffusax.tensors import alike, as_numpy, as_tensor, is_tensor
 
 # fmt: off
 

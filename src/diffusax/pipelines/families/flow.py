@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.samplers.flow_levels import dynamic_mu
+from diffusax.samplers.noise_levels import dynamic_mu
 
 
 def schedule_options(

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from msgspec import Meta
 
-from diffusax.samplers import flow_levels
+from diffusax.samplers import noise_levels as flow_levels
 from diffusax.samplers.methods import flow_methods
 from diffusax.samplers.processes import Flow
 from diffusax.samplers.runs import Request, Run, check_highest

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 import jax
 import numpy as np
 
-from diffusax.callers import for_reader
-from diffusax.samplers import flow_levels, noise_levels
+from diffusax.boundary.tensors import for_reader
+from diffusax.samplers import noise_levels
+from diffusax.samplers import noise_levels as flow_levels
 from diffusax.samplers.methods import snr_methods
 from diffusax.samplers.methods.alpha_methods import Limits
 from diffusax.samplers.methods.predictions import epsilon_from, x0_from

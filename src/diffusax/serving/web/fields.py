@@ -8,9 +8,9 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
+from diffusax.boundary.convert import Mismatch, Words, by_type, convert, field_types, in_words
 from diffusax.serving.drawing import ControlSettings, Settings, Weights
 from diffusax.serving.errors import Refused
-from diffusax.typed.convert import Mismatch, Words, by_type, convert, field_types, in_words
 
 T = TypeVar("T")
 

@@ -8,14 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from msgspec import Meta
 
-from diffusax.extras import require_extra
+from diffusax.boundary.messages import require_extra
+from diffusax.boundary.options import Options
 from diffusax.training.data.broken import BROKEN_WINDOW, MAX_BROKEN, Broken, Tally
 from diffusax.training.data.bucket_order import BucketOrder
 from diffusax.training.data.buckets import buckets_of, parse_sizes
 from diffusax.training.data.sources import Source, SourceFailed
 from diffusax.training.data.streaming import StreamedSource, WindowOrder
 from diffusax.training.signals import follow_parent
-from diffusax.typed.options import Options
 
 
 @dataclasses.dataclass(frozen=True)

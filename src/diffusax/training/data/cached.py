@@ -15,8 +15,9 @@ import numpy as np
 from msgspec import Meta
 from tqdm.auto import tqdm
 
-from diffusax.extras import require_extra
-from diffusax.files import load_json, write_json
+from diffusax.boundary.files import load_json, write_json
+from diffusax.boundary.messages import require_extra
+from diffusax.boundary.options import Count, Options, Seed
 from diffusax.models.network import Params
 from diffusax.runtime.layouts import in_order
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
@@ -36,7 +37,6 @@ from diffusax.training.denoising import (
     is_text,
 )
 from diffusax.training.options import require_options
-from diffusax.typed.options import Count, Options, Seed
 
 _INDEX = "cache.json"
 _ORIGINAL = "original_latents"

@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
-from diffusax.files import load_json, locked, write_json, written_whole
+from diffusax.boundary.files import load_json, locked, write_json, written_whole
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.runtime.mesh import make_mesh, parse_mesh
 from diffusax.training.data.folders import FolderSource

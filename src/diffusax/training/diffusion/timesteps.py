@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from msgspec import Meta
 
-from diffusax.typed.options import Count, Options
+from diffusax.boundary.options import Count, Options
 
 
 @dataclasses.dataclass(frozen=True)

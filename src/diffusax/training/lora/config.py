@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from diffusax.typed.options import Options
+from diffusax.boundary.options import Options
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
 
+from diffusax.boundary.options import Weight
 from diffusax.checkpoints import load_network, resolve, save_network
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.pictures import to_pil
@@ -41,7 +42,6 @@ from diffusax.training.diffusion.losses import (
 from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.recipe import Recipe
 from diffusax.training.step import Batch
-from diffusax.typed.options import Weight
 
 _ENCODER = ("encoder", "quant_conv")
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
+from diffusax.boundary.options import Share
 from diffusax.checkpoints import load_network, resolve, save_network
 from diffusax.images.reading import load_image
 from diffusax.models.control_from_unet import controlnet_params
@@ -22,7 +23,6 @@ from diffusax.training.optimizers import FineTuningOptimizerConfig
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser
 from diffusax.training.recipes.denoiser_config import DenoiserConfig, PicturesValidationConfig
-from diffusax.typed.options import Share
 
 
 @dataclasses.dataclass(frozen=True)

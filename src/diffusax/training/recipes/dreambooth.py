@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Meta
 from PIL import Image
 
+from diffusax.boundary.options import Count, Weight
 from diffusax.models.network import Params
 from diffusax.pipelines import tasks
 from diffusax.training.data.batches import Element
@@ -38,7 +39,6 @@ from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser
 from diffusax.training.recipes.denoiser_config import DenoiserConfig
 from diffusax.training.step import Batch
-from diffusax.typed.options import Count, Weight
 
 _CAPTION = "text"
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from diffusax.boundary.options import Share
 from diffusax.models.network import Params
 from diffusax.pipelines import tasks
 from diffusax.training.data.batches import Element
@@ -14,7 +15,6 @@ from diffusax.training.data.rows import caption_example
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser
 from diffusax.training.recipes.denoiser_config import DenoiserConfig
-from diffusax.typed.options import Share
 
 
 @dataclasses.dataclass(frozen=True)

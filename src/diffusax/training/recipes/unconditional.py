@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
 
+from diffusax.boundary.options import Count
 from diffusax.checkpoints import load_network, read_model_index, resolve
 from diffusax.checkpoints.files import component_folder
 from diffusax.checkpoints.networks import read_network
@@ -38,7 +39,6 @@ from diffusax.training.options import require_options
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import ZERO_AT_START
 from diffusax.training.step import Batch
-from diffusax.typed.options import Count
 
 _UNET = "unet"
 _CHANNELS = 3

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 from tqdm.auto import tqdm
 
-from diffusax.extras import require_extra
+from diffusax.boundary.messages import require_extra
 from diffusax.images.sheets import contact_sheet
 from diffusax.runtime.chips import chip_of
 from diffusax.runtime.mesh import batch_size

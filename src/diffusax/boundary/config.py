@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast
 
 from msgspec import Meta
 
-from diffusax.typed.convert import (
+from diffusax.boundary.convert import (
     Words,
     alternatives,
     choice,

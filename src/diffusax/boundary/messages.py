@@ -1,5 +1,6 @@
 """Names that diffusers has and diffusax lacks, with a sentence that says what to use instead."""
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -190,3 +191,27 @@ class _Missing:
 
     def __get__(self, instance: Any, owner: type) -> Any:
         raise missing_attribute(owner, self.name)
+
+
+def require_extra(module: str, extra: str) -> Any:
+    """Imports and returns a module of an optional dependency.
+
+    Raises:
+        ImportError: the module is not installed; names the extra that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"{module} is needed here; install it with {install_command(extra)} ({error})"
+        ) from None
+
+
+def install_command(extra: str) -> str:
+    """Returns the command that installs an extra of the package, however that was installed."""
+    return f"pip install 'diffusax[{extra}]'"
+
+
+def escaped(text: object) -> str:
+    """Returns the text with control characters and broken bytes of file names escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))

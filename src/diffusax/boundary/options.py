@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from diffusax.typed.convert import Words, convert_fields, field_types, in_words
+from diffusax.boundary.convert import Words, convert_fields, field_types, in_words
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -52,3 +52,10 @@ _NAMES = {
     type(None): "nothing",
 }
 _WORDS = Words("{group}{name} must be {must} (got {value})", (in_words(_NAMES),), _BRIEFLY.repr)
+
+
+ImageCount = Annotated[int, Meta(ge=1, le=4096)]
+Steps = Annotated[int, Meta(ge=1, le=100_000)]
+Pixels = Annotated[int, Meta(ge=1, le=32_768)]
+Scale = Annotated[float, Meta(ge=-10_000, le=10_000)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
