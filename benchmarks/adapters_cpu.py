@@ -23,7 +23,7 @@ from full_size import SD2
 from machine import describe, interleaved_medians
 
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
-from diffusax.models.adapters import Adapters, LowRank, kernel_shapes
+from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes
 from diffusax.models.network import Network, cast_shapes, initialize_params
 from diffusax.pipelines.adapter_weights import WeightGroups, room_for
 from diffusax.runtime.cost import Cost, cost_of

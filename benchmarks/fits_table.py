@@ -26,8 +26,8 @@ from random_models import MODELS, write_checkpoint
 from tpu_compile import compile_training
 
 import diffusax
-from diffusax.models.control_from_unet import controlnet_of
 from diffusax.models.network import Model, cast_shapes
+from diffusax.models.unet.derived import controlnet_of
 from diffusax.pipelines import ahead
 from diffusax.runtime.chips import GPU_SHARE
 from diffusax.runtime.cost import cost_of

@@ -14,7 +14,7 @@ import numpy as np
 
 from diffusax import models
 from diffusax.boundary.config import config_from_dict
-from diffusax.models.adapters import Adapters, kernel_shapes
+from diffusax.models.adapters.low_rank import Adapters, kernel_shapes
 from diffusax.models.network import Network, initialize_params
 from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.pipelines.adapters import Adapter, stack

@@ -81,9 +81,9 @@ _NAMES = {
     "TextualInversionLoaderMixin": "diffusax.pipelines.textual_inversion:TextualInversion",
     "IPAdapterMixin": "diffusax.pipelines.ip_adapter_methods:IPAdapterMethods",
     "FromSingleFileMixin": "diffusax.pipelines.single_file:SingleFile",
-    "AutoencoderKLOutput": "diffusax.models.outputs:AutoencoderKLOutput",
-    "DecoderOutput": "diffusax.models.outputs:DecoderOutput",
-    "DiagonalGaussianDistribution": "diffusax.models.outputs:DiagonalGaussianDistribution",
+    "AutoencoderKLOutput": "diffusax.models.calls.outputs:AutoencoderKLOutput",
+    "DecoderOutput": "diffusax.models.calls.outputs:DecoderOutput",
+    "DiagonalGaussianDistribution": "diffusax.models.calls.outputs:DiagonalGaussianDistribution",
     "VaeImageProcessor": "diffusax.image_processor:VaeImageProcessor",
     "IPAdapterMaskProcessor": "diffusax.image_processor:IPAdapterMaskProcessor",
     "AttnProcessor": "diffusax.models.module_methods:AttnProcessor",
@@ -112,7 +112,7 @@ _REASONS = {
     "StableDiffusionSafetyChecker": "no pipeline runs it; leave safety_checker out",
     "ConfigMixin": "networks are Flax modules with a config; see docs/functional.md",
     "register_to_config": "networks are Flax modules with a config; see docs/functional.md",
-    "Attention": "attention is computed by diffusax.models.attention, which takes no processors",
+    "Attention": "attention is a function of diffusax.models.ops, which takes no processors",
 }
 
 
@@ -161,7 +161,7 @@ def register_paths() -> None:
         for path in (root, *(f"{root}.{name}" for name in below.split())):
             name = f"diffusax.{path}"
             # Folders of the package keep what they hold.
-            if path in ("pipelines", "models", "utils"):
+            if path in ("pipelines", "models", "models.autoencoders", "utils"):
                 continue
             module = _Path(name, f"diffusers' names, as the module diffusers.{path} has them.")
             module.__path__ = []

@@ -14,8 +14,8 @@ import diffusax
 from diffusax.checkpoints import resolve
 from diffusax.checkpoints.networks import read_network
 from diffusax.cli.console import main
-from diffusax.models.attention import attention
 from diffusax.models.network import Model, cast_shapes
+from diffusax.models.ops.attention import attention
 from diffusax.pipelines import ahead
 from diffusax.runtime.chips import CARDS, chip_of
 from diffusax.runtime.cost import cost_of

@@ -19,7 +19,12 @@ from lora import ATTENTION, TEXT_ATTENTION, add_lora, lora_layers, weighed
 from tiny import randomize
 
 from diffusax.checkpoints import load_network
-from diffusax.models.adapters import AdaptedNetwork, Adapters, LayerAdapters, kernel_shapes
+from diffusax.models.adapters.low_rank import (
+    AdaptedNetwork,
+    Adapters,
+    LayerAdapters,
+    kernel_shapes,
+)
 from diffusax.models.network import cast_params, initialize_params
 from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.pipelines.adapters import Adapter, stack

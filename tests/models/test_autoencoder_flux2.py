@@ -10,7 +10,7 @@ from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import load_network, save_network
 from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import AutoencoderKLFlux2, AutoencoderKLFlux2Config
-from diffusax.models.latents import LatentFormat
+from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network
 from diffusax.pipelines import programs
 

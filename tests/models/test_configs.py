@@ -20,7 +20,7 @@ from diffusax.models import (
     ControlNetConfig,
     UNet2DConditionConfig,
 )
-from diffusax.models.rngs import ShapeRngs
+from diffusax.models.layers.rngs import ShapeRngs
 
 
 def nested(depth):

@@ -9,10 +9,10 @@ import pytest
 from adapted import inputs_of, network_of
 
 import diffusax
-from diffusax.models.adapters import Adapters, LowRank, kernel_shapes
-from diffusax.models.context_keys import Lowered, project_context
-from diffusax.models.image_prompts import cross_attentions
+from diffusax.models.adapters.image_prompts import cross_attentions
+from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes
 from diffusax.models.network import initialize_params
+from diffusax.models.unet.context_keys import Lowered, project_context
 from diffusax.pipelines.programs import denoise
 from diffusax.runtime.program import recorded_requests
 

@@ -12,9 +12,9 @@ from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import load_network, save_network
 from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import FluxTransformer2DConfig, FluxTransformer2DModel
+from diffusax.models.autoencoders.latents import patchify, unpatchify
 from diffusax.models.network import Model, Network, cast_params
 from diffusax.models.transformers import blocks
-from diffusax.models.transformers.blocks import patchify, unpatchify
 from diffusax.models.transformers.flux import (
     FluxSingleTransformerBlock,
     FluxTransformerBlock,

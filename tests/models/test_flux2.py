@@ -13,7 +13,7 @@ from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import load_network, save_network
 from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import Flux2Transformer2DConfig, Flux2Transformer2DModel
-from diffusax.models.layers import SplitLinear
+from diffusax.models.layers.layers import SplitLinear
 from diffusax.models.network import Model, Network, cast_params
 from diffusax.models.transformers.blocks import rotation_at
 from diffusax.models.transformers.flux2 import (

@@ -21,7 +21,7 @@ from diffusax.checkpoints.lora import (
     write_lora,
 )
 from diffusax.checkpoints.original.transformers import adapter_names, transformer_names
-from diffusax.models.adapters import kernel_shapes
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines.adapter_store import adaptable_networks
 
 RANK, ALPHA = 4, 3.0

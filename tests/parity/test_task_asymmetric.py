@@ -9,7 +9,7 @@ from pairs import NEGATIVES, PROMPTS, mask, picture
 from tiny import build_asymmetric
 
 import diffusax
-from diffusax.models import tiling
+from diffusax.models.autoencoders import tiling
 from diffusax.pipelines import ahead, programs
 from diffusax.runtime.ahead import compile_all
 from diffusax.runtime.compilations import count_compilations

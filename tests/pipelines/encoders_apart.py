@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines.ahead import example_call, requests
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.mesh import make_mesh

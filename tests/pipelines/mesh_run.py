@@ -19,9 +19,9 @@ from hooks import defined
 from PIL import Image
 
 import diffusax
-from diffusax.models import attention
-from diffusax.models.rngs import ShapeRngs
-from diffusax.models.transformer import TENSOR_RULES, BasicTransformerBlock
+from diffusax.models.layers.rngs import ShapeRngs
+from diffusax.models.layers.transformer import TENSOR_RULES, BasicTransformerBlock
+from diffusax.models.ops import attention
 from diffusax.pipelines import programs
 from diffusax.runtime import mesh as meshes
 from diffusax.runtime.mesh import in_mesh, make_mesh

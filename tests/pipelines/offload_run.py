@@ -14,7 +14,7 @@ import numpy as np
 from adapted import random_adapter
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.program import PROGRAMS, forget_executables
 

@@ -11,7 +11,7 @@ import torch
 from adapted import random_adapter
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.pipelines.adapters import (
     covers,

@@ -16,7 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
 
 import diffusax
-from diffusax.models.attention import attention
+from diffusax.models.ops.attention import attention
 from diffusax.pipelines import ahead, fits
 from diffusax.runtime import saved
 from diffusax.runtime.bounded import BoundedJit

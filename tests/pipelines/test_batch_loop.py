@@ -7,7 +7,7 @@ import pytest
 from adapted import random_adapter
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines import batch as programs
 from diffusax.pipelines.adapters import Adapter
 from diffusax.pipelines.alone import RunsAlone

@@ -230,7 +230,7 @@ def test_an_encoder_of_another_kind_is_named(loaded, tmp_path, tiny_checkpoints,
 def test_random_scales_are_those_of_diffusers(tiny_checkpoints):
     from diffusers.loaders.unet_loader_utils import _maybe_expand_lora_scales
 
-    from diffusax.models.image_prompts import cross_attentions
+    from diffusax.models.adapters.image_prompts import cross_attentions
     from diffusax.pipelines.ip_adapter_scales import read_scale
 
     for kind, blocks in (("sd", ("block_0", "block_1")), ("xl", ("block_1", "block_0"))):

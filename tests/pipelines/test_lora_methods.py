@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines.adapter_store import resolve_adapters
 from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.entries import prepare_pictures

@@ -9,8 +9,8 @@ import PIL.Image
 import pytest
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
-from diffusax.models.weight_changes import LoHa
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.models.adapters.weight_changes import LoHa
 from diffusax.pipelines import adapter_store
 from diffusax.pipelines.adapters import Adapter
 from diffusax.pipelines.generation import Generation

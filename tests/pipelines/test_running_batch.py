@@ -17,7 +17,7 @@ from mixtures import calls, picture
 
 import diffusax
 from diffusax import samplers
-from diffusax.models.adapters import kernel_shapes
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines import batch as programs
 from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.batch_run import BatchRun

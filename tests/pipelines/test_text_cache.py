@@ -9,7 +9,7 @@ import pytest
 from adapted import random_adapter
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines import text_cache
 from diffusax.pipelines.generation import Generation
 from diffusax.pipelines.requests import make_request, prepare

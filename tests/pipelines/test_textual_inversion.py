@@ -13,7 +13,7 @@ from pairs import Pair
 from safetensors.numpy import save_file
 
 import diffusax
-from diffusax.models.token_table import ROWS
+from diffusax.models.encoders.token_table import ROWS
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.program import PROGRAMS, forget_executables
 from diffusax.text.prompts import tokenize_prompts

@@ -13,7 +13,7 @@ from test_text_to_image import keys, prepared
 
 import diffusax
 from diffusax.checkpoints.lora.files import WEIGHT_NAME
-from diffusax.models.adapters import kernel_shapes
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,

@@ -21,7 +21,7 @@ from tiny import randomize
 import diffusax
 from diffusax.checkpoints.lora.files import WEIGHT_NAME
 from diffusax.checkpoints.original.unet import unet_names
-from diffusax.models.adapters import AdaptedNetwork
+from diffusax.models.adapters.low_rank import AdaptedNetwork
 from diffusax.pipelines import tasks
 from diffusax.training import (
     ControlDataConfig,

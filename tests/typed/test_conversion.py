@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from diffusax.boundary.convert import Mismatch, alternatives, convert, field_types
 from diffusax.boundary.options import Options
-from diffusax.models.clip_configs import CLIPTextConfig
+from diffusax.models.encoders.configs import CLIPTextConfig
 from diffusax.pipelines.arguments import check_call
 from diffusax.samplers import DDPMScheduler
 

@@ -15,7 +15,7 @@ from diffusax.checkpoints.single_file import Reading, opened_view
 from diffusax.checkpoints.single_file.original_config import prediction_of
 from diffusax.checkpoints.weight_file import config_folder, find_file
 from diffusax.models import MODELS
-from diffusax.models.clip_vision import tower
+from diffusax.models.encoders.clip_vision import tower
 from diffusax.models.network import Model, initialize_params, parse_dtype
 
 _HUB = ("revision", "token", "local_files_only", "cache_dir")

@@ -21,8 +21,8 @@ from diffusax.checkpoints.tree import (
     to_torch,
     torch_shape,
 )
+from diffusax.models.encoders.token_table import has_table, replace_table
 from diffusax.models.network import Model
-from diffusax.models.token_table import has_table, replace_table
 
 
 class IncompatibleKeys(NamedTuple):

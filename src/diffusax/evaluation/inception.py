@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import ones, zeros
 
-from diffusax.models.layers import Conv2d, Linear
-from diffusax.models.rngs import shaped
+from diffusax.models.layers.layers import Conv2d, Linear
+from diffusax.models.layers.rngs import shaped
 
 SIDE = 299
 """The height and width of the images in pixels."""

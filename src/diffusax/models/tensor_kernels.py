@@ -9,7 +9,7 @@ from typing import Any
 
 from flax import nnx
 
-from diffusax.models.layers import ArrangedLinear
+from diffusax.models.layers.layers import ArrangedLinear
 from diffusax.models.network import Network, Params
 from diffusax.runtime.mesh import tensor_parts
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from diffusax.models.adapters import Layers
+from diffusax.models.adapters.low_rank import Layers
 from diffusax.pipelines.adapters import Adapter, Shapes, StackShape, stack_component
 from diffusax.pipelines.placement import device_of, put_params
 from diffusax.runtime.mesh import mesh_of, replicated

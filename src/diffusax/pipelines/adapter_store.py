@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diffusax.boundary.convert import shortened
-from diffusax.models.adapters import Layers
+from diffusax.models.adapters.low_rank import Layers
 from diffusax.models.network import Params
 from diffusax.pipelines.adapter_stacks import Stacked, Stacks
 from diffusax.pipelines.adapter_weights import Weight, WeightGroups

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diffusax.boundary.convert import shortened
-from diffusax.models.adapters import kernel_shapes
+from diffusax.models.adapters.low_rank import kernel_shapes
 
 COUNTS = 8
 """There is room for the weights of a multiple of as many adapters."""

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from diffusax.boundary.tensors import as_numpy
-from diffusax.models.adapters import LowRank, kernel_shapes
-from diffusax.models.weight_changes import Product
+from diffusax.models.adapters.low_rank import LowRank, kernel_shapes
+from diffusax.models.adapters.weight_changes import Product
 from diffusax.pipelines.adapter_weights import WeightGroups
 
 Pair = tuple[np.ndarray, ...]

@@ -4,7 +4,7 @@ from typing import Any
 
 from diffusax.checkpoints.files import numbered
 from diffusax.checkpoints.multi_adapter import MultiAdapter
-from diffusax.models.t2i_adapter import check_alike
+from diffusax.models.unet.t2i_adapter import check_alike
 from diffusax.pipelines.arguments import as_list
 from diffusax.pipelines.components import MultiControlNetModel
 from diffusax.pipelines.families import Component

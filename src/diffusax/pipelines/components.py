@@ -9,10 +9,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from diffusax.models.freeu import FreeU
-from diffusax.models.latents import LatentFormat
+from diffusax.models.adapters.freeu import FreeU
+from diffusax.models.autoencoders.latents import LatentFormat
+from diffusax.models.autoencoders.pixels import pixels
 from diffusax.models.network import Model, Network, Params, fit
-from diffusax.models.pixels import pixels
 from diffusax.pipelines.adapter_store import AdapterStore
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role
 from diffusax.pipelines.ip_adapter_store import IPAdapterStore

@@ -8,8 +8,8 @@ import numpy as np
 
 from diffusax.images.pictures import target_size, to_control
 from diffusax.images.reading import load_image
-from diffusax.models.controlnet import guess_scales
 from diffusax.models.network import Network
+from diffusax.models.unet.controlnet import guess_scales
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.inpainting import crop_options, inpaint

@@ -20,7 +20,7 @@ from diffusax.boundary.tensors import (
     wants_tensors,
 )
 from diffusax.images.vae_image_processor import VaeImageProcessor
-from diffusax.models.embeddings import guidance_scale_embedding
+from diffusax.models.layers.embeddings import guidance_scale_embedding
 from diffusax.models.network import floating_dtype
 from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.components import Components

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffusax.models.tiling import TILED_ENCODERS, tile_of, tiled_encode
+from diffusax.models.autoencoders.tiling import TILED_ENCODERS, tile_of, tiled_encode
 from diffusax.pipelines import programs
 from diffusax.pipelines.components import Components
 

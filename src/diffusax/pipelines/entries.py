@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffusax.models.image_prompts import Layers
+from diffusax.models.adapters.image_prompts import Layers
 from diffusax.pipelines import programs
 from diffusax.pipelines.adapter_store import adaptable_networks
 from diffusax.pipelines.adapter_weights import WeightGroups

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from diffusax.models.adapters import Layers
-from diffusax.models.image_prompts import Layers as ImageLayers
+from diffusax.models.adapters.image_prompts import Layers as ImageLayers
+from diffusax.models.adapters.low_rank import Layers
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call

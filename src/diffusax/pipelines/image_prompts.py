@@ -17,7 +17,7 @@ from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.images.image_prompt_masks import downsample_mask
 from diffusax.images.pictures import to_control, to_pil
 from diffusax.images.reading import load_image
-from diffusax.models.image_prompts import ImagePrompt, cross_attentions
+from diffusax.models.adapters.image_prompts import ImagePrompt, cross_attentions
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components

@@ -14,7 +14,7 @@ from diffusax.checkpoints import load_network
 from diffusax.checkpoints.ip_adapter import IPAdapter, find_ip_adapter, read_ip_adapter
 from diffusax.checkpoints.keywords import take_keywords
 from diffusax.images.image_processor import CLIPImageProcessor
-from diffusax.models.image_prompts import cross_attentions
+from diffusax.models.adapters.image_prompts import cross_attentions
 from diffusax.models.network import Model, Network
 from diffusax.pipelines.arguments import Call, as_list
 from diffusax.pipelines.components import Components

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from diffusax.checkpoints.ip_adapter import IPAdapter
-from diffusax.models.image_prompts import Layers, cross_attentions
+from diffusax.models.adapters.image_prompts import Layers, cross_attentions
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.ip_adapter_scales import read_scale
 from diffusax.pipelines.placement import device_of, put_params

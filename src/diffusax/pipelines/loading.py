@@ -18,8 +18,8 @@ from diffusax.checkpoints.files import (
 )
 from diffusax.checkpoints.keywords import take_keywords
 from diffusax.checkpoints.networks import check_saveable
+from diffusax.models.encoders.token_table import without_spare_rows
 from diffusax.models.network import Model
-from diffusax.models.token_table import without_spare_rows
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import CONTROLNET, NUMBERED_ROLES, T2I_ADAPTER
 from diffusax.pipelines.placement import component_mesh

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from diffusax.models.adapters.weight_changes import Difference, merge
 from diffusax.models.network import Params
-from diffusax.models.weight_changes import Difference, merge
 from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.pipelines.adapters import Adapter, as_product
 from diffusax.runtime.layouts import in_order

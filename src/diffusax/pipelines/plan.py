@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from diffusax.models.adapters import Layers
-from diffusax.models.image_prompts import ImagePrompt
-from diffusax.models.image_prompts import Layers as ImageLayers
+from diffusax.models.adapters.image_prompts import ImagePrompt
+from diffusax.models.adapters.image_prompts import Layers as ImageLayers
+from diffusax.models.adapters.low_rank import Layers
 from diffusax.runtime.noise import Noise
 from diffusax.samplers import Schedule, Table
 

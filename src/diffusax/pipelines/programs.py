@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from diffusax.models.latents import (
+from diffusax.models.autoencoders.latents import (
     latent_statistics,
     sample_latents,
     scale_folded,

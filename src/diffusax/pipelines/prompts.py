@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import as_tensors, wants_tensors
-from diffusax.models.adapters import Layers, adapted_networks
+from diffusax.models.adapters.low_rank import Layers, adapted_networks
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
 from diffusax.pipelines.adapter_store import call_adapters, resolve_adapters

@@ -16,11 +16,11 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
-from diffusax.models.adapters import Layers
-from diffusax.models.image_prompts import Layers as ImageLayers
-from diffusax.models.latents import to_unit
+from diffusax.models.adapters.image_prompts import Layers as ImageLayers
+from diffusax.models.adapters.low_rank import Layers
+from diffusax.models.autoencoders.latents import to_unit
+from diffusax.models.autoencoders.tiling import tile_of, tiled_decode
 from diffusax.models.network import Params
-from diffusax.models.tiling import tile_of, tiled_decode
 from diffusax.pipelines import programs
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Denoiser

@@ -5,8 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffusax.models.latents import LatentFormat
-from diffusax.models.transformers.blocks import unpatchify
+from diffusax.models.autoencoders.latents import LatentFormat, unpatchify
 from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.prompts import count_prompts

@@ -12,8 +12,8 @@ import numpy as np
 
 from diffusax.boundary.convert import shortened
 from diffusax.boundary.tensors import as_numpy, as_tensor, as_tensors, function_wants_tensors
-from diffusax.models.freeu import freeu_rows
-from diffusax.models.latents import LatentFormat
+from diffusax.models.adapters.freeu import freeu_rows
+from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.pipelines.arguments import Call, as_list, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Family

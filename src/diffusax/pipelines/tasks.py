@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from diffusax.images.pictures import to_pixels
-from diffusax.models.freeu import freeu_rows
+from diffusax.models.adapters.freeu import freeu_rows
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.adapter_store import CallAdapters, call_adapters
 from diffusax.pipelines.arguments import Call

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.models.adapters import Layers
+from diffusax.models.adapters.low_rank import Layers
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan import Prompt, Tokens

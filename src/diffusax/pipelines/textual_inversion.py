@@ -9,8 +9,8 @@ import numpy as np
 
 from diffusax.checkpoints.embeddings import ENCODERS, Embedding, read_embeddings
 from diffusax.checkpoints.keywords import take_keywords
+from diffusax.models.encoders.token_table import has_table, read_rows, write_rows
 from diffusax.models.network import Model
-from diffusax.models.token_table import has_table, read_rows, write_rows
 from diffusax.pipelines.arguments import as_list
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Component

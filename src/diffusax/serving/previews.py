@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from PIL import Image
 
-from diffusax.models.autoencoder_tiny import AutoencoderTinyConfig
+from diffusax.models.autoencoders.tiny import AutoencoderTinyConfig
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
 from diffusax.pipelines.output import output

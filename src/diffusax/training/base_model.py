@@ -9,10 +9,9 @@ import numpy as np
 
 from diffusax.checkpoints import load_network, read_model_index, resolve
 from diffusax.checkpoints.networks import read_network
-from diffusax.models.control_from_unet import controlnet_of
-from diffusax.models.encoder_with_words import EncoderWithWords
+from diffusax.models.encoders.token_table import EncoderWithWords
 from diffusax.models.network import Model, Network, Params
-from diffusax.models.widening import widen_network, widen_params
+from diffusax.models.unet.derived import controlnet_of, widen_network, widen_params
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Family

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from diffusax.models.widening import widen_input
+from diffusax.models.unet.derived import widen_input
 from diffusax.pipelines.classes import (
     StableDiffusionInstructPix2PixPipeline,
     StableDiffusionXLInstructPix2PixPipeline,

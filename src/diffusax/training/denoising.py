@@ -10,11 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
 
-from diffusax.models.latents import (
-    from_bytes,
-    sample_latents,
-    scale_latents,
-)
+from diffusax.models.autoencoders.latents import from_bytes, sample_latents, scale_latents
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser, Family
 from diffusax.pipelines.families.family import CONTROLNET

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from diffusax.models.clip import CLIPTextModel
-from diffusax.models.encoder_with_words import EncoderWithWords
+from diffusax.models.encoders.clip import CLIPTextModel
+from diffusax.models.encoders.token_table import EncoderWithWords
 from diffusax.models.network import Network
 from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.text.words import taken_name, token_names

@@ -14,7 +14,7 @@ import numpy as np
 from diffusax.checkpoints.lora.files import METADATA, LoraFile
 from diffusax.checkpoints.lora.keys import ROWS, TABLE_DOWN, TABLE_UP, Layers, Parts, seems
 from diffusax.checkpoints.tree import torch_shape
-from diffusax.models.weight_changes import (
+from diffusax.models.adapters.weight_changes import (
     Decomposed,
     Difference,
     Ia3,

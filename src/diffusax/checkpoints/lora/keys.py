@@ -13,8 +13,8 @@ from diffusax.checkpoints.lora.files import LoraFile
 from diffusax.checkpoints.original.layout import Module, Names
 from diffusax.checkpoints.original.transformers import adapter_names
 from diffusax.checkpoints.original.unet import unet_names
-from diffusax.models.adapters import kernel_shapes
-from diffusax.models.unet import UNet2DConditionModel
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.models.unet.unet import UNet2DConditionModel
 from diffusax.runtime.mesh import tree_name
 
 log = logging.getLogger(__name__)

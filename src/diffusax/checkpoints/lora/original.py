@@ -11,7 +11,7 @@ from diffusax.checkpoints.lora.keys import Layers, Parts
 from diffusax.checkpoints.original.flux import FLUX, FLUX2
 from diffusax.checkpoints.original.layout import named
 from diffusax.checkpoints.original.unet import unet_names
-from diffusax.models.unet import UNet2DConditionConfig
+from diffusax.models.unet.unet import UNet2DConditionConfig
 
 _MLP = "proj_mlp"
 """The layer that has four outputs where others, with which it is one, have one."""

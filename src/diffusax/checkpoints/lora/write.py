@@ -11,7 +11,7 @@ from diffusax.checkpoints.lora.files import METADATA
 from diffusax.checkpoints.lora.keys import ROWS, Layers, Parts, kohya_name
 from diffusax.checkpoints.lora.original import with_original_names
 from diffusax.checkpoints.tensors import write_tensors
-from diffusax.models.unet import UNet2DConditionConfig
+from diffusax.models.unet.unet import UNet2DConditionConfig
 
 FORMATS = ("diffusers", "kohya")
 """The formats that are written."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from diffusax.interop.flax.models import FlaxModelMixin, channels_last
-from diffusax.models.latents import to_unit
+from diffusax.models.autoencoders.latents import to_unit
 from diffusax.pipelines import programs
 from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unet import UNetDenoiser

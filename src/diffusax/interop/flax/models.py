@@ -22,8 +22,8 @@ from diffusax.interop.flax.outputs import (
 )
 from diffusax.interop.flax.weights import fetch, load_weights
 from diffusax.models import AutoencoderKL, ControlNetModel, UNet2DConditionModel
-from diffusax.models.controlnet import scale_residuals
 from diffusax.models.network import Model, Network, Params, cast_params, initialize_params
+from diffusax.models.unet.controlnet import scale_residuals
 from diffusax.samplers.schedulers.options import Options
 
 LOADING = frozenset(

@@ -8,9 +8,7 @@ import numpy as np
 
 from diffusax.boundary.tensors import alike, as_array
 from diffusax.models.calls.arguments import check_absent, result, take_map
-from diffusax.models.inputs import check_token_ids
-from diffusax.models.network import Model
-from diffusax.models.outputs import (
+from diffusax.models.calls.outputs import (
     BaseModelOutput,
     BaseModelOutputWithPooling,
     CausalLMOutput,
@@ -18,6 +16,8 @@ from diffusax.models.outputs import (
     CLIPTextModelOutput,
     CLIPVisionModelOutput,
 )
+from diffusax.models.layers.inputs import check_token_ids
+from diffusax.models.network import Model
 from diffusax.runtime.bounded import is_traced
 
 _ATTENTIONS = "output_attentions must be None or False: attention's weights are never held whole"

@@ -13,8 +13,8 @@ from diffusax.models.calls.arguments import (
     take_map,
     take_numbers,
 )
+from diffusax.models.calls.outputs import FluxControlNetOutput, Transformer2DModelOutput
 from diffusax.models.network import Model
-from diffusax.models.outputs import FluxControlNetOutput, Transformer2DModelOutput
 from diffusax.models.transformers.blocks import Rotation
 from diffusax.models.transformers.flux import token_rotation
 

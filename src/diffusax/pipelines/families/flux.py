@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.checkpoints.files import numbered
-from diffusax.models.adapters import adapter_options
-from diffusax.models.latents import LatentFormat
+from diffusax.models.adapters.low_rank import adapter_options
+from diffusax.models.autoencoders.latents import LatentFormat, patchify, unpatchify
 from diffusax.models.network import Network, Params
-from diffusax.models.transformers.blocks import Rotation, patchify, unpatchify
+from diffusax.models.transformers.blocks import Rotation
 from diffusax.models.transformers.flux import PATCH, image_rotation
 from diffusax.pipelines.families import flow
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.models.latents import LatentFormat
+from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.clip import as_windows, count_windows, tokenize, tokenize_caption
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder

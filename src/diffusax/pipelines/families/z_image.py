@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.models.adapters import adapter_options
-from diffusax.models.latents import LatentFormat
+from diffusax.models.adapters.low_rank import adapter_options
+from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.chats import chat_tokens, padded_tokens
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from diffusax.models.adapters import AdaptedNetwork, kernel_shapes
+from diffusax.models.adapters.low_rank import AdaptedNetwork, kernel_shapes
+from diffusax.models.adapters.trained import TrainedAdapters, column_lengths
 from diffusax.models.network import Params, cast_params
-from diffusax.models.trained_adapters import TrainedAdapters, column_lengths
 from diffusax.runtime.mesh import tree_name
 from diffusax.training.lora.config import LoRAConfig
 

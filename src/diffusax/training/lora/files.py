@@ -17,9 +17,9 @@ from diffusax.checkpoints.lora import (
     write_lora,
 )
 from diffusax.checkpoints.lora.files import WEIGHT_NAME
-from diffusax.models.adapters import kernel_shapes
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.models.adapters.weight_changes import Product
 from diffusax.models.network import Params
-from diffusax.models.weight_changes import Product
 from diffusax.pipelines.adapters import Adapter, adapter_of, product_pair
 from diffusax.pipelines.lora_arrays import layers_of
 from diffusax.training.lora.adapters import LayerPlan, LoRA

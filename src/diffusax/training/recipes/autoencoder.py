@@ -20,7 +20,7 @@ from diffusax.boundary.options import Weight
 from diffusax.checkpoints import load_network, resolve, save_network
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.pictures import to_pil
-from diffusax.models.latents import from_bytes, sample_latents, to_unit
+from diffusax.models.autoencoders.latents import from_bytes, sample_latents, to_unit
 from diffusax.models.network import (
     Model,
     Network,

@@ -13,8 +13,8 @@ from PIL import Image
 from diffusax.boundary.options import Share
 from diffusax.checkpoints import load_network, resolve, save_network
 from diffusax.images.reading import load_image
-from diffusax.models.control_from_unet import controlnet_params
 from diffusax.models.network import Model, Params
+from diffusax.models.unet.derived import controlnet_params
 from diffusax.pipelines.control import control_text_to_image
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import ControlDataConfig

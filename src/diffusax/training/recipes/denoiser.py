@@ -12,7 +12,7 @@ from PIL import Image
 
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.sheets import captioned
-from diffusax.models.latents import latent_statistics
+from diffusax.models.autoencoders.latents import latent_statistics
 from diffusax.models.network import (
     Model,
     Network,

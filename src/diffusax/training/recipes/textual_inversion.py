@@ -18,7 +18,7 @@ from msgspec import Meta
 from PIL import Image
 
 from diffusax.checkpoints.embeddings import FILE, write_embedding
-from diffusax.models.encoder_with_words import WORDS
+from diffusax.models.encoders.token_table import WORDS
 from diffusax.models.network import Params
 from diffusax.pipelines import DiffusionPipeline, tasks
 from diffusax.runtime.mesh import to_host
