@@ -29,9 +29,9 @@ import diffusax
 from diffusax.models.network import Model, cast_shapes
 from diffusax.models.unet.derived import controlnet_of
 from diffusax.pipelines import ahead
-from diffusax.runtime.chips import GPU_SHARE
-from diffusax.runtime.cost import cost_of
-from diffusax.runtime.topology import DoesNotFitError, topology_mesh
+from diffusax.runtime.devices.chips import GPU_SHARE
+from diffusax.runtime.devices.topology import DoesNotFitError, topology_mesh
+from diffusax.runtime.programs.cost import cost_of
 
 CARDS = (8, 12, 16, 24, 40, 80, 141)
 """The GB of NVIDIA's cards."""

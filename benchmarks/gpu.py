@@ -62,9 +62,9 @@ from random_models import (
     write_checkpoint,
 )
 
-from diffusax.runtime.chips import GPU_SHARE, chip_of
-from diffusax.runtime.flops import count_training_flops
-from diffusax.runtime.program import operations_of
+from diffusax.runtime.devices.chips import GPU_SHARE, chip_of
+from diffusax.runtime.programs.flops import count_training_flops
+from diffusax.runtime.programs.program import operations_of
 from diffusax.training.denoising import DenoisingLoss
 from diffusax.training.step import initial_state, make_train_step
 

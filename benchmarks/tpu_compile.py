@@ -33,16 +33,16 @@ from random_models import MODELS, call_programs, write_checkpoint
 import diffusax
 from diffusax.pipelines import ahead
 from diffusax.pipelines.ahead import mesh_of_program
-from diffusax.runtime.chips import chip_of
-from diffusax.runtime.cost import cost_of
-from diffusax.runtime.mesh import batch_size, in_mesh
-from diffusax.runtime.program import lower, operations_of
-from diffusax.runtime.topology import (
+from diffusax.runtime.devices.chips import chip_of
+from diffusax.runtime.devices.mesh import batch_size, in_mesh
+from diffusax.runtime.devices.topology import (
     DoesNotFitError,
     compile_there,
     lowering_platforms,
     topology_mesh,
 )
+from diffusax.runtime.programs.cost import cost_of
+from diffusax.runtime.programs.program import lower, operations_of
 from diffusax.training import (
     EMAConfig,
     InstructPix2PixConfig,

@@ -11,7 +11,7 @@ from pairs import picture
 
 from diffusax.boundary.tensors import alike, as_tensor, for_reader, function_wants_tensors
 from diffusax.images.vae_image_processor import VaeImageProcessor
-from diffusax.runtime.noise import noise_source
+from diffusax.runtime.random.noise import noise_source
 from diffusax.samplers import DDIMScheduler
 
 CALL = "found = processor.preprocess(image), scheduler.timesteps, scheduler.alphas_cumprod"

@@ -13,7 +13,7 @@ import numpy as np
 
 from diffusax.boundary.tensors import alike, as_numpy
 from diffusax.models.network import Model, cast_params
-from diffusax.runtime.noise import draw_from
+from diffusax.runtime.random.noise import draw_from
 from diffusax.samplers.processes import FlowWeighting
 
 _RULES = (

@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny import TEXT, UNET, randomize
 
-from diffusax.checkpoints import lora
+from diffusax import lora
 from diffusax.models import CLIPTextConfig, CLIPTextModel, UNet2DConditionConfig
 from diffusax.models import UNet2DConditionModel as OurUNet
 from diffusax.models.adapters.weight_changes import merge

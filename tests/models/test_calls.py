@@ -18,8 +18,8 @@ import diffusax
 from diffusax.evaluation.inception import InceptionConfig, InceptionV3
 from diffusax.models import calls
 from diffusax.models.network import Model, Network
-from diffusax.runtime.compilations import count_compilations
-from diffusax.runtime.torch_random import TorchGenerator
+from diffusax.runtime.programs.compilations import count_compilations
+from diffusax.runtime.random.torch_random import TorchGenerator
 
 # Float32 sums in another order.
 TOLERANCE = 2e-5

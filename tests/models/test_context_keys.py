@@ -14,7 +14,7 @@ from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes
 from diffusax.models.network import initialize_params
 from diffusax.models.unet.context_keys import Lowered, project_context
 from diffusax.pipelines.programs import denoise
-from diffusax.runtime.program import recorded_requests
+from diffusax.runtime.programs.program import recorded_requests
 
 
 @pytest.mark.parametrize("name", ["unet", "unet_sd1"])

@@ -27,7 +27,7 @@ from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes
 from diffusax.models.encoders.qwen3 import TENSOR_RULES
 from diffusax.models.encoders.t5 import distance_buckets
 from diffusax.models.network import cast_params
-from diffusax.runtime.mesh import AXES, param_sharding
+from diffusax.runtime.devices.mesh import AXES, param_sharding
 
 LENGTHS = np.array([13, 5, 1], np.int32)
 IDS = np.random.default_rng(0).integers(0, 101, (3, 13)).astype(np.int32)

@@ -21,7 +21,7 @@ from diffusax.models.ops import matmul as matmul_module
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.conv import conv2d
 from diffusax.models.ops.matmul import matmul
-from diffusax.runtime.mesh import make_mesh
+from diffusax.runtime.devices.mesh import make_mesh
 
 RNG = np.random.default_rng(0)
 SAME = ((1, 1), (1, 1))

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from diffusax.models.layers.transformer import FeedForward
 from diffusax.models.ops import attention as attention_module
 from diffusax.models.ops.attention import attention
-from diffusax.runtime.mesh import make_mesh
+from diffusax.runtime.devices.mesh import make_mesh
 
 RNG = np.random.default_rng(0)
 

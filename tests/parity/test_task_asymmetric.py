@@ -12,8 +12,8 @@ import diffusax
 from diffusax.models.autoencoders import tiling
 from diffusax.pipelines import ahead, programs
 from diffusax.runtime.ahead import compile_all
-from diffusax.runtime.compilations import count_compilations
-from diffusax.runtime.program import PROGRAMS, forget_executables
+from diffusax.runtime.programs.compilations import count_compilations
+from diffusax.runtime.programs.program import PROGRAMS, forget_executables
 
 TWO = {"prompt": PROMPTS, "negative_prompt": NEGATIVES, "num_inference_steps": 3}
 INPAINT = {

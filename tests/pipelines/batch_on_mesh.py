@@ -18,8 +18,8 @@ from diffusax.pipelines import batch as programs
 from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.batch_run import BatchRun
 from diffusax.pipelines.entries import prepare_pictures
-from diffusax.runtime.mesh import in_mesh
-from diffusax.runtime.program import lower, recorded_requests
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.programs.program import lower, recorded_requests
 
 CALLS = [
     {"prompt": "a cat", "num_inference_steps": 4, "sampler": "euler_a", "guidance_scale": 4.0},

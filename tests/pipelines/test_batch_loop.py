@@ -7,9 +7,9 @@ import pytest
 from adapted import random_adapter
 
 import diffusax
+from diffusax.lora.adapter import Adapter
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines import batch as programs
-from diffusax.pipelines.adapters import Adapter
 from diffusax.pipelines.alone import RunsAlone
 from diffusax.pipelines.batch_loop import BatchLoop, Sizes, images_of
 from diffusax.pipelines.batch_run import BatchRun

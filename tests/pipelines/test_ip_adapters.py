@@ -10,7 +10,7 @@ from ip_adapters import EMBED, build_image_encoder, write_ip_adapters
 from pairs import PROMPTS, picture
 
 import diffusax
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 CALL = {"num_inference_steps": 2, "output_type": "latent", "guidance_scale": 3.0}
 

@@ -11,7 +11,7 @@ from peft import get_peft_model_state_dict
 
 import diffusax
 from diffusax.pipelines import ahead
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.serving.entries import describe_model
 
 PROMPT = "an old house on a hill"

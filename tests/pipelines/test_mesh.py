@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh
 
 import diffusax
 from diffusax.models import Network, UNet2DConditionConfig, UNet2DConditionModel
-from diffusax.runtime.mesh import (
+from diffusax.runtime.devices.mesh import (
     AXES,
     _axis_to_gather,
     check_processes,

@@ -17,7 +17,7 @@ from diffusax import offline
 from diffusax.offline.requests import check_picture
 from diffusax.pipelines import ahead
 from diffusax.pipelines.arguments import Call
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 PROMPTS = ["a red apple", "an old house on a hill by the sea"]
 CALL = {"prompt": PROMPTS, "prompt_3": ["apple", "a house, in detail"], "seed": [3, 4]}

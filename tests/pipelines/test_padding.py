@@ -11,7 +11,7 @@ import diffusax
 from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.padding import padded
 from diffusax.pipelines.text_cache import TextCache
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 SECONDS = 120
 

@@ -9,10 +9,10 @@ import PIL.Image
 import pytest
 
 import diffusax
+from diffusax.lora.adapter import Adapter
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.models.adapters.weight_changes import LoHa
 from diffusax.pipelines import adapter_store
-from diffusax.pipelines.adapters import Adapter
 from diffusax.pipelines.generation import Generation
 from diffusax.pipelines.requests import make_request, prepare
 from diffusax.pipelines.text_cache import TextCache

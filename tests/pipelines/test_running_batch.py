@@ -25,7 +25,7 @@ from diffusax.pipelines.entries import prepare_pictures
 from diffusax.pipelines.lanes import Lanes, Seat
 from diffusax.pipelines.measures import RowSeconds
 from diffusax.pipelines.text_cache import TextCache
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 SECONDS = 120
 TEXT = "text_encoder"

@@ -6,7 +6,7 @@ import pytest
 
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.conv import conv2d
-from diffusax.runtime.flops import count_flops, count_training_flops
+from diffusax.runtime.programs.flops import count_flops, count_training_flops
 
 PADDING = ((1, 1), (1, 1))
 

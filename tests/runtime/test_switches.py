@@ -31,7 +31,7 @@ from z_images import TRANSFORMER as Z_IMAGE
 import diffusax
 from diffusax.models import MODELS, Network
 from diffusax.models.transformers.blocks import Rotation
-from diffusax.runtime.noise import noise_source
+from diffusax.runtime.random.noise import noise_source
 from diffusax.training.denoising import DenoisingLoss
 from diffusax.training.step import initial_state, make_train_step
 

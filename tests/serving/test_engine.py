@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from diffusax.pipelines.batch_run import BatchRun
-from diffusax.runtime.program import PROGRAMS, Program
+from diffusax.runtime.programs.program import PROGRAMS, Program
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.catalogue import Catalogue
 from diffusax.serving.drawing import Drawing

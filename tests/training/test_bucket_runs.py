@@ -17,7 +17,7 @@ from test_devices import wait_for as wait_for_both
 from test_resume import TOY, finish, results, start, steps_logged, wait_for
 from toy_run import BucketedToy, Toy
 
-from diffusax.runtime.mesh import make_mesh
+from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,

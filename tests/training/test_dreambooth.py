@@ -26,9 +26,9 @@ from test_devices import RUN, start_both, wait_for
 from test_devices import train as train_on_devices
 
 import diffusax
-from diffusax.checkpoints.lora.files import WEIGHT_NAME
 from diffusax.cli.console import main
 from diffusax.cli.train import plain, read_recipe
+from diffusax.lora.files import WEIGHT_NAME
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,

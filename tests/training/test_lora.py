@@ -12,7 +12,9 @@ from safetensors.numpy import save_file
 from test_text_to_image import keys, prepared
 
 import diffusax
-from diffusax.checkpoints.lora.files import WEIGHT_NAME
+from diffusax.lora.files import WEIGHT_NAME
+from diffusax.lora.trained import LoRA
+from diffusax.lora.trained_files import KOHYA_NAME, write_result
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.training import (
     CacheConfig,
@@ -29,8 +31,6 @@ from diffusax.training import (
     text_to_image,
 )
 from diffusax.training.data.batches import Batches
-from diffusax.training.lora.adapters import LoRA
-from diffusax.training.lora.files import KOHYA_NAME, write_result
 
 
 def recipe_of(checkpoint, pictures, lora: LoRAConfig, **options):

@@ -11,7 +11,7 @@ from effort import first
 from pictures import picture, row, write_parquet
 
 import diffusax
-from diffusax.runtime.mesh import make_mesh
+from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.training import (
     AutoencoderConfig,
     CacheConfig,

@@ -6,8 +6,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from diffusax.cli.console import main
-from diffusax.runtime.mesh import make_mesh
-from diffusax.runtime.topology import DoesNotFitError, compile_there, topology_mesh
+from diffusax.runtime.devices.mesh import make_mesh
+from diffusax.runtime.devices.topology import DoesNotFitError, compile_there, topology_mesh
 from diffusax.training import (
     AutoencoderConfig,
     CacheConfig,

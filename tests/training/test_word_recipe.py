@@ -19,7 +19,7 @@ from tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 
 import diffusax
 from diffusax.checkpoints.embeddings import read_embeddings, write_embedding
-from diffusax.runtime.mesh import make_mesh
+from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,

@@ -23,7 +23,7 @@ from diffusax.checkpoints.tree import (
 )
 from diffusax.models import MODELS
 from diffusax.models.network import Model, Network, parse_dtype
-from diffusax.runtime.mesh import param_sharding, tree_name
+from diffusax.runtime.devices.mesh import param_sharding, tree_name
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from diffusax.boundary.messages import escaped
 from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import FromFiles, parse_with_files
 from diffusax.cli.train import plain
-from diffusax.runtime.processes import initialize
+from diffusax.runtime.devices.processes import initialize
 from diffusax.training import CacheConfig, cache_latents, read_config
 
 

@@ -18,10 +18,10 @@ from diffusax.cli.fits import print_cost, print_head, print_pipeline
 from diffusax.cli.parsing import OWN, parse
 from diffusax.pipelines import ahead
 from diffusax.pipelines.fits import memory_there
-from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.runtime.chips import chip_of
-from diffusax.runtime.cost import Cost
-from diffusax.runtime.topology import DoesNotFitError, topology_mesh
+from diffusax.runtime.devices.chips import chip_of
+from diffusax.runtime.devices.topology import DoesNotFitError, topology_mesh
+from diffusax.runtime.programs.cache import enable_compilation_cache
+from diffusax.runtime.programs.cost import Cost
 
 TASKS: dict[str, Any] = {
     "text-to-image": diffusax.AutoPipelineForText2Image,

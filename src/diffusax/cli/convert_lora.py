@@ -10,9 +10,9 @@ from diffusax.boundary.messages import escaped
 from diffusax.boundary.options import Options
 from diffusax.checkpoints import resolve
 from diffusax.checkpoints.files import read_model_index
-from diffusax.checkpoints.lora import find_layers, read_lora, with_alphas, write_lora
 from diffusax.checkpoints.networks import read_network
 from diffusax.cli.parsing import parse
+from diffusax.lora import find_layers, read_lora, with_alphas, write_lora
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from diffusax.pipelines.exporting import (
     write_example,
     write_parameters,
 )
-from diffusax.runtime.exporting import export_requests
+from diffusax.runtime.programs.exporting import export_requests
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

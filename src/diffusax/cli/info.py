@@ -26,7 +26,7 @@ class Info:
     def run(self) -> None:
         """Prints the components from the headers of their files; loads no weights."""
         # These imports take seconds, and a wrong option is refused without them.
-        from diffusax.runtime.cache import enable_compilation_cache
+        from diffusax.runtime.programs.cache import enable_compilation_cache
 
         config = None if self.model is None else self._checkpoint(self.model)
         print(f"devices: {', '.join(device_kinds())}")

@@ -41,7 +41,7 @@ from diffusax.models.unet.controlnet import ControlNetConfig, ControlNetModel
 from diffusax.models.unet.t2i_adapter import T2IAdapter, T2IAdapterConfig
 from diffusax.models.unet.unet import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.unet.unet_2d import UNet2DConfig, UNet2DModel
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.devices.mesh import Rules
 
 MODELS: dict[str, type[nnx.Module]] = {
     cls.__name__: cls

@@ -19,7 +19,7 @@ from diffusax.models.adapters.low_rank import Attachable, attach, layer_at
 from diffusax.models.layers.rngs import ShapeRngs
 from diffusax.models.module_methods import ModuleMethods
 from diffusax.models.parameter_tree import fitted_tree
-from diffusax.runtime.mesh import Rule, Rules, counted_rules
+from diffusax.runtime.devices.mesh import Rule, Rules, counted_rules
 from diffusax.runtime.switches import in_auto_axes, settled, standard_promotion
 
 Params = Any

@@ -11,7 +11,7 @@ from flax import nnx
 
 from diffusax.models.layers.layers import ArrangedLinear
 from diffusax.models.network import Network, Params
-from diffusax.runtime.mesh import tensor_parts
+from diffusax.runtime.devices.mesh import tensor_parts
 
 
 def arranged(network: Any, params: Params) -> Params:

@@ -12,10 +12,10 @@ import numpy as np
 from msgspec import Meta
 
 from diffusax.boundary.options import ImageCount, Options, Pixels, Scale, Seed, Steps
+from diffusax.lora.adapter import RANKS, stack_shapes
 from diffusax.offline.prompts import COLUMNS
 from diffusax.pipelines import guidance
 from diffusax.pipelines.adapter_store import call_adapters, resolve_adapters
-from diffusax.pipelines.adapters import RANKS, stack_shapes
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.composed_prompts import compose

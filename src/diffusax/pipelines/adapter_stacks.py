@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 
+from diffusax.lora.adapter import Adapter, Shapes, StackShape, stack_component
 from diffusax.models.adapters.low_rank import Layers
-from diffusax.pipelines.adapters import Adapter, Shapes, StackShape, stack_component
 from diffusax.pipelines.placement import device_of, put_params
-from diffusax.runtime.mesh import mesh_of, replicated
+from diffusax.runtime.devices.mesh import mesh_of, replicated
 
 KEPT = 2
 """The number of a component's stacks that stay on the devices."""

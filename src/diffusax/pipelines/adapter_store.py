@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diffusax.boundary.convert import shortened
+from diffusax.lora.adapter import Adapter, Shapes, check_fits, read_adapter, stack_shapes
+from diffusax.lora.weights import Weight, WeightGroups
 from diffusax.models.adapters.low_rank import Layers
 from diffusax.models.network import Params
 from diffusax.pipelines.adapter_stacks import Stacked, Stacks
-from diffusax.pipelines.adapter_weights import Weight, WeightGroups
-from diffusax.pipelines.adapters import Adapter, Shapes, check_fits, read_adapter, stack_shapes
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.merging import merged_params
 from diffusax.runtime.copies import Copyable

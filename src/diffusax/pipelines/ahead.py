@@ -24,10 +24,10 @@ from diffusax.pipelines.loading import class_for
 from diffusax.pipelines.plan import Plan
 from diffusax.pipelines.sample import at_once, bind, decode, sample
 from diffusax.pipelines.tasks import Task, text_to_image
-from diffusax.runtime.images import NO_IMAGES, pad_images
-from diffusax.runtime.layouts import place_of, tree_places
-from diffusax.runtime.mesh import Rules, batch_sharding, batch_size, tree_sharding
-from diffusax.runtime.program import Request, key, recorded_requests
+from diffusax.runtime.devices.layouts import place_of, tree_places
+from diffusax.runtime.devices.mesh import Rules, batch_sharding, batch_size, tree_sharding
+from diffusax.runtime.devices.shares import NO_IMAGES, pad_images
+from diffusax.runtime.programs.program import Request, key, recorded_requests
 
 _PICTURES = ("image", "mask_image", "control_image")
 

@@ -10,8 +10,8 @@ from diffusax.pipelines.ahead import encodes_texts, example_call, requests
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.fits import memory_there
 from diffusax.runtime.ahead import compile_all, memory_of
-from diffusax.runtime.program import Request
-from diffusax.runtime.saved import load_executables, save_executables
+from diffusax.runtime.programs.program import Request
+from diffusax.runtime.programs.saved import load_executables, save_executables
 
 
 class AheadOfTime:

@@ -25,9 +25,9 @@ from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.guidance import guide_with
 from diffusax.pipelines.plan import Conditions, Inpainting
 from diffusax.pipelines.programs import arrange, guided, keep_known
-from diffusax.runtime.images import images_sharding
-from diffusax.runtime.noise import draw_rows
-from diffusax.runtime.program import Program
+from diffusax.runtime.devices.shares import images_sharding
+from diffusax.runtime.programs.program import Program
+from diffusax.runtime.random.noise import draw_rows
 from diffusax.samplers import init_state, step
 
 MIN_ROWS = 128

@@ -10,16 +10,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from diffusax.lora.adapter import Adapter, Shapes, covers, stack_shapes
+from diffusax.lora.weights import WeightGroups, room_for
 from diffusax.pipelines import batch as programs
 from diffusax.pipelines.adapter_store import adaptable_networks
-from diffusax.pipelines.adapter_weights import WeightGroups, room_for
-from diffusax.pipelines.adapters import Adapter, Shapes, covers, stack_shapes
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
 from diffusax.pipelines.lanes import Lanes, Seat
 from diffusax.pipelines.sample import bind
-from diffusax.runtime.mesh import batch_size, in_mesh
-from diffusax.runtime.program import Request
+from diffusax.runtime.devices.mesh import batch_size, in_mesh
+from diffusax.runtime.programs.program import Request
 
 
 @dataclasses.dataclass

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from diffusax.pipelines.plan import StepInputs
-from diffusax.runtime.mesh import BATCH_AXES, batch_size
+from diffusax.runtime.devices.mesh import BATCH_AXES, batch_size
 
 
 class Branches(Protocol):

@@ -18,7 +18,7 @@ from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family,
 from diffusax.pipelines.ip_adapter_store import IPAdapterStore
 from diffusax.pipelines.placement import device_of, on_host, put_params, to_host
 from diffusax.pipelines.plan import Decoding
-from diffusax.runtime.layouts import in_order
+from diffusax.runtime.devices.layouts import in_order
 from diffusax.samplers.processes import Kind
 
 OFFLOADED = ("text_encoder", "autoencoder", "image_encoder")

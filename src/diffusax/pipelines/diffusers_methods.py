@@ -26,7 +26,7 @@ from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.prompts import count_prompts
 from diffusax.pipelines.sizes import image_size
-from diffusax.runtime.noise import draw_like
+from diffusax.runtime.random.noise import draw_like
 
 log = logging.getLogger(__name__)
 

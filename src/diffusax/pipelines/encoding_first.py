@@ -16,7 +16,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.loading import load_components
 from diffusax.pipelines.plan import Prompt
 from diffusax.pipelines.prompts import call_texts, count_prompts, embed_prompts
-from diffusax.runtime.mesh import in_mesh
+from diffusax.runtime.devices.mesh import in_mesh
 
 _OF_TEXTS = ("text_encoder", "tokenizer")
 _TEXTS = tuple(f"{p}prompt{n}" for p in ("", "negative_") for n in ("", "_2", "_3"))

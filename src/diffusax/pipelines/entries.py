@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from diffusax.lora.adapter import Adapter
+from diffusax.lora.weights import WeightGroups
 from diffusax.models.adapters.image_prompts import Layers
 from diffusax.pipelines import programs
 from diffusax.pipelines.adapter_store import adaptable_networks
-from diffusax.pipelines.adapter_weights import WeightGroups
-from diffusax.pipelines.adapters import Adapter
 from diffusax.pipelines.batch import MIN_ROWS, Entry, entry_arrays
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.guidance import last_guided_row
@@ -25,8 +25,8 @@ from diffusax.pipelines.plan import (
 )
 from diffusax.pipelines.sample import bind
 from diffusax.pipelines.tasks import Task, most_branches
-from diffusax.runtime.mesh import in_mesh
-from diffusax.runtime.noise import TorchNoise
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.random.noise import TorchNoise
 from diffusax.samplers import Schedule, Table
 
 

@@ -16,9 +16,9 @@ from diffusax.checkpoints.tensors import write_tensors
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.tasks import Task
-from diffusax.runtime.exporting import flat_arguments
-from diffusax.runtime.mesh import tree_name
-from diffusax.runtime.program import Request
+from diffusax.runtime.devices.mesh import tree_name
+from diffusax.runtime.programs.exporting import flat_arguments
+from diffusax.runtime.programs.program import Request
 
 
 def parameter_files(c: Components, request: Request) -> dict[str, str]:

@@ -11,16 +11,16 @@ from diffusax.pipelines import placement
 from diffusax.pipelines.ahead import encodes_texts, example_call, mesh_of_program, requests
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
-from diffusax.runtime.chips import chip_of
-from diffusax.runtime.cost import Cost, cost_of
-from diffusax.runtime.mesh import in_mesh, tree_sharding
-from diffusax.runtime.program import Request, describe, lower, operations_of
-from diffusax.runtime.topology import (
+from diffusax.runtime.devices.chips import chip_of
+from diffusax.runtime.devices.mesh import in_mesh, tree_sharding
+from diffusax.runtime.devices.topology import (
     DoesNotFitError,
     compile_there,
     lowering_platforms,
     topology_mesh,
 )
+from diffusax.runtime.programs.cost import Cost, cost_of
+from diffusax.runtime.programs.program import Request, describe, lower, operations_of
 
 Figures = dict[str, dict[str, float]]
 

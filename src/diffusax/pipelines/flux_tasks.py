@@ -32,7 +32,7 @@ from diffusax.pipelines.tasks import (
     read_pixels,
     required,
 )
-from diffusax.runtime.noise import noise_source
+from diffusax.runtime.random.noise import noise_source
 
 _KONTEXT_SIZES = (
     (1568, 672),

@@ -34,7 +34,7 @@ from diffusax.pipelines.prompts import (
 from diffusax.pipelines.sample import BoundDenoiser, differentiably, sample
 from diffusax.pipelines.tasks import Task
 from diffusax.pipelines.unused import prepared
-from diffusax.runtime.bounded import BoundedJit, is_traced, make_room
+from diffusax.runtime.programs.bounded import BoundedJit, is_traced, make_room
 from diffusax.runtime.switches import call_settled, in_auto_axes, is_double, standard_promotion
 
 

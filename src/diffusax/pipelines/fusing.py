@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.lora.weights import Weight, WeightGroups
 from diffusax.models.network import Params
 from diffusax.pipelines.adapter_store import adaptable_networks
-from diffusax.pipelines.adapter_weights import Weight, WeightGroups
 from diffusax.pipelines.arguments import as_list
 from diffusax.pipelines.merging import merged_params
-from diffusax.runtime.layouts import in_order
-from diffusax.runtime.mesh import tree_name
+from diffusax.runtime.devices.layouts import in_order
+from diffusax.runtime.devices.mesh import tree_name
 
 
 @dataclasses.dataclass

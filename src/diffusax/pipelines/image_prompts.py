@@ -22,7 +22,7 @@ from diffusax.models.network import Network, Params
 from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.prompts import count_prompts
-from diffusax.runtime.program import Program
+from diffusax.runtime.programs.program import Program
 
 
 class Features(NamedTuple):

@@ -31,7 +31,7 @@ from diffusax.pipelines.tasks import (
     read_pixels,
     required,
 )
-from diffusax.runtime.noise import Noise, TorchNoise, noise_source
+from diffusax.runtime.random.noise import Noise, TorchNoise, noise_source
 
 
 def inpaint(c: Components, call: Call) -> PreparedRun:

@@ -19,7 +19,7 @@ from diffusax.models.network import Model, Network
 from diffusax.pipelines.arguments import Call, as_list
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.image_prompts import call_features, encode_images
-from diffusax.runtime.mesh import in_mesh
+from diffusax.runtime.devices.mesh import in_mesh
 
 log = logging.getLogger(__name__)
 

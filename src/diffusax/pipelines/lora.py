@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffusax.checkpoints import lora as files
+from diffusax import lora as files
 from diffusax.checkpoints.keywords import take_keywords
-from diffusax.checkpoints.lora.files import WEIGHT_NAME
 from diffusax.checkpoints.networks import check_safe
+from diffusax.lora.adapter import Adapter, adapter_of, layers_of
+from diffusax.lora.files import WEIGHT_NAME
+from diffusax.lora.weights import Weight, WeightGroups
 from diffusax.pipelines.adapter_store import adaptable_networks
-from diffusax.pipelines.adapter_weights import Weight, WeightGroups
-from diffusax.pipelines.adapters import Adapter, adapter_of
 from diffusax.pipelines.arguments import as_list
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.fusing import fuse, unfuse
-from diffusax.pipelines.lora_arrays import layers_of
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from diffusax.lora.adapter import Adapter, as_product
+from diffusax.lora.weights import WeightGroups
 from diffusax.models.adapters.weight_changes import Difference, merge
 from diffusax.models.network import Params
-from diffusax.pipelines.adapter_weights import WeightGroups
-from diffusax.pipelines.adapters import Adapter, as_product
-from diffusax.runtime.layouts import in_order
-from diffusax.runtime.mesh import tree_name
+from diffusax.runtime.devices.layouts import in_order
+from diffusax.runtime.devices.mesh import tree_name
 
 Weighted = tuple[Adapter, np.ndarray]
 """An adapter and the weights of its groups of layers, see `WeightGroups`."""

@@ -43,9 +43,7 @@ from diffusax.pipelines.single_file import SingleFile
 from diffusax.pipelines.step_callbacks import watch_call
 from diffusax.pipelines.textual_inversion import TextualInversion
 from diffusax.pipelines.unused import prepared
-from diffusax.runtime.bounded import check_untraced
-from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.runtime.mesh import (
+from diffusax.runtime.devices.mesh import (
     check_processes,
     devices_for,
     in_mesh,
@@ -53,6 +51,8 @@ from diffusax.runtime.mesh import (
     mesh_of,
     mesh_on,
 )
+from diffusax.runtime.programs.bounded import check_untraced
+from diffusax.runtime.programs.cache import enable_compilation_cache
 from diffusax.runtime.switches import settled
 from diffusax.samplers.schedulers.options import Options
 
@@ -271,7 +271,7 @@ class DiffusionPipeline(
             cache_dir: the folder of downloads, instead of the one in HF_HOME.
             device: a device to put the parameters on; only that one is used then.
             mesh: the devices to split batches and parameters over, such as "data=4,tensor=2", see
-                `diffusax.runtime.mesh.make_mesh`. By default every device of this process generates
+                `diffusax.make_mesh`. By default every device of this process generates
                 its share of the images, with a copy of the parameters.
             custom_pipeline: a .py file, or a folder with a pipeline.py, that defines the class to
                 load the checkpoint with.

@@ -13,7 +13,7 @@ import jax
 from diffusax.models.adapters.image_prompts import ImagePrompt
 from diffusax.models.adapters.image_prompts import Layers as ImageLayers
 from diffusax.models.adapters.low_rank import Layers
-from diffusax.runtime.noise import Noise
+from diffusax.runtime.random.noise import Noise
 from diffusax.samplers import Schedule, Table
 
 Images = list[Any]

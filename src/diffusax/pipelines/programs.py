@@ -32,9 +32,9 @@ from diffusax.pipelines.plan import (
     Plan,
     StepInputs,
 )
-from diffusax.runtime.mesh import split_images
-from diffusax.runtime.noise import draw_rows
-from diffusax.runtime.program import Program
+from diffusax.runtime.devices.mesh import split_images
+from diffusax.runtime.programs.program import Program
+from diffusax.runtime.random.noise import draw_rows
 from diffusax.samplers import Schedule, Table, init_state, run
 
 

@@ -20,8 +20,8 @@ from diffusax.pipelines.arguments import Call, as_list, check_call, match_length
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan import Prompt, Tokens
-from diffusax.runtime.mesh import in_mesh
-from diffusax.runtime.program import Program
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.programs.program import Program
 from diffusax.runtime.switches import settled
 
 Found = Mapping[str, Prompt]

@@ -9,7 +9,7 @@ from diffusax.models.autoencoders.latents import LatentFormat, unpatchify
 from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.prompts import count_prompts
-from diffusax.runtime.memory import host_memory
+from diffusax.runtime.devices.memory import host_memory
 
 
 def count_images(call: Call) -> int:

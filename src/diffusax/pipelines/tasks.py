@@ -35,7 +35,7 @@ from diffusax.pipelines.sizes import (
     pixel_size,
     require_channels,
 )
-from diffusax.runtime.noise import Noise, TorchNoise, noise_source
+from diffusax.runtime.random.noise import Noise, TorchNoise, noise_source
 from diffusax.samplers import Schedule
 
 _NOT_SAMPLED = ("AutoencoderTiny",)

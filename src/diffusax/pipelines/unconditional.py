@@ -7,7 +7,7 @@ from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.plan import Conditions, Plan, PreparedRun, StepInputs
 from diffusax.pipelines.schedules import make_schedule
-from diffusax.runtime.noise import noise_source
+from diffusax.runtime.random.noise import noise_source
 
 
 def unconditional(c: Components, call: Call) -> PreparedRun:

@@ -12,7 +12,7 @@ from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.tasks import Task, image_to_image, instruct, text_to_image
-from diffusax.runtime.mesh import in_mesh
+from diffusax.runtime.devices.mesh import in_mesh
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,14 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
-from diffusax.runtime.cost import cost_of
-from diffusax.runtime.program import PROGRAMS, Request, compile_request, describe, digest
+from diffusax.runtime.programs.cost import cost_of
+from diffusax.runtime.programs.program import (
+    PROGRAMS,
+    Request,
+    compile_request,
+    describe,
+    digest,
+)
 
 
 def compile_all(found: Sequence[Request], mesh: Mesh | None, *, threads: int = 4) -> None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from diffusax.checkpoints.hub import EMBEDDED
-from diffusax.checkpoints.lora import called, output_name
+from diffusax.lora import called, output_name
 from diffusax.serving.calls import adapters_of, arguments, complete
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.entries import (

@@ -16,9 +16,9 @@ from diffusax.pipelines.batch import insert
 from diffusax.pipelines.batch_run import BatchRun, Kind
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
-from diffusax.runtime.bounded import make_room, memory_maps
-from diffusax.runtime.memory import return_memory
-from diffusax.runtime.program import Request, key
+from diffusax.runtime.devices.memory import return_memory
+from diffusax.runtime.programs.bounded import make_room, memory_maps
+from diffusax.runtime.programs.program import Request, key
 from diffusax.serving.executables import Executables
 from diffusax.serving.metrics import Metrics
 from diffusax.serving.sizes import KindSizes

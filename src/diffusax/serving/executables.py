@@ -15,9 +15,16 @@ from typing import Any
 
 import jax
 
-from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.runtime.program import PROGRAMS, Request, compile_request, describe, digest, key
-from diffusax.runtime.saved import compile_to_file, environment, load_from_file
+from diffusax.runtime.programs.cache import enable_compilation_cache
+from diffusax.runtime.programs.program import (
+    PROGRAMS,
+    Request,
+    compile_request,
+    describe,
+    digest,
+    key,
+)
+from diffusax.runtime.programs.saved import compile_to_file, environment, load_from_file
 
 log = logging.getLogger(__name__)
 

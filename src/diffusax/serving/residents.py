@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from diffusax.runtime.memory import device_memory
+from diffusax.runtime.devices.memory import device_memory
 from diffusax.serving.entries import Checkpoint, FileEntry
 from diffusax.serving.errors import Refused
 from diffusax.serving.loading import LoadedControlNet, LoadedModel

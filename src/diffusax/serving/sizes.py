@@ -9,7 +9,7 @@ import jax
 
 from diffusax.pipelines.batch_loop import Sizes
 from diffusax.pipelines.batch_run import Kind
-from diffusax.runtime.memory import device_memory
+from diffusax.runtime.devices.memory import device_memory
 from diffusax.serving.parts import is_out_of_memory
 
 log = logging.getLogger(__name__)

@@ -1,5 +1,6 @@
 """Training of diffusion models; it needs the extra `train`."""
 
+from diffusax.lora.trained import LoRAConfig
 from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data.batches import DataConfig
 from diffusax.training.data.cached import CacheConfig, CacheDataConfig, cache_latents
@@ -12,7 +13,6 @@ from diffusax.training.data.examples import (
 from diffusax.training.diffusion.timesteps import TimestepBiasConfig
 from diffusax.training.ema.update import EMAConfig
 from diffusax.training.loop import train
-from diffusax.training.lora.config import LoRAConfig
 from diffusax.training.optimizers import FineTuningOptimizerConfig, OptimizerConfig
 from diffusax.training.options import read_config
 from diffusax.training.recipe import Recipe

@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from diffusax.boundary.messages import require_extra
-from diffusax.runtime.processes import of_all_processes
+from diffusax.runtime.devices.processes import of_all_processes
 from diffusax.training.manifest import damage, write_manifest
 from diffusax.training.step import TrainState
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import jax
 
-from diffusax.runtime.topology import compile_there
+from diffusax.runtime.devices.topology import compile_there
 
 _TICK_SECONDS = 0.5
 

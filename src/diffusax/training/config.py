@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from diffusax.boundary.options import Count, Options, Seed
-from diffusax.runtime.mesh import parse_mesh
+from diffusax.runtime.devices.mesh import parse_mesh
 from diffusax.training.data.batches import DataConfig
 from diffusax.training.ema.update import EMAConfig
 from diffusax.training.optimizers import OptimizerConfig

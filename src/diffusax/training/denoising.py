@@ -10,19 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
 
+from diffusax.lora.trained import LoRA
 from diffusax.models.autoencoders.latents import from_bytes, sample_latents, scale_latents
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser, Family
 from diffusax.pipelines.families.family import CONTROLNET
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
-from diffusax.runtime.noise import seed_key
+from diffusax.runtime.random.noise import seed_key
 from diffusax.samplers import Scheduler
 from diffusax.samplers.processes import Flow, FlowWeighting, Process, Scheme, add_noise
 from diffusax.training.config import TrainConfig
 from diffusax.training.diffusion.conditioning_dropout import Dropped, drop_conditions
 from diffusax.training.diffusion.losses import squared_error
 from diffusax.training.diffusion.timesteps import TimestepBiasConfig, timestep_probabilities
-from diffusax.training.lora.adapters import LoRA
 from diffusax.training.options import ComputeDtype
 from diffusax.training.step import Batch
 

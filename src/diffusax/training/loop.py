@@ -15,10 +15,8 @@ import jax
 
 from diffusax.boundary.files import locked
 from diffusax.models.network import Params
-from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.runtime.flops import count_training_flops
-from diffusax.runtime.layouts import in_order
-from diffusax.runtime.mesh import (
+from diffusax.runtime.devices.layouts import in_order
+from diffusax.runtime.devices.mesh import (
     batch_size,
     check_processes,
     in_mesh,
@@ -27,8 +25,10 @@ from diffusax.runtime.mesh import (
     to_host,
     tree_sharding,
 )
-from diffusax.runtime.noise import seed_key
-from diffusax.runtime.topology import DoesNotFitError
+from diffusax.runtime.devices.topology import DoesNotFitError
+from diffusax.runtime.programs.cache import enable_compilation_cache
+from diffusax.runtime.programs.flops import count_training_flops
+from diffusax.runtime.random.noise import seed_key
 from diffusax.training.checkpoints import Checkpoints
 from diffusax.training.compiling import compile_in_background
 from diffusax.training.config import TrainConfig

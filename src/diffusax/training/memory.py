@@ -6,9 +6,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from diffusax.runtime.cost import cost_of
-from diffusax.runtime.memory import device_memory, host_memory
-from diffusax.runtime.topology import DoesNotFitError
+from diffusax.runtime.devices.memory import device_memory, host_memory
+from diffusax.runtime.devices.topology import DoesNotFitError
+from diffusax.runtime.programs.cost import cost_of
 from diffusax.training.config import TrainConfig
 
 _MEND = "use a smaller batch_size or a larger accumulate"

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from diffusax.runtime.layouts import is_kernel
+from diffusax.runtime.devices.layouts import is_kernel
 
 
 def global_norm(tree: Any) -> jax.Array:

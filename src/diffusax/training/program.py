@@ -12,11 +12,17 @@ from jax.sharding import Mesh
 
 from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
-from diffusax.runtime.flops import count_training_flops
-from diffusax.runtime.layouts import tree_places
-from diffusax.runtime.mesh import Rules, batch_sharding, in_mesh, rules_below, tree_sharding
-from diffusax.runtime.noise import seed_key
-from diffusax.runtime.topology import lowering_platforms
+from diffusax.runtime.devices.layouts import tree_places
+from diffusax.runtime.devices.mesh import (
+    Rules,
+    batch_sharding,
+    in_mesh,
+    rules_below,
+    tree_sharding,
+)
+from diffusax.runtime.devices.topology import lowering_platforms
+from diffusax.runtime.programs.flops import count_training_flops
+from diffusax.runtime.random.noise import seed_key
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import largest_row

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from diffusax.models.network import Params, cast_params, cast_shapes
-from diffusax.runtime.mesh import in_mesh, to_host
+from diffusax.runtime.devices.mesh import in_mesh, to_host
 from diffusax.training.base_model import BaseModel
 from diffusax.training.denoising import embedding_entries, encode_captions
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from diffusax.models.network import Params
-from diffusax.runtime.noise import as_key, seed_key
+from diffusax.runtime.random.noise import as_key, seed_key
 from diffusax.runtime.switches import settled, standard_promotion
 from diffusax.training.ema.update import EMAConfig, EMAState, maybe_update_ema
 from diffusax.training.norms import global_norm, global_norm_by_rows

@@ -10,7 +10,7 @@ import numpy as np
 
 from diffusax.boundary.tensors import as_tensor, wants_tensors
 from diffusax.models.network import floating_dtype
-from diffusax.runtime.noise import draw_like
+from diffusax.runtime.random.noise import draw_like
 
 
 def randn_tensor(

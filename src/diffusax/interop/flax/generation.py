@@ -15,7 +15,7 @@ from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unet import UNetDenoiser
 from diffusax.pipelines.plan import Conditions, Plan, Prompt, StepInputs, Tokens
 from diffusax.pipelines.sample import BoundDenoiser, differentiably, sample
-from diffusax.runtime.noise import as_key
+from diffusax.runtime.random.noise import as_key
 from diffusax.samplers import Schedule
 
 Params = Mapping[str, Any]

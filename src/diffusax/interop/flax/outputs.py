@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from diffusax.boundary.tensors import Output
 from diffusax.models.calls.outputs import DiagonalGaussianDistribution
-from diffusax.runtime.noise import as_key
+from diffusax.runtime.random.noise import as_key
 
 
 @dataclasses.dataclass

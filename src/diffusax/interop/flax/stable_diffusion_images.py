@@ -12,7 +12,7 @@ from diffusax.interop.flax.stable_diffusion import StableDiffusion, guided
 from diffusax.interop.flax.text import prompt_ids
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.plan import Conditions
-from diffusax.runtime.noise import as_key
+from diffusax.runtime.random.noise import as_key
 
 
 class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):

@@ -14,7 +14,7 @@ from diffusax.pipelines.families.family import NUMBERED_ROLES
 from diffusax.pipelines.foreign import CONVERTERS, own_component
 from diffusax.pipelines.loading import CLASSES, fitting_class
 from diffusax.pipelines.placement import component_mesh
-from diffusax.runtime.mesh import devices_for
+from diffusax.runtime.devices.mesh import devices_for
 
 
 def from_torch(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from diffusax.models.adapters.low_rank import layer_at
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.matmul import matmul
-from diffusax.runtime.mesh import tree_name
+from diffusax.runtime.devices.mesh import tree_name
 
 _TO_K = re.compile(r"(.*\.attn2)\.to_k\.kernel")
 _BLOCKS = ("down_blocks", "up_blocks", "mid_block")

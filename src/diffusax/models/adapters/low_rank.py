@@ -18,7 +18,7 @@ import numpy as np
 
 from diffusax.models.ops.conv import Padding, conv2d
 from diffusax.models.ops.matmul import matmul
-from diffusax.runtime.mesh import tree_name
+from diffusax.runtime.devices.mesh import tree_name
 
 
 class LowRank(NamedTuple):

@@ -7,7 +7,7 @@ import flax.struct
 import jax.numpy as jnp
 
 from diffusax.boundary.tensors import Output, alike, as_array
-from diffusax.runtime.noise import draw_like
+from diffusax.runtime.random.noise import draw_like
 from diffusax.runtime.switches import settled
 
 

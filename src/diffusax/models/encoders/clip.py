@@ -12,7 +12,7 @@ from diffusax.models.layers.inputs import check_ids, check_token_ids
 from diffusax.models.layers.layers import Embedding, LayerNorm, Linear
 from diffusax.models.ops.activations import gelu, quick_gelu
 from diffusax.models.ops.attention import attention
-from diffusax.runtime.mesh import Rule, Rules
+from diffusax.runtime.devices.mesh import Rule, Rules
 
 TowerConfig = CLIPTextConfig | CLIPVisionConfig
 

@@ -18,7 +18,7 @@ from diffusax.models.layers.layers import Embedding, Linear, RMSNorm
 from diffusax.models.ops.activations import gated_silu
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.matmul import matmul
-from diffusax.runtime.mesh import Rule, Rules
+from diffusax.runtime.devices.mesh import Rule, Rules
 
 TENSOR_RULES: Rules = (
     Rule(r"q_proj\.(kernel|bias)", -1, "heads"),

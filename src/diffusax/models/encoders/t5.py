@@ -19,7 +19,7 @@ from diffusax.models.layers.inputs import check_ids, check_token_ids
 from diffusax.models.layers.layers import Embedding, Linear, RMSNorm
 from diffusax.models.ops.activations import gated_approximate_gelu
 from diffusax.models.ops.attention import attention
-from diffusax.runtime.mesh import Rule, Rules
+from diffusax.runtime.devices.mesh import Rule, Rules
 
 TENSOR_RULES: Rules = (
     Rule(r"SelfAttention\.[qkv]\.kernel", -1, "heads"),

@@ -21,8 +21,8 @@ from diffusax.models.adapters.low_rank import Base, LayerAdapters
 from diffusax.models.layers.rngs import shaped
 from diffusax.models.ops.conv import conv2d
 from diffusax.models.ops.matmul import apart, matmul
-from diffusax.runtime.lowering import by_platform, is_plain
-from diffusax.runtime.mesh import split_columns, tensor_parts
+from diffusax.runtime.devices.lowering import by_platform, is_plain
+from diffusax.runtime.devices.mesh import split_columns, tensor_parts
 
 _DENSE: dict[str, Any] = {"kernel_init": shaped(lecun_normal()), "bias_init": shaped(zeros)}
 _NORM: dict[str, Any] = {"scale_init": shaped(ones), "bias_init": shaped(zeros)}

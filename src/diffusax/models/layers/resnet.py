@@ -9,7 +9,7 @@ from flax import nnx
 
 from diffusax.models.layers.layers import Conv2d, GroupNorm, Linear
 from diffusax.models.ops.activations import silu
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.devices.mesh import Rules
 
 TENSOR_RULES: Rules = (
     (r"conv1\.kernel", -1),

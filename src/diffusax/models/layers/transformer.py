@@ -10,7 +10,7 @@ from diffusax.models.layers.layers import Conv2d, GroupNorm, LayerNorm, Linear, 
 from diffusax.models.ops.activations import gated_gelu
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.matmul import apart
-from diffusax.runtime.mesh import Rule, Rules
+from diffusax.runtime.devices.mesh import Rule, Rules
 
 TENSOR_RULES: Rules = (
     Rule(r"to_[qkv]\.(kernel|bias)", -1, "heads"),

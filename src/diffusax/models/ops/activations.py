@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from diffusax.runtime.lowering import by_platform, is_plain
+from diffusax.runtime.devices.lowering import by_platform, is_plain
 
 _Activation = Callable[..., jax.Array]
 

@@ -15,8 +15,13 @@ from diffusax.models.ops.attention_kernels import (
     for_each_head,
 )
 from diffusax.models.ops.matmul import materialize
-from diffusax.runtime.lowering import by_platform, cuda_capability, is_plain, known_sizes
-from diffusax.runtime.mesh import (
+from diffusax.runtime.devices.lowering import (
+    by_platform,
+    cuda_capability,
+    is_plain,
+    known_sizes,
+)
+from diffusax.runtime.devices.mesh import (
     BATCH_AXES,
     CONTEXT_AXIS,
     TENSOR_AXIS,

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from diffusax.models.ops.matmul import matmul
-from diffusax.runtime.lowering import by_platform, is_plain, known_sizes
-from diffusax.runtime.mesh import batch_size
+from diffusax.runtime.devices.lowering import by_platform, is_plain, known_sizes
+from diffusax.runtime.devices.mesh import batch_size
 
 Padding = tuple[tuple[int, int], tuple[int, int]]
 Lowering = Literal["direct", "pointwise", "columns", "patches", "winograd"]

@@ -6,8 +6,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from diffusax.runtime.lowering import by_platform, is_plain
-from diffusax.runtime.mesh import context_parts
+from diffusax.runtime.devices.lowering import by_platform, is_plain
+from diffusax.runtime.devices.mesh import context_parts
 
 
 def matmul(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:

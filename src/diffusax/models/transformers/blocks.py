@@ -16,8 +16,8 @@ from diffusax.models.layers.layers import ArrangedLinear, Linear, RMSNorm, norma
 from diffusax.models.ops.activations import approximate_gelu, gated_silu
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.matmul import apart, concatenate, matmul
-from diffusax.runtime.lowering import by_platform, is_plain
-from diffusax.runtime.mesh import (
+from diffusax.runtime.devices.lowering import by_platform, is_plain
+from diffusax.runtime.devices.mesh import (
     Rule,
     Rules,
     gather_channels,

@@ -31,7 +31,7 @@ from diffusax.models.transformers.blocks import (
     written,
 )
 from diffusax.models.transformers.configs import FluxTransformer2DConfig
-from diffusax.runtime.mesh import Rules, split_tokens
+from diffusax.runtime.devices.mesh import Rules, split_tokens
 
 PATCH = 2
 """Latents per token, in each direction."""

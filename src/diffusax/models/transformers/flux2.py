@@ -31,7 +31,7 @@ from diffusax.models.transformers.blocks import (
     written,
 )
 from diffusax.models.transformers.configs import Flux2Transformer2DConfig
-from diffusax.runtime.mesh import Rules, split_tokens
+from diffusax.runtime.devices.mesh import Rules, split_tokens
 
 REFERENCE_TIMES = 10
 """The distance between images to look at on the first of the four axes of positions."""

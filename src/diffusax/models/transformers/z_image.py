@@ -23,7 +23,7 @@ from diffusax.models.transformers.blocks import (
     written,
 )
 from diffusax.models.transformers.configs import ZImageTransformer2DConfig
-from diffusax.runtime.mesh import split_tokens
+from diffusax.runtime.devices.mesh import split_tokens
 
 _PATCH = 2
 _NAME = f"{_PATCH}-1"

@@ -13,7 +13,7 @@ from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
 from diffusax.pipelines.guidance import above_one
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.devices.mesh import Rules
 from diffusax.samplers import Scheduler
 
 Role = Literal[

@@ -9,7 +9,7 @@ import jax
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.guidance import apply_guidance
 from diffusax.pipelines.plan import Conditions, StepInputs
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.devices.mesh import Rules
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import jax
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.family import Component, Family
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.devices.mesh import Rules
 from diffusax.samplers import Scheduler
 
 

@@ -19,7 +19,7 @@ from diffusax.models.unet.controlnet import scale_residuals
 from diffusax.models.unet.t2i_adapter import weigh_maps
 from diffusax.pipelines.guidance import apply_guidance
 from diffusax.pipelines.plan import Conditions, StepInputs
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.devices.mesh import Rules
 
 CALLBACK_TENSORS = {
     "prompt_embeds": "context",

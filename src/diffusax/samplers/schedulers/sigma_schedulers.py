@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import for_reader
-from diffusax.runtime.brownian import Motion
+from diffusax.runtime.random.brownian import Motion
 from diffusax.samplers import noise_levels
 from diffusax.samplers.methods import sigma_methods
 from diffusax.samplers.methods.predictions import epsilon_from, x0_from

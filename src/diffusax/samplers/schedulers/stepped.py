@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import alike, as_numpy, for_reader
-from diffusax.runtime.bounded import is_traced
+from diffusax.runtime.programs.bounded import is_traced
 from diffusax.runtime.switches import settled
 from diffusax.samplers import by_hand
 from diffusax.samplers.by_hand import METHOD, HandRun, SchedulerOutput, StepOptions, Stepping

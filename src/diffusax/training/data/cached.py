@@ -19,9 +19,9 @@ from diffusax.boundary.files import load_json, write_json
 from diffusax.boundary.messages import require_extra
 from diffusax.boundary.options import Count, Options, Seed
 from diffusax.models.network import Params
-from diffusax.runtime.layouts import in_order
-from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
-from diffusax.runtime.processes import of_all_processes
+from diffusax.runtime.devices.layouts import in_order
+from diffusax.runtime.devices.mesh import batch_sharding, make_mesh, replicated
+from diffusax.runtime.devices.processes import of_all_processes
 from diffusax.training.base_model import BaseModel
 from diffusax.training.data.batches import Element
 from diffusax.training.data.broken import Broken, Tally

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from diffusax.boundary.files import load_json, locked, write_json, written_whole
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.runtime.mesh import make_mesh, parse_mesh
+from diffusax.runtime.devices.mesh import make_mesh, parse_mesh
 from diffusax.training.data.folders import FolderSource
 from diffusax.training.data.picture_files import list_folder, without_companions
 

@@ -12,6 +12,8 @@ from PIL import Image
 
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.sheets import captioned
+from diffusax.lora.trained import LoRA
+from diffusax.lora.trained_files import lora_of_file, params_of_file, to_adapter, write_result
 from diffusax.models.autoencoders.latents import latent_statistics
 from diffusax.models.network import (
     Model,
@@ -23,7 +25,7 @@ from diffusax.models.network import (
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.tasks import Task
-from diffusax.runtime.mesh import to_host
+from diffusax.runtime.devices.mesh import to_host
 from diffusax.training.base_model import BaseModel
 from diffusax.training.data.batches import DataConfig
 from diffusax.training.data.buckets import Size
@@ -37,8 +39,6 @@ from diffusax.training.denoising import (
     DenoisingLoss,
 )
 from diffusax.training.drawing import draw_images
-from diffusax.training.lora.adapters import LoRA
-from diffusax.training.lora.files import lora_of_file, params_of_file, to_adapter, write_result
 from diffusax.training.options import require_options
 from diffusax.training.prompt_embeddings import embed_texts, embedding_shapes
 from diffusax.training.recipes.denoiser_config import DenoiserConfig

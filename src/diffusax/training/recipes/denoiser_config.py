@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from diffusax.lora.trained import LoRAConfig
 from diffusax.training.config import ValidationConfig
 from diffusax.training.denoising import DenoisingConfig
-from diffusax.training.lora.config import LoRAConfig
 from diffusax.training.optimizers import FineTuningOptimizerConfig, OptimizerConfig, Rate
 
 

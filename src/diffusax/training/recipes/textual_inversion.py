@@ -21,7 +21,7 @@ from diffusax.checkpoints.embeddings import FILE, write_embedding
 from diffusax.models.encoders.token_table import WORDS
 from diffusax.models.network import Params
 from diffusax.pipelines import DiffusionPipeline, tasks
-from diffusax.runtime.mesh import to_host
+from diffusax.runtime.devices.mesh import to_host
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import CaptionedDataConfig, choose_caption
 from diffusax.training.data.pairs import Repeated

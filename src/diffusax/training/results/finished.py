@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from diffusax.models.network import Params
-from diffusax.runtime.mesh import to_host
+from diffusax.runtime.devices.mesh import to_host
 from diffusax.training.config import TrainConfig
 from diffusax.training.options import read_config
 from diffusax.training.recipe import Recipe

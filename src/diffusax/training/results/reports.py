@@ -15,8 +15,8 @@ from tqdm.auto import tqdm
 
 from diffusax.boundary.messages import require_extra
 from diffusax.images.sheets import contact_sheet
-from diffusax.runtime.chips import chip_of
-from diffusax.runtime.mesh import batch_size
+from diffusax.runtime.devices.chips import chip_of
+from diffusax.runtime.devices.mesh import batch_size
 from diffusax.training.config import TrainConfig
 from diffusax.training.options import by_name
 

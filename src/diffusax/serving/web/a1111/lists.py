@@ -12,7 +12,7 @@ from starlette.responses import Response
 from diffusax.infotext.files import texts_of
 from diffusax.infotext.others import webui_text
 from diffusax.infotext.text import webui_parameters
-from diffusax.runtime.memory import device_memory, host_memory
+from diffusax.runtime.devices.memory import device_memory, host_memory
 from diffusax.serving.errors import Refused
 from diffusax.serving.samplers import SCHEDULES, WEBUI_SAMPLERS
 from diffusax.serving.sizes import memory_in_use

@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from diffusax.runtime.layouts import ORDERS, is_kernel, platform_of
+from diffusax.runtime.devices.layouts import ORDERS, is_kernel, platform_of
 from diffusax.runtime.switches import own_switches
 
 BATCH_AXES = ("data", "fsdp")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import as_numpy, is_tensor
-from diffusax.runtime.torch_random import TorchGenerator
+from diffusax.runtime.random.torch_random import TorchGenerator
 
 Shape = tuple[int, int, int]
 Purpose = Literal["start", "image", "masked", "control"]

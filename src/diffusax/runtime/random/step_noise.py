@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import is_tensor
-from diffusax.runtime.brownian import BrownianNoise, Motion
-from diffusax.runtime.noise import as_key, draw_from, draw_noise, seed_key
-from diffusax.runtime.torch_random import TorchGenerator
+from diffusax.runtime.random.brownian import BrownianNoise, Motion
+from diffusax.runtime.random.noise import as_key, draw_from, draw_noise, seed_key
+from diffusax.runtime.random.torch_random import TorchGenerator
 
 Draw = Callable[[tuple[int, ...]], np.ndarray]
 

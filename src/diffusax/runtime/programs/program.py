@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-from diffusax.runtime.bounded import BoundedJit, forget_shapes, is_traced
-from diffusax.runtime.cache import check_compilation_cache
-from diffusax.runtime.flops import count_flops
-from diffusax.runtime.layouts import ORDERS, order_of, platform_of
-from diffusax.runtime.mesh import in_mesh
-from diffusax.runtime.options import compiler_options
+from diffusax.runtime.devices.layouts import ORDERS, order_of, platform_of
+from diffusax.runtime.devices.lowering import compiler_options
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.programs.bounded import BoundedJit, forget_shapes, is_traced
+from diffusax.runtime.programs.cache import check_compilation_cache
+from diffusax.runtime.programs.flops import count_flops
 
 log = logging.getLogger(__name__)
 

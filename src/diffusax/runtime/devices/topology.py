@@ -12,10 +12,10 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from diffusax.boundary.messages import install_command, require_extra
-from diffusax.runtime.cache import without_compilation_cache
-from diffusax.runtime.chips import CARDS, Card, target_config
-from diffusax.runtime.mesh import check_processes, make_mesh, parse_mesh
-from diffusax.runtime.options import compiler_options
+from diffusax.runtime.devices.chips import CARDS, Card, target_config
+from diffusax.runtime.devices.lowering import compiler_options
+from diffusax.runtime.devices.mesh import check_processes, make_mesh, parse_mesh
+from diffusax.runtime.programs.cache import without_compilation_cache
 
 _GPUS = re.compile(r"(?:(\d{1,9})x)?([a-z][a-z0-9\-]*)(?::(\d{1,9}))?")
 _TPUS = re.compile(r"([a-z][a-z0-9]*):\d+(x\d+)+")

@@ -19,10 +19,10 @@ from typing import Any
 
 import jax
 
-from diffusax.runtime.cache import check_compilation_cache
 from diffusax.runtime.compat import is_tracing
-from diffusax.runtime.memory import device_memory
-from diffusax.runtime.options import compiler_options
+from diffusax.runtime.devices.lowering import compiler_options
+from diffusax.runtime.devices.memory import device_memory
+from diffusax.runtime.programs.cache import check_compilation_cache
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diffusax.runtime.torch_random import TorchGenerator
+from diffusax.runtime.random.torch_random import TorchGenerator
 
 _DIGITS = 6
 _POOL_SIZE = 24

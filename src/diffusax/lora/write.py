@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.checkpoints.lora.files import METADATA
-from diffusax.checkpoints.lora.keys import ROWS, Layers, Parts, kohya_name
-from diffusax.checkpoints.lora.original import with_original_names
 from diffusax.checkpoints.tensors import write_tensors
+from diffusax.lora.files import METADATA
+from diffusax.lora.keys import ROWS, Layers, Parts, kohya_name
+from diffusax.lora.original import with_original_names
 from diffusax.models.unet.unet import UNet2DConditionConfig
 
 FORMATS = ("diffusers", "kohya")

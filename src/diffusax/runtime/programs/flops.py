@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from diffusax.runtime.compat import scan_sizes
-from diffusax.runtime.lowering import plain_lowerings
+from diffusax.runtime.devices.lowering import plain_lowerings
 
 _CALLS = frozenset(["jaxpr", "call_jaxpr", "fun_jaxpr"])
 

@@ -15,9 +15,16 @@ from jax.sharding import Mesh, NamedSharding
 
 from diffusax._version import __version__
 from diffusax.boundary.files import load_json, write_json, written_whole
-from diffusax.runtime.cache import without_compilation_cache
-from diffusax.runtime.mesh import in_mesh
-from diffusax.runtime.program import PROGRAMS, Request, compile_request, digest, key, lower
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.programs.cache import without_compilation_cache
+from diffusax.runtime.programs.program import (
+    PROGRAMS,
+    Request,
+    compile_request,
+    digest,
+    key,
+    lower,
+)
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +183,7 @@ def _device_ids(compiled: Any) -> list[int]:
 @functools.cache
 def _sources() -> str:
     """Digests the package's own code, because a checkout changes without its version."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     folders = ("models", "pipelines", "runtime", "samplers")
     files = sorted(file for folder in folders for file in (root / folder).rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from diffusax.checkpoints.lora.keys import Layers, Parts
 from diffusax.checkpoints.original.flux import FLUX, FLUX2
 from diffusax.checkpoints.original.layout import named
 from diffusax.checkpoints.original.unet import unet_names
+from diffusax.lora.keys import Layers, Parts
 from diffusax.models.unet.unet import UNet2DConditionConfig
 
 _MLP = "proj_mlp"

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from diffusax.runtime.chips import Chip
-from diffusax.runtime.kernels import kernels_of, traffic
+from diffusax.runtime.devices.chips import Chip
+from diffusax.runtime.programs.kernels import kernels_of, traffic
 
 
 class Cost(NamedTuple):
@@ -55,7 +55,7 @@ class Cost(NamedTuple):
 def cost_of(compiled: jax.stages.Compiled, *, needed: float = 0.0) -> Cost:
     """Returns what XLA says of an executable; memory that it does not tell counts as 0.
 
-    needed: the operations that are needed on each device (`diffusax.runtime.flops`). They count
+    needed: the operations that are needed on each device (see `flops`). They count
     where XLA gives no number, as for GPUs that are elsewhere; then the kernels and the bytes are
     counted in the executable's text.
     """

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Sharding
 
-from diffusax.runtime.chips import capability_of
+from diffusax.runtime.devices.chips import capability_of
 
 ORDERS = {"cuda": (3, 0, 1, 2)}
 """The axes of a kernel h w c d from the slowest to the quickest, by platform (`platform_of`).

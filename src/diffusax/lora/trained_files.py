@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.checkpoints.lora import (
+from diffusax.lora import (
     Layers,
     LoraFile,
     changes_of,
@@ -16,13 +16,12 @@ from diffusax.checkpoints.lora import (
     with_alphas,
     write_lora,
 )
-from diffusax.checkpoints.lora.files import WEIGHT_NAME
+from diffusax.lora.adapter import Adapter, adapter_of, layers_of, product_pair
+from diffusax.lora.files import WEIGHT_NAME
+from diffusax.lora.trained import LayerPlan, LoRA
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.models.adapters.weight_changes import Product
 from diffusax.models.network import Params
-from diffusax.pipelines.adapters import Adapter, adapter_of, product_pair
-from diffusax.pipelines.lora_arrays import layers_of
-from diffusax.training.lora.adapters import LayerPlan, LoRA
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffusax.checkpoints.lora.files import METADATA, LoraFile
-from diffusax.checkpoints.lora.keys import ROWS, TABLE_DOWN, TABLE_UP, Layers, Parts, seems
 from diffusax.checkpoints.tree import torch_shape
+from diffusax.lora.files import METADATA, LoraFile
+from diffusax.lora.keys import ROWS, TABLE_DOWN, TABLE_UP, Layers, Parts, seems
 from diffusax.models.adapters.weight_changes import (
     Decomposed,
     Difference,
@@ -24,7 +24,7 @@ from diffusax.models.adapters.weight_changes import (
     Rows,
     check_change,
 )
-from diffusax.runtime.mesh import tree_name
+from diffusax.runtime.devices.mesh import tree_name
 
 log = logging.getLogger(__name__)
 

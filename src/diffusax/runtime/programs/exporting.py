@@ -11,11 +11,11 @@ from jax import export
 
 from diffusax.boundary.files import written_whole
 from diffusax.boundary.messages import require_extra
-from diffusax.runtime.images import NO_IMAGES
-from diffusax.runtime.lowering import PLATFORMS
-from diffusax.runtime.mesh import tree_name
-from diffusax.runtime.noise import as_key
-from diffusax.runtime.program import Request
+from diffusax.runtime.devices.lowering import PLATFORMS
+from diffusax.runtime.devices.mesh import tree_name
+from diffusax.runtime.devices.shares import NO_IMAGES
+from diffusax.runtime.programs.program import Request
+from diffusax.runtime.random.noise import as_key
 
 # The calls of cuDNN's kernels, which JAX does not promise to keep as long as StableHLO itself.
 _CALLS = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")

@@ -16,9 +16,10 @@ import jax
 import numpy as np
 
 from diffusax.boundary.tensors import as_numpy
+from diffusax.lora.keys import Layers, split_key
+from diffusax.lora.weights import WeightGroups
 from diffusax.models.adapters.low_rank import LowRank, kernel_shapes
 from diffusax.models.adapters.weight_changes import Product
-from diffusax.pipelines.adapter_weights import WeightGroups
 
 Pair = tuple[np.ndarray, ...]
 """A: c r, or kh kw c r for a convolution, and B: r d, which includes alpha / rank; after them the
@@ -345,3 +346,29 @@ def _nearest(path: str, known: Mapping[str, Any]) -> str:
 
 def _text(*shape: Any) -> str:
     return f"({', '.join(map(str, shape))})"
+
+
+def layers_of(component: str, given: Mapping[str, Any]) -> Layers:
+    """Returns a component's layers by path.
+
+    given: PEFT's state dictionary, or the pairs (A, B) or (A, B, bias) by path, see `Adapter`.
+
+    Raises:
+        ValueError: a key or value is neither.
+    """
+    found: Layers = {}
+    for key, value in given.items():
+        if isinstance(value, tuple | list):
+            arrays = tuple(map(as_numpy, value))
+            product = as_product(arrays)
+            # B of a convolution is one of 1x1.
+            whole = product.up.reshape(*product.up.shape, *(1,) * (arrays[0].ndim - 2))
+            found[component, key] = {"down": product.down, "up": whole}
+            if product.bias is not None:
+                found[component, key]["bias"] = product.bias
+            continue
+        path, part = split_key(key.removeprefix(f"{component}."))
+        if part not in ("down", "up", "bias", "magnitude", "alpha"):
+            raise ValueError(f"{component}'s {key} is no tensor of a LoRA in PEFT's format")
+        found.setdefault((component, path), {})[part] = as_numpy(value)
+    return found

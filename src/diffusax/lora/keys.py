@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from diffusax.checkpoints.lora.files import LoraFile
 from diffusax.checkpoints.original.layout import Module, Names
 from diffusax.checkpoints.original.transformers import adapter_names
 from diffusax.checkpoints.original.unet import unet_names
+from diffusax.lora.files import LoraFile
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.models.unet.unet import UNet2DConditionModel
-from diffusax.runtime.mesh import tree_name
+from diffusax.runtime.devices.mesh import tree_name
 
 log = logging.getLogger(__name__)
 
