@@ -28,7 +28,7 @@ from tpu_compile import compile_training
 import diffusax
 from diffusax.models.network import Model, cast_shapes
 from diffusax.models.unet.derived import controlnet_of
-from diffusax.pipelines import ahead
+from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices.chips import GPU_SHARE
 from diffusax.runtime.devices.topology import DoesNotFitError, topology_mesh
 from diffusax.runtime.programs.cost import cost_of

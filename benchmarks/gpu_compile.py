@@ -28,7 +28,7 @@ from tpu_compile import compile_call, compile_request, compile_training
 import diffusax
 from diffusax.lora.weights import room_for
 from diffusax.models.adapters.low_rank import LowRank, kernel_shapes
-from diffusax.pipelines import ahead
+from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.mesh import batch_size, replicated
 from diffusax.runtime.devices.topology import topology_mesh

@@ -14,7 +14,7 @@ import numpy as np
 
 import diffusax
 from diffusax.boundary.files import write_json
-from diffusax.pipelines import ahead
+from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.programs.program import Request
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -22,12 +22,12 @@ from continuous_cpu import requests
 from machine import describe
 from serve_cpu import closed_loop
 
+from diffusax.batch.sizes import memory_in_use
 from diffusax.serving.catalogue import Catalogue
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.engine import Engine, EngineSettings
 from diffusax.serving.errors import Busy
 from diffusax.serving.jobs import Event, Job
-from diffusax.serving.sizes import memory_in_use
 
 LEAVE = 1 / 3
 """The part of the clients that leave."""

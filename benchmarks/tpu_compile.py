@@ -31,8 +31,8 @@ from PIL import Image
 from random_models import MODELS, call_programs, write_checkpoint
 
 import diffusax
-from diffusax.pipelines import ahead
-from diffusax.pipelines.ahead import mesh_of_program
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.pipeline.ahead import mesh_of_program
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.mesh import batch_size, in_mesh
 from diffusax.runtime.devices.topology import (

@@ -21,11 +21,11 @@ from diffusax.models.autoencoders.kl import AutoencoderKL, AutoencoderKLConfig
 from diffusax.models.layers.embeddings import timestep_embedding
 from diffusax.models.layers.layers import Embedding, Linear
 from diffusax.models.network import initialize
-from diffusax.pipelines import tasks
-from diffusax.pipelines.arguments import documented
 from diffusax.pipelines.families import Family, diffusers_components
-from diffusax.pipelines.guidance import apply_guidance
-from diffusax.pipelines.plan import Conditions, Prompt, Tokens
+from diffusax.pipelines.plan.arguments import documented
+from diffusax.pipelines.plan.guidance import apply_guidance
+from diffusax.pipelines.plan.plan import Conditions, Prompt, Tokens
+from diffusax.pipelines.tasks import tasks
 
 LONGEST = 48
 

@@ -10,7 +10,7 @@ from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.pipelines import *  # noqa: F403
 from diffusax.pipelines import __all__ as _pipelines
-from diffusax.pipelines.foreign import CONVERTERS
+from diffusax.pipelines.components.foreign import CONVERTERS
 from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.runtime.devices.processes import initialize
 from diffusax.samplers import *  # noqa: F403

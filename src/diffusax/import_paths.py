@@ -55,7 +55,7 @@ _PATHS = {
 }
 _OUTPUT = "diffusax.images.outputs:ImagePipelineOutput"
 _STEP = "diffusax.samplers.by_hand:SchedulerOutput"
-_PIPELINE = "diffusax.pipelines.pipeline:DiffusionPipeline"
+_PIPELINE = "diffusax.pipelines.pipeline.pipeline:DiffusionPipeline"
 _NAMES = {
     **{
         f"{name}PipelineOutput": _OUTPUT
@@ -74,13 +74,13 @@ _NAMES = {
     "ModelMixin": "diffusax.models.network:Model",
     "StableDiffusionMixin": _PIPELINE,
     "FlowPipelineMixin": _PIPELINE,
-    "LoraLoaderMixin": "diffusax.pipelines.lora:LoraMethods",
-    "StableDiffusionLoraLoaderMixin": "diffusax.pipelines.lora:LoraMethods",
-    "StableDiffusionXLLoraLoaderMixin": "diffusax.pipelines.lora:LoraMethods",
-    "FluxLoraLoaderMixin": "diffusax.pipelines.lora:LoraMethods",
-    "TextualInversionLoaderMixin": "diffusax.pipelines.textual_inversion:TextualInversion",
-    "IPAdapterMixin": "diffusax.pipelines.ip_adapter_methods:IPAdapterMethods",
-    "FromSingleFileMixin": "diffusax.pipelines.single_file:SingleFile",
+    "LoraLoaderMixin": "diffusax.pipelines.pipeline.lora_methods:LoraMethods",
+    "StableDiffusionLoraLoaderMixin": "diffusax.pipelines.pipeline.lora_methods:LoraMethods",
+    "StableDiffusionXLLoraLoaderMixin": "diffusax.pipelines.pipeline.lora_methods:LoraMethods",
+    "FluxLoraLoaderMixin": "diffusax.pipelines.pipeline.lora_methods:LoraMethods",
+    "TextualInversionLoaderMixin": "diffusax.pipelines.pipeline.textual_inversion:TextualInversion",
+    "IPAdapterMixin": "diffusax.pipelines.pipeline.ip_adapter_methods:IPAdapterMethods",
+    "FromSingleFileMixin": "diffusax.pipelines.pipeline.single_file:SingleFile",
     "AutoencoderKLOutput": "diffusax.models.calls.outputs:AutoencoderKLOutput",
     "DecoderOutput": "diffusax.models.calls.outputs:DecoderOutput",
     "DiagonalGaussianDistribution": "diffusax.models.calls.outputs:DiagonalGaussianDistribution",

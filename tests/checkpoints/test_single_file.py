@@ -25,7 +25,7 @@ from diffusax.checkpoints.networks import read_network
 from diffusax.checkpoints.single_file import Reading, configs, opened_view, read_contents
 from diffusax.checkpoints.tree import fitted, params_to_tensors
 from diffusax.checkpoints.weight_file import find_file
-from diffusax.pipelines.loading import class_for
+from diffusax.pipelines.components.loading import class_for
 from diffusax.training.base_model import BaseModel
 
 KINDS = [

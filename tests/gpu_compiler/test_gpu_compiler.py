@@ -16,7 +16,7 @@ from diffusax.checkpoints.networks import read_network
 from diffusax.cli.console import main
 from diffusax.models.network import Model, cast_shapes
 from diffusax.models.ops.attention import attention
-from diffusax.pipelines import ahead
+from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices.chips import CARDS, chip_of
 from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.devices.topology import compile_there, lowering_platforms, topology_mesh

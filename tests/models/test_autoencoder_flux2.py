@@ -12,7 +12,7 @@ from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import AutoencoderKLFlux2, AutoencoderKLFlux2Config
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network
-from diffusax.pipelines import programs
+from diffusax.pipelines.run import programs
 
 WIDER = {"decoder_block_out_channels": (8, 16), "block_out_channels": (8, 8)}
 

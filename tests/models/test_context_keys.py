@@ -13,7 +13,7 @@ from diffusax.models.adapters.image_prompts import cross_attentions
 from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes
 from diffusax.models.network import initialize_params
 from diffusax.models.unet.context_keys import Lowered, project_context
-from diffusax.pipelines.programs import denoise
+from diffusax.pipelines.run.programs import denoise
 from diffusax.runtime.programs.program import recorded_requests
 
 

@@ -16,7 +16,7 @@ import diffusax
 from diffusax.checkpoints.original.transformers import adapter_names, transformer_names
 from diffusax.lora import changes_of, find_layers, read_lora, with_alphas, write_lora
 from diffusax.models.adapters.low_rank import kernel_shapes
-from diffusax.pipelines.adapter_store import adaptable_networks
+from diffusax.pipelines.components.adapters import adaptable_networks
 
 RANK, ALPHA = 4, 3.0
 CALLS = {"flux": fluxes.SIZE, "klein": kleins.CALL}

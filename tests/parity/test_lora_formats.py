@@ -15,8 +15,8 @@ from tiny import build_stable_diffusion
 
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors
-from diffusax.pipelines.adapter_store import resolve_adapters
-from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.components.adapters import resolve_adapters
+from diffusax.pipelines.plan.arguments import check_call
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 4.0}
 RANK, ALPHA = 4, 2.0

@@ -10,8 +10,9 @@ from tiny import build_asymmetric
 
 import diffusax
 from diffusax.models.autoencoders import tiling
-from diffusax.pipelines import ahead, programs
-from diffusax.runtime.ahead import compile_all
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.pipeline.ahead_of_time import compile_all
+from diffusax.pipelines.run import programs
 from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.runtime.programs.program import PROGRAMS, forget_executables
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import diffusax
 from diffusax.models.adapters.low_rank import kernel_shapes
-from diffusax.pipelines.ahead import example_call, requests
+from diffusax.pipelines.pipeline.ahead import example_call, requests
 from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.runtime.programs.compilations import count_compilations
 

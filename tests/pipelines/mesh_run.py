@@ -22,7 +22,7 @@ import diffusax
 from diffusax.models.layers.rngs import ShapeRngs
 from diffusax.models.layers.transformer import TENSOR_RULES, BasicTransformerBlock
 from diffusax.models.ops import attention
-from diffusax.pipelines import programs
+from diffusax.pipelines.run import programs
 from diffusax.runtime.devices import mesh as meshes
 from diffusax.runtime.devices.mesh import in_mesh, make_mesh
 from diffusax.runtime.programs.program import PROGRAMS, lower

@@ -17,7 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import diffusax
 from diffusax.models.ops.attention import attention
-from diffusax.pipelines import ahead, fits
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.pipeline import ahead as fits
 from diffusax.runtime.devices.mesh import in_mesh, make_mesh
 from diffusax.runtime.devices.topology import topology_mesh
 from diffusax.runtime.programs import saved

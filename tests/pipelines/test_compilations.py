@@ -8,7 +8,7 @@ from pairs import mask, picture
 
 import diffusax
 from diffusax import samplers
-from diffusax.pipelines import programs
+from diffusax.pipelines.run import programs
 from diffusax.runtime.programs.compilations import count_compilations
 
 STEPS = 3

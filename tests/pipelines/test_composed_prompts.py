@@ -6,7 +6,7 @@ import torch
 from pairs import slow
 
 import diffusax
-from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.plan.arguments import check_call
 from diffusax.runtime.programs.compilations import count_compilations
 
 STEPS, SCALE = 6, 3.0

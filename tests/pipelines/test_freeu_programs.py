@@ -9,8 +9,8 @@ from jax import export
 import diffusax
 from diffusax import samplers
 from diffusax.offline.run import pipeline_facts
-from diffusax.pipelines import ahead
-from diffusax.runtime.ahead import compile_all
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.pipeline.ahead_of_time import compile_all
 from diffusax.runtime.programs.exporting import export_requests, flat_arguments
 from diffusax.runtime.programs.program import PROGRAMS, forget_executables
 

@@ -231,7 +231,7 @@ def test_random_scales_are_those_of_diffusers(tiny_checkpoints):
     from diffusers.loaders.unet_loader_utils import _maybe_expand_lora_scales
 
     from diffusax.models.adapters.image_prompts import cross_attentions
-    from diffusax.pipelines.ip_adapter_scales import read_scale
+    from diffusax.pipelines.components.ip_adapters import read_scale
 
     for kind, blocks in (("sd", ("block_0", "block_1")), ("xl", ("block_1", "block_0"))):
         folder, theirs = tiny_checkpoints.pipeline(kind)

@@ -10,7 +10,7 @@ from pairs import mask, picture
 from peft import get_peft_model_state_dict
 
 import diffusax
-from diffusax.pipelines import ahead
+from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.serving.entries import describe_model
 

@@ -6,7 +6,7 @@ import pytest
 from adapted import random_adapter
 
 import diffusax
-from diffusax.pipelines import ahead
+from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices import layouts
 from diffusax.runtime.programs.program import PROGRAMS, forget_executables, key, lower
 

@@ -12,11 +12,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import diffusax
+from diffusax.batch.image import prepare_pictures
+from diffusax.batch.request import prepare
 from diffusax.models.adapters.low_rank import kernel_shapes
-from diffusax.pipelines.adapter_store import resolve_adapters
-from diffusax.pipelines.arguments import check_call
-from diffusax.pipelines.entries import prepare_pictures
-from diffusax.pipelines.requests import prepare
+from diffusax.pipelines.components.adapters import resolve_adapters
+from diffusax.pipelines.plan.arguments import check_call
 from diffusax.runtime.programs.compilations import count_compilations
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 3.0, "seed": 1}

@@ -15,8 +15,8 @@ from toy_family import ToyImg2ImgPipeline, ToyPipeline, toy_pipeline
 import diffusax
 from diffusax import offline
 from diffusax.offline.requests import check_picture
-from diffusax.pipelines import ahead
-from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.plan.arguments import Call
 from diffusax.runtime.programs.compilations import count_compilations
 
 PROMPTS = ["a red apple", "an old house on a hill by the sea"]

@@ -16,7 +16,7 @@ from tiny import (
 )
 
 import diffusax
-from diffusax.pipelines import ahead
+from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.runtime.programs.program import key, recorded_requests
 

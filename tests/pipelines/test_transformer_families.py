@@ -23,7 +23,7 @@ import diffusax
 from diffusax import offline
 from diffusax.cli.console import main
 from diffusax.offline.requests import Requests
-from diffusax.pipelines import ahead
+from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.runtime.programs.program import PROGRAMS
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffusax.serving.admission import FairQueue
+from diffusax.batch.queue import FairQueue
+from diffusax.batch.sizes import KindSizes
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.engine import Engine, EngineSettings
 from diffusax.serving.errors import Busy, Failed, Refused
@@ -16,7 +17,6 @@ from diffusax.serving.metrics import Histogram, Metrics
 from diffusax.serving.parts import Part, is_out_of_memory, refusal
 from diffusax.serving.previews import expected_latents
 from diffusax.serving.schedule import Schedule
-from diffusax.serving.sizes import KindSizes
 
 
 class Kind:

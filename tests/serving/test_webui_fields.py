@@ -10,8 +10,8 @@ from PIL import Image
 from serving.running import picture, running, sent
 
 import diffusax
-from diffusax.pipelines.schedules import first_step
-from diffusax.pipelines.tasks import image_to_image
+from diffusax.pipelines.tasks.schedules import first_step
+from diffusax.pipelines.tasks.tasks import image_to_image
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.errors import Refused
 from diffusax.serving.strength import step_arguments

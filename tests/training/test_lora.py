@@ -277,8 +277,10 @@ def test_pictures_are_drawn_as_a_pipeline_with_the_result_draws_them(
     validation = DenoiserValidationConfig(every=1, prompts=("a dog", "a cat"), steps=3)
     recipe = recipe_of(checkpoint, pictures, lora, train_text_encoder=True, validation=validation)
     trained = changed(recipe.trained())
-    before = recipe.draw(recipe.trained(), recipe.frozen(), diffusax.pipelines.tasks.text_to_image)
-    drawn = recipe.draw(trained, recipe.frozen(), diffusax.pipelines.tasks.text_to_image)
+    before = recipe.draw(
+        recipe.trained(), recipe.frozen(), diffusax.pipelines.tasks.tasks.text_to_image
+    )
+    drawn = recipe.draw(trained, recipe.frozen(), diffusax.pipelines.tasks.tasks.text_to_image)
     recipe.save(trained, tmp_path)
     pipe = diffusax.DiffusionPipeline.from_pretrained(checkpoint, dtype="float32")
     pipe.load_lora_weights(tmp_path)

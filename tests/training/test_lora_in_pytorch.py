@@ -23,7 +23,7 @@ from diffusax.checkpoints.original.unet import unet_names
 from diffusax.lora.files import WEIGHT_NAME
 from diffusax.lora.trained_files import KOHYA_NAME
 from diffusax.models.adapters.low_rank import AdaptedNetwork
-from diffusax.pipelines import tasks
+from diffusax.pipelines.tasks import tasks
 from diffusax.training import (
     ControlDataConfig,
     ControlNetConfig,

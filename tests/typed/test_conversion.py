@@ -11,7 +11,7 @@ from msgspec import Meta
 from diffusax.boundary.convert import Mismatch, alternatives, convert, field_types
 from diffusax.boundary.options import Options
 from diffusax.models.encoders.configs import CLIPTextConfig
-from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.plan.arguments import check_call
 from diffusax.samplers import DDPMScheduler
 
 Whole = Annotated[int, Meta(ge=1, le=9)]

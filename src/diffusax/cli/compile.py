@@ -16,8 +16,8 @@ from diffusax.checkpoints import resolve
 from diffusax.cli.drawing import Dtype
 from diffusax.cli.fits import print_cost, print_head, print_pipeline
 from diffusax.cli.parsing import OWN, parse
-from diffusax.pipelines import ahead
-from diffusax.pipelines.fits import memory_there
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.pipeline.ahead import memory_there
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.topology import DoesNotFitError, topology_mesh
 from diffusax.runtime.programs.cache import enable_compilation_cache

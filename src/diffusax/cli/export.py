@@ -13,8 +13,8 @@ from diffusax.checkpoints import resolve
 from diffusax.cli.compile import TASKS, parse_size
 from diffusax.cli.drawing import Dtype
 from diffusax.cli.parsing import OWN, parse
-from diffusax.pipelines import ahead
-from diffusax.pipelines.exporting import (
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.pipeline.exporting import (
     parameter_files,
     reads_plain_texts,
     write_example,

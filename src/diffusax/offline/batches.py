@@ -8,16 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from diffusax.batch import image as entries
+from diffusax.batch.lanes import Lanes
+from diffusax.batch.run import BatchRun, check_local, count_shares
 from diffusax.lora.weights import WeightGroups
 from diffusax.offline.requests import Picture
 from diffusax.offline.seating import Seated
-from diffusax.pipelines import entries, programs
-from diffusax.pipelines.adapter_store import adaptable_networks
-from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares
-from diffusax.pipelines.components import Components
-from diffusax.pipelines.lanes import Lanes
-from diffusax.pipelines.tasks import most_branches, prepare_run, text_to_image
-from diffusax.pipelines.text_cache import TextCache
+from diffusax.pipelines.components.adapters import adaptable_networks
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.run import programs
+from diffusax.pipelines.tasks.tasks import most_branches, prepare_run, text_to_image
+from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.random.noise import JaxNoise, image_keys
 

@@ -11,18 +11,18 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta
 
+from diffusax.batch.image import table_height
 from diffusax.boundary.options import ImageCount, Options, Pixels, Scale, Seed, Steps
 from diffusax.lora.adapter import RANKS, stack_shapes
 from diffusax.offline.prompts import COLUMNS
-from diffusax.pipelines import guidance
-from diffusax.pipelines.adapter_store import call_adapters, resolve_adapters
-from diffusax.pipelines.arguments import Call, check_call
-from diffusax.pipelines.components import Components
-from diffusax.pipelines.composed_prompts import compose
-from diffusax.pipelines.entries import table_height
-from diffusax.pipelines.schedules import make_schedule
-from diffusax.pipelines.sizes import image_size, require_channels
-from diffusax.pipelines.tasks import guidance_weights, text_to_image
+from diffusax.pipelines.components.adapters import call_adapters, resolve_adapters
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.plan import guidance
+from diffusax.pipelines.plan.arguments import Call, check_call
+from diffusax.pipelines.tasks.composed_prompts import compose
+from diffusax.pipelines.tasks.schedules import make_schedule
+from diffusax.pipelines.tasks.start import image_size, require_channels
+from diffusax.pipelines.tasks.tasks import guidance_weights, text_to_image
 from diffusax.samplers import Schedule, Scheduler, scheduler_from_name
 from diffusax.text.lora_tags import read_tags
 from diffusax.text.prompt_warnings import log_prompt_warnings

@@ -10,7 +10,7 @@ from PIL import Image
 from diffusax.images.masks import blur, mask_of
 from diffusax.images.pictures import resize
 from diffusax.images.reading import load_image
-from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.plan.arguments import check_call
 from diffusax.samplers import Scheduler, scheduler_from_name
 from diffusax.serving.drawing import EDIT, IMAGE, INPAINT, TEXT, Drawing
 from diffusax.serving.entries import Checkpoint, FileEntry

@@ -12,16 +12,16 @@ from diffusax.checkpoints import read_call_defaults, read_model_index, resolve
 from diffusax.checkpoints.files import component_folder
 from diffusax.checkpoints.networks import read_network, stored_tensors
 from diffusax.checkpoints.single_file import is_single_file, read_contents
-from diffusax.pipelines.auto import (
+from diffusax.pipelines.classes.auto import (
     AutoPipelineForImage2Image,
     AutoPipelineForInpainting,
     AutoPipelineForText2Image,
 )
-from diffusax.pipelines.components import Components
-from diffusax.pipelines.loading import class_for, load_scheduler, with_class_options
-from diffusax.pipelines.pipeline import DiffusionPipeline
-from diffusax.pipelines.sizes import pixel_range
-from diffusax.pipelines.tasks import instruct
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.components.loading import class_for, load_scheduler, with_class_options
+from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
+from diffusax.pipelines.tasks.start import pixel_range
+from diffusax.pipelines.tasks.tasks import instruct
 from diffusax.samplers import Scheduler, fitting_samplers, sampler_name
 
 Task = Literal["text-to-image", "image-to-image", "inpainting", "edit"]

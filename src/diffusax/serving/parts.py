@@ -6,11 +6,10 @@ from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
-from diffusax.pipelines.batch_run import Kind, kind_of
-from diffusax.pipelines.entries import Picture, prepare_pictures
-from diffusax.pipelines.generation import Generation, Request
-from diffusax.pipelines.requests import make_request, prepare
-from diffusax.pipelines.text_cache import TextCache
+from diffusax.batch.image import Picture, prepare_pictures
+from diffusax.batch.request import Generation, Request, make_request, prepare
+from diffusax.batch.run import Kind, kind_of
+from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.serving.adapters import Adapters
 from diffusax.serving.calls import adapters_of
 from diffusax.serving.errors import Failed, Refused

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 from PIL import Image
 
+from diffusax.batch.image import Picture
 from diffusax.models.autoencoders.tiny import AutoencoderTinyConfig
-from diffusax.pipelines.components import Components
-from diffusax.pipelines.entries import Picture
-from diffusax.pipelines.output import output
-from diffusax.pipelines.sample import decode
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.run.images import output
+from diffusax.pipelines.run.sample import decode
 
 _SAMPLES = 2048
 """About the latent pixels that a map is fitted to."""

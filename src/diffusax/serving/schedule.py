@@ -13,20 +13,19 @@ from typing import Any
 
 import jax
 
-from diffusax.pipelines.batch_loop import BatchLoop, images_of
-from diffusax.pipelines.batch_run import Kind, count_shares
-from diffusax.pipelines.measures import Arrivals
-from diffusax.pipelines.policies import POLICIES, Candidate, batch_size, finish_times
+from diffusax.batch.compiling import Compiler
+from diffusax.batch.loop import BatchLoop, images_of
+from diffusax.batch.policies import POLICIES, Arrivals, Candidate, batch_size, finish_times
+from diffusax.batch.queue import FairQueue
+from diffusax.batch.run import Kind, count_shares
+from diffusax.batch.sizes import KindSizes, memory_in_use
 from diffusax.runtime.programs.bounded import watched_compilations
 from diffusax.serving.adapters import Adapters
-from diffusax.serving.admission import FairQueue
-from diffusax.serving.compiling import Compiler
 from diffusax.serving.errors import NotFound, TooLate
 from diffusax.serving.jobs import Job
 from diffusax.serving.metrics import Metrics
 from diffusax.serving.parts import Part, prepare_part, refusal
 from diffusax.serving.previews import Previews
-from diffusax.serving.sizes import KindSizes, memory_in_use
 from diffusax.serving.strength import count_steps
 
 log = logging.getLogger(__name__)

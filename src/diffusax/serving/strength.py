@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from diffusax.pipelines.schedules import first_step
-from diffusax.pipelines.tasks import consistency_image_to_image
+from diffusax.pipelines.tasks.schedules import first_step
+from diffusax.pipelines.tasks.tasks import consistency_image_to_image
 from diffusax.samplers import Scheduler
 from diffusax.serving.drawing import IMAGE, INPAINT, Drawing
 from diffusax.serving.errors import Refused

@@ -13,9 +13,9 @@ from diffusax.models.encoders.token_table import EncoderWithWords
 from diffusax.models.network import Model, Network, Params
 from diffusax.models.unet.derived import controlnet_of, widen_network, widen_params
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.pipelines.components import Components
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.components.loading import class_for, load_scheduler
 from diffusax.pipelines.families import Family
-from diffusax.pipelines.loading import class_for, load_scheduler
 from diffusax.samplers import Scheduler
 from diffusax.training.converting import check_channels, instruct_class
 from diffusax.training.data.examples import clean_caption

@@ -8,7 +8,7 @@ from diffusax.pipelines.classes import (
     StableDiffusionXLInstructPix2PixPipeline,
 )
 from diffusax.pipelines.families import Family
-from diffusax.pipelines.pipeline import DiffusionPipeline
+from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
 
 _INSTRUCT = (StableDiffusionInstructPix2PixPipeline, StableDiffusionXLInstructPix2PixPipeline)
 

@@ -15,7 +15,7 @@ from diffusax.models.autoencoders.latents import from_bytes, sample_latents, sca
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser, Family
 from diffusax.pipelines.families.family import CONTROLNET
-from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.runtime.random.noise import seed_key
 from diffusax.samplers import Scheduler
 from diffusax.samplers.processes import Flow, FlowWeighting, Process, Scheme, add_noise

@@ -2,12 +2,12 @@
 
 from PIL import Image
 
-from diffusax.pipelines.adapter_store import resolve_adapters
-from diffusax.pipelines.arguments import Call
-from diffusax.pipelines.components import Components
-from diffusax.pipelines.output import output
-from diffusax.pipelines.sample import at_once, bind, sample
-from diffusax.pipelines.tasks import Task
+from diffusax.pipelines.components.adapters import resolve_adapters
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.plan.arguments import Call
+from diffusax.pipelines.run.images import output
+from diffusax.pipelines.run.sample import at_once, bind, sample
+from diffusax.pipelines.tasks.tasks import Task
 
 
 def draw_images(c: Components, task: Task, call: Call) -> list[Image.Image]:

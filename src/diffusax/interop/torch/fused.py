@@ -24,7 +24,7 @@ from diffusax.interop.torch.passes import Done, Finishing, Recording, Run, Traci
 from diffusax.interop.torch.session import NotUniform
 from diffusax.interop.torch.tensors import to_array, to_tensor
 from diffusax.interop.torch.watching import Known, Unlike, Watching, outline
-from diffusax.pipelines.programs import device_table
+from diffusax.pipelines.run.programs import device_table
 from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.programs.bounded import BoundedJit
 from diffusax.samplers import Schedule, init_state, run, scheduler_from_config

@@ -12,9 +12,9 @@ from diffusax.pipelines.families import (
     STABLE_DIFFUSION_XL,
     Z_IMAGE,
 )
-from diffusax.pipelines.lora import LoraMethods, write_layers
-from diffusax.pipelines.pipeline import DiffusionPipeline
-from diffusax.pipelines.prompts import encodes_prompts
+from diffusax.pipelines.pipeline.lora_methods import LoraMethods, write_layers
+from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
+from diffusax.pipelines.tasks.prompts import encodes_prompts
 
 # fmt: off
 

@@ -20,10 +20,10 @@ from diffusax.models.autoencoders.latents import LatentFormat, patchify, unpatch
 from diffusax.models.network import Network, Params
 from diffusax.models.transformers.blocks import Rotation
 from diffusax.models.transformers.flux import PATCH, image_rotation
-from diffusax.pipelines.families import flow
+from diffusax.pipelines.families import transformer as flow
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
 from diffusax.pipelines.families.transformer import TransformerDenoiser
-from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.text.language_tokenizer import T5Tokenizer
 from diffusax.text.tokenizer import CLIPTokenizer
 

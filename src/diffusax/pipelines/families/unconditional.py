@@ -9,7 +9,7 @@ import jax
 
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.family import Component, Family
-from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.runtime.devices.mesh import Rules
 from diffusax.samplers import Scheduler
 

@@ -17,8 +17,8 @@ from diffusax.models.network import Network, Params
 from diffusax.models.unet.context_keys import project_context
 from diffusax.models.unet.controlnet import scale_residuals
 from diffusax.models.unet.t2i_adapter import weigh_maps
-from diffusax.pipelines.guidance import apply_guidance
-from diffusax.pipelines.plan import Conditions, StepInputs
+from diffusax.pipelines.plan.guidance import apply_guidance
+from diffusax.pipelines.plan.plan import Conditions, StepInputs
 from diffusax.runtime.devices.mesh import Rules
 
 CALLBACK_TENSORS = {

@@ -15,7 +15,7 @@ from diffusax.checkpoints import load_network, resolve, save_network
 from diffusax.images.reading import load_image
 from diffusax.models.network import Model, Params
 from diffusax.models.unet.derived import controlnet_params
-from diffusax.pipelines.control import control_text_to_image
+from diffusax.pipelines.tasks.steering import control_text_to_image
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import ControlDataConfig
 from diffusax.training.data.rows import control_example

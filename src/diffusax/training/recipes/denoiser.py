@@ -23,8 +23,8 @@ from diffusax.models.network import (
     initialize_params,
 )
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.pipelines.arguments import Call
-from diffusax.pipelines.tasks import Task
+from diffusax.pipelines.plan.arguments import Call
+from diffusax.pipelines.tasks.tasks import Task
 from diffusax.runtime.devices.mesh import to_host
 from diffusax.training.base_model import BaseModel
 from diffusax.training.data.batches import DataConfig

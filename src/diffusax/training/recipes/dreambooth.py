@@ -17,7 +17,7 @@ from PIL import Image
 
 from diffusax.boundary.options import Count, Weight
 from diffusax.models.network import Params
-from diffusax.pipelines import tasks
+from diffusax.pipelines.tasks import tasks
 from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import SIZE, buckets_of
 from diffusax.training.data.cached import CachedSource, is_cache

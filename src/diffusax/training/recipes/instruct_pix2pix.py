@@ -16,7 +16,7 @@ from PIL import Image
 from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.models.network import Params
-from diffusax.pipelines import tasks
+from diffusax.pipelines.tasks import tasks
 from diffusax.training.converting import instruct_class
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import EditDataConfig, prepare_images

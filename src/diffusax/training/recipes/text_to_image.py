@@ -8,7 +8,7 @@ from PIL import Image
 
 from diffusax.boundary.options import Share
 from diffusax.models.network import Params
-from diffusax.pipelines import tasks
+from diffusax.pipelines.tasks import tasks
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import CaptionedDataConfig
 from diffusax.training.data.rows import caption_example

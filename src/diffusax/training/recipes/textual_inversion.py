@@ -20,7 +20,8 @@ from PIL import Image
 from diffusax.checkpoints.embeddings import FILE, write_embedding
 from diffusax.models.encoders.token_table import WORDS
 from diffusax.models.network import Params
-from diffusax.pipelines import DiffusionPipeline, tasks
+from diffusax.pipelines import DiffusionPipeline
+from diffusax.pipelines.tasks import tasks
 from diffusax.runtime.devices.mesh import to_host
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import CaptionedDataConfig, choose_caption

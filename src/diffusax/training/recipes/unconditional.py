@@ -22,11 +22,11 @@ from diffusax.checkpoints.networks import read_network
 from diffusax.models import UNet2DConfig, UNet2DModel
 from diffusax.models.network import Model, Network, Params, initialize_params
 from diffusax.pipelines import DDPMPipeline, DiffusionPipeline
-from diffusax.pipelines.arguments import Call
-from diffusax.pipelines.components import Components
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.components.loading import class_for
 from diffusax.pipelines.families import UNCONDITIONAL
-from diffusax.pipelines.loading import class_for
-from diffusax.pipelines.unconditional import unconditional as draw_from_noise
+from diffusax.pipelines.plan.arguments import Call
+from diffusax.pipelines.tasks.tasks import unconditional as draw_from_noise
 from diffusax.samplers import DDPMScheduler, Scheduler
 from diffusax.training.base_model import read_scheduler
 from diffusax.training.config import ValidationConfig
