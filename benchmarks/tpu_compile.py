@@ -51,7 +51,7 @@ from diffusax.training import (
     instruct_pix2pix,
     text_to_image,
 )
-from diffusax.training.program import lower_step, step_operations
+from diffusax.training.loop.program import lower_step, step_operations
 
 
 def compile_call(pipe, mesh, batch: int, name: str, options):

@@ -28,8 +28,8 @@ from diffusax.models import (
 )
 from diffusax.models.network import Network
 from diffusax.pipelines.families import STABLE_DIFFUSION
-from diffusax.training.denoising import DenoisingLoss, Draws
-from diffusax.training.diffusion.conditioning_dropout import Dropped
+from diffusax.training.step.denoising import DenoisingLoss, Draws
+from diffusax.training.step.losses import Dropped
 
 
 def embedded_unet() -> dict:

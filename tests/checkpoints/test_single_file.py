@@ -26,7 +26,7 @@ from diffusax.checkpoints.single_file import Reading, configs, opened_view, read
 from diffusax.checkpoints.tree import fitted, params_to_tensors
 from diffusax.checkpoints.weight_file import find_file
 from diffusax.pipelines.components.loading import class_for
-from diffusax.training.base_model import BaseModel
+from diffusax.training.recipes.base_model import BaseModel
 
 KINDS = [
     ("sd", "a"),

@@ -24,8 +24,8 @@ from diffusax.runtime.programs.cost import cost_of
 from diffusax.runtime.programs.kernels import kernels_of, traffic
 from diffusax.runtime.programs.program import lower, operations_of
 from diffusax.training import CaptionedDataConfig, EMAConfig, TextToImageConfig, text_to_image
-from diffusax.training.memory import bytes_on_device
-from diffusax.training.program import abstract_arguments, lower_step
+from diffusax.training.loop.memory import bytes_on_device
+from diffusax.training.loop.program import abstract_arguments, lower_step
 
 pytestmark = [
     pytest.mark.gpu_compiler,

@@ -12,7 +12,7 @@ from peft import get_peft_model_state_dict
 import diffusax
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.programs.compilations import count_compilations
-from diffusax.serving.entries import describe_model
+from diffusax.serving.catalogue.entries import describe_model
 
 PROMPT = "an old house on a hill"
 KEPT = {"output_type": "np", **CALL}

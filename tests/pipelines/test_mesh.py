@@ -27,7 +27,7 @@ from diffusax.runtime.devices.mesh import (
     tree_name,
     tree_sharding,
 )
-from diffusax.training.program import tensor_rules
+from diffusax.training.loop.program import tensor_rules
 
 HERE = Path(__file__).parent
 MIXED = "data=2,fsdp=2,tensor=2"

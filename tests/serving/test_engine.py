@@ -13,10 +13,10 @@ from diffusax.batch.executables import Executables
 from diffusax.batch.run import BatchRun
 from diffusax.runtime.programs.program import PROGRAMS, Program
 from diffusax.samplers import scheduler_from_name
-from diffusax.serving.catalogue import Catalogue
-from diffusax.serving.drawing import Drawing
-from diffusax.serving.engine import Engine, EngineSettings
-from diffusax.serving.errors import Busy, Closing, NotFound, Refused
+from diffusax.serving.catalogue.catalogue import Catalogue
+from diffusax.serving.drawings.drawing import Drawing
+from diffusax.serving.drawings.errors import Busy, Closing, NotFound, Refused
+from diffusax.serving.engine.engine import Engine, EngineSettings
 
 APPLE = Drawing(
     prompt="a red apple", seed=1, num_inference_steps=6, guidance_scale=2.0, sampler="euler"

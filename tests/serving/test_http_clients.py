@@ -13,7 +13,7 @@ from serving.running import mask, picture, running, sent
 
 import diffusax
 from diffusax.serving.client import ENDED
-from diffusax.serving.drawing import SEEDS
+from diffusax.serving.drawings.drawing import SEEDS
 
 FEW = {"num_inference_steps": 3}
 

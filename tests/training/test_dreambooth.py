@@ -44,9 +44,9 @@ from diffusax.training import (
     train,
 )
 from diffusax.training.data.batches import Batches
-from diffusax.training.data.class_pictures import ClassPictures
 from diffusax.training.data.pairs import Repeated
-from diffusax.training.program import optimizer_of
+from diffusax.training.loop.program import optimizer_of
+from diffusax.training.recipes.class_pictures import ClassPictures
 
 INSTANCE, CLASS = "a photo of sks dog", "a photo of dog"
 

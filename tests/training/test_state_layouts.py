@@ -10,8 +10,8 @@ from toy_run import INPUTS, Toy
 from diffusax.runtime.devices.layouts import ORDERS, order_of
 from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.training import TrainConfig, read_config, train
-from diffusax.training.checkpoints import Checkpoints
-from diffusax.training.program import abstract_arguments, lower_step
+from diffusax.training.loop.checkpoints import Checkpoints
+from diffusax.training.loop.program import abstract_arguments, lower_step
 
 ORDER = (3, 0, 1, 2)
 

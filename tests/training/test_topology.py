@@ -25,7 +25,7 @@ from diffusax.training import (
     text_to_image,
 )
 from diffusax.training.data.batches import Batches
-from diffusax.training.program import abstract_arguments
+from diffusax.training.loop.program import abstract_arguments
 
 SIZE = {"resolution": 32}
 

@@ -21,7 +21,7 @@ from diffusax.pipelines.run import programs
 from diffusax.runtime.devices.memory import return_memory
 from diffusax.runtime.programs.bounded import make_room, memory_maps
 from diffusax.runtime.programs.program import Request, key
-from diffusax.serving.metrics import Metrics
+from diffusax.serving.engine.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import bisect
 import itertools
 
-from diffusax.serving.parts import Part
+from diffusax.serving.engine.parts import Part
 
 
 class FairQueue:

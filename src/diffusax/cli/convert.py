@@ -11,7 +11,7 @@ from diffusax.boundary.options import Options
 from diffusax.checkpoints import resolve
 from diffusax.cli.parsing import OWN, parse
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.training.converting import to_instruct_pix2pix
+from diffusax.training.recipes.base_model import to_instruct_pix2pix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

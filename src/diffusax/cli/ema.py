@@ -12,10 +12,10 @@ from diffusax.boundary.options import Count, Options, Share
 from diffusax.cli.parsing import OWN, parse
 from diffusax.cli.train import RECIPES
 from diffusax.training import TrainConfig
-from diffusax.training.ema.averages import make_average
 from diffusax.training.ema.posthoc import Length
 from diffusax.training.ema.snapshots import AVERAGES, read_snapshots
 from diffusax.training.ema.update import Start
+from diffusax.training.loop.averages import make_average
 from diffusax.training.options import read_config
 
 

@@ -101,8 +101,8 @@ class Serve(Options):
     def run(self) -> None:
         """Serves until a signal asks to stop."""
         from diffusax.cli.compile import parse_size
-        from diffusax.serving.catalogue import Catalogue
-        from diffusax.serving.engine import Engine, EngineSettings
+        from diffusax.serving.catalogue.catalogue import Catalogue
+        from diffusax.serving.engine.engine import Engine, EngineSettings
         from diffusax.serving.web.app import create_app
         from diffusax.serving.web.log import log_to_stderr
         from diffusax.serving.web.server import Server, address_of, listen

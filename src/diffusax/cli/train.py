@@ -35,7 +35,7 @@ from diffusax.training import (
     train,
     unconditional,
 )
-from diffusax.training.program import lower_step, step_operations
+from diffusax.training.loop.program import lower_step, step_operations
 
 
 @dataclasses.dataclass(frozen=True)

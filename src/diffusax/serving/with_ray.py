@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diffusax.boundary.messages import require_extra
-from diffusax.serving.catalogue import Catalogue
-from diffusax.serving.engine import Engine, EngineSettings
+from diffusax.serving.catalogue.catalogue import Catalogue
+from diffusax.serving.engine.engine import Engine, EngineSettings
 from diffusax.serving.web.app import create_app
 from diffusax.serving.web.settings import WebSettings
 

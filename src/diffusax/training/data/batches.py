@@ -15,7 +15,7 @@ from diffusax.training.data.bucket_order import BucketOrder
 from diffusax.training.data.buckets import buckets_of, parse_sizes
 from diffusax.training.data.sources import Source, SourceFailed
 from diffusax.training.data.streaming import StreamedSource, WindowOrder
-from diffusax.training.signals import follow_parent
+from diffusax.training.loop.signals import follow_parent
 
 
 @dataclasses.dataclass(frozen=True)

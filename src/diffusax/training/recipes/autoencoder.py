@@ -34,14 +34,14 @@ from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import SIZE
 from diffusax.training.data.examples import ImageDataConfig, picture_size, read_pixels
 from diffusax.training.data.opening import open_images
-from diffusax.training.diffusion.losses import (
+from diffusax.training.options import ComputeDtype, require_options
+from diffusax.training.recipes.recipe import Recipe
+from diffusax.training.step.losses import (
     gradient_difference,
     kl_divergence,
     structural_dissimilarity,
 )
-from diffusax.training.options import ComputeDtype, require_options
-from diffusax.training.recipe import Recipe
-from diffusax.training.step import Batch
+from diffusax.training.step.step import Batch
 
 _ENCODER = ("encoder", "quant_conv")
 

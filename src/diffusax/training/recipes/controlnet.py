@@ -18,11 +18,11 @@ from diffusax.models.unet.derived import controlnet_params
 from diffusax.pipelines.tasks.steering import control_text_to_image
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import ControlDataConfig
-from diffusax.training.data.rows import control_example
 from diffusax.training.optimizers import FineTuningOptimizerConfig
-from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser
 from diffusax.training.recipes.denoiser_config import DenoiserConfig, PicturesValidationConfig
+from diffusax.training.recipes.recipe import Recipe
+from diffusax.training.recipes.rows import control_example
 
 
 @dataclasses.dataclass(frozen=True)

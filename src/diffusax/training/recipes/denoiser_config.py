@@ -8,8 +8,8 @@ from msgspec import Meta
 
 from diffusax.lora.trained import LoRAConfig
 from diffusax.training.config import ValidationConfig
-from diffusax.training.denoising import DenoisingConfig
 from diffusax.training.optimizers import FineTuningOptimizerConfig, OptimizerConfig, Rate
+from diffusax.training.step.denoising import DenoisingConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,16 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta
 
 from diffusax.boundary.convert import field_types
-from diffusax.serving.drawing import Blur, Images, Name, Pixels, Scale, Share, Steps, Text
+from diffusax.serving.drawings.drawing import (
+    Blur,
+    Images,
+    Name,
+    Pixels,
+    Scale,
+    Share,
+    Steps,
+    Text,
+)
 from diffusax.serving.web.fields import Picture, read_fields
 
 T = TypeVar("T")
