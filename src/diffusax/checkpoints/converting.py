@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from diffusax.boundary.files import load_json, write_json
-from diffusax.checkpoints.files import NAME as MODEL_INDEX
+from diffusax.checkpoints.files import MODEL_INDEX
 from diffusax.checkpoints.files import read_model_index
 from diffusax.checkpoints.networks import config_of, read_network, stored_tensors, weights_stem
 from diffusax.checkpoints.original.autoencoder import is_projection

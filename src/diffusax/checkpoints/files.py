@@ -149,7 +149,7 @@ def _nothing_to_load(folder: Path, names: list[str]) -> str:
     return f"{folder} has no safetensors file; expected {' or '.join(STEMS)}.safetensors"
 
 
-NAME = "model_index.json"
+MODEL_INDEX = "model_index.json"
 
 
 def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dict[str, Any]]:
@@ -160,11 +160,11 @@ def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dic
     Raises:
         ValueError: the file is missing or broken; names it.
     """
-    path = Path(folder) / NAME
+    path = Path(folder) / MODEL_INDEX
     if not path.exists() and (path.parent / "config.json").is_file():
         raise ValueError(
-            f"{path.parent.name} holds one network and no {NAME}, which a pipeline needs; load it "
-            "with from_pretrained or from_single_file of the network's class, and give it to a "
+            f"{path.parent.name} holds one network and no {MODEL_INDEX}, which a pipeline needs; "
+            "load it with from_pretrained or from_single_file of the network's class, and give it to a "
             "pipeline"
         )
     data = load_json(path)
@@ -195,7 +195,7 @@ def listed_class(folder: Path) -> str | None:
     Raises:
         ValueError: the file is broken.
     """
-    if not (folder.parent / NAME).is_file():
+    if not (folder.parent / MODEL_INDEX).is_file():
         return None
     return read_model_index(folder.parent)[1].get(folder.name, ("", None))[1]
 
@@ -208,7 +208,7 @@ def read_call_defaults(folder: Path) -> dict[str, float]:
     Raises:
         ValueError: they are not numbers by name.
     """
-    path = Path(folder) / NAME
+    path = Path(folder) / MODEL_INDEX
     defaults = load_json(path).get("_call_defaults", {})
     try:
         return convert(defaults, dict[str, float | int])
@@ -229,4 +229,4 @@ def write_model_index(
     data = {"_class_name": class_name, "_diffusers_version": "0.40.0", **options, **listed}
     if call_defaults:
         data["_call_defaults"] = call_defaults
-    write_json(Path(folder) / NAME, data)
+    write_json(Path(folder) / MODEL_INDEX, data)

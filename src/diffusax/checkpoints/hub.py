@@ -14,7 +14,7 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 
 from diffusax.boundary.files import load_json
-from diffusax.checkpoints.files import NAME as MODEL_INDEX
+from diffusax.checkpoints.files import MODEL_INDEX
 from diffusax.checkpoints.files import (
     choose_variant,
     choose_weights,

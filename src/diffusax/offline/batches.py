@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffusax.batch import image as entries
+from diffusax.batch import image
 from diffusax.batch.lanes import Lanes
 from diffusax.batch.run import BatchRun, check_local, count_shares
 from diffusax.lora.weights import WeightGroups
@@ -35,7 +35,7 @@ def new_lanes(c: Components, images: int) -> Lanes:
     return Lanes(-(-images // devices) * devices * branches, branches, devices)
 
 
-def prepare(c: Components, picture: Picture) -> entries.Picture:
+def prepare(c: Components, picture: Picture) -> image.Picture:
     """Encodes an image's prompt and draws its noise, to join a running batch."""
     c = dataclasses.replace(c, scheduler=picture.scheduler)
     height, width = picture.kind[:2]
@@ -46,7 +46,7 @@ def prepare(c: Components, picture: Picture) -> entries.Picture:
         x = noise.draw("start", c.latents.shape(height, width))
         x = programs.begin(x, np.float32(picture.schedule.init_noise_sigma), None, None)
         run = prepare_run(c, call, picture.schedule, noise, x, size=(height, width))
-    prepared = entries.prepare_pictures(c, text_to_image, run)[0]
+    prepared = image.prepare_pictures(c, text_to_image, run)[0]
     # All images of a batch have the same adapters in the same order, some with a weight of zero.
     groups = WeightGroups(adaptable_networks(c)).count
     zeros = np.zeros(groups, np.float32)
@@ -73,7 +73,7 @@ class Batches:
         self._c = dataclasses.replace(c, texts=TextCache())
         self._images = images
         self._waiting: dict[Any, collections.deque[Seated]] = {}
-        self._prepared: dict[Seated, entries.Picture] = {}
+        self._prepared: dict[Seated, image.Picture] = {}
         self._runs: dict[Any, BatchRun] = {}
         self._seated: dict[Any, dict[int, Seated]] = {}
         self.live, self.all = 0, 0
@@ -161,7 +161,7 @@ class Batches:
                 left.append(one)
         queue.extendleft(reversed(left))
 
-    def _prepare(self, one: Seated) -> entries.Picture:
+    def _prepare(self, one: Seated) -> image.Picture:
         if one not in self._prepared:
             self._prepared[one] = prepare(self._c, one.request.picture)
         return self._prepared[one]

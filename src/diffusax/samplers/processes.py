@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.samplers import noise_levels
-from diffusax.samplers import noise_levels as flow_levels
+from diffusax.samplers import noise_levels
 
 Scheme = Literal["logit_normal", "mode", "cosmap", "sigma_sqrt", "none"]
 """logit_normal and mode are densities of the levels. cosmap and sigma_sqrt are weights of levels
@@ -212,11 +212,11 @@ class Flow:
 
     def shifted(self, sigmas: Any) -> Any:
         """Sigmas with the shift."""
-        return flow_levels.shifted(sigmas, self.shift)
+        return noise_levels.shifted(sigmas, self.shift)
 
     def ends(self) -> tuple[float, float]:
         """The highest and the lowest sigma of the training timesteps, shifted, in float32."""
-        return flow_levels.ends(self.num_train_timesteps, self.shift)
+        return noise_levels.ends(self.num_train_timesteps, self.shift)
 
     def levels(self, t: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Process`."""

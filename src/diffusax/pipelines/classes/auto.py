@@ -9,9 +9,9 @@ from diffusax.pipelines import classes
 from diffusax.pipelines.components.foreign import own_pipeline
 from diffusax.pipelines.components.loading import class_for
 from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
-from diffusax.pipelines.tasks import flux as flux_tasks
+from diffusax.pipelines.tasks import flux
 from diffusax.pipelines.tasks import inpainting, tasks
-from diffusax.pipelines.tasks import steering as control
+from diffusax.pipelines.tasks import steering
 
 
 class _Auto:
@@ -85,23 +85,23 @@ class AutoPipelineForText2Image(_Auto):
     """Generates images from prompts, with ControlNets if they are given."""
 
     task = staticmethod(tasks.text_to_image)
-    controlled = (control.control_text_to_image, flux_tasks.control)
-    served_by = (flux_tasks.kontext,)
+    controlled = (steering.control_text_to_image, flux.control)
+    served_by = (flux.kontext,)
 
 
 class AutoPipelineForImage2Image(_Auto):
     """Generates images from images, with ControlNets if they are given."""
 
     task = staticmethod(tasks.image_to_image)
-    controlled = (control.control_image_to_image,)
+    controlled = (steering.control_image_to_image,)
     distilled = staticmethod(tasks.consistency_image_to_image)
-    served_by = (flux_tasks.kontext,)
+    served_by = (flux.kontext,)
 
 
 class AutoPipelineForInpainting(_Auto):
     """Inpaints images, with ControlNets if they are given."""
 
     task = staticmethod(inpainting.inpaint)
-    controlled = (control.control_inpaint,)
+    controlled = (steering.control_inpaint,)
     # diffusers makes a FluxInpaintPipeline of FLUX.1 Fill, whose network sees the mask.
-    served_by = (flux_tasks.fill,)
+    served_by = (flux.fill,)

@@ -20,7 +20,7 @@ from diffusax.models.autoencoders.latents import LatentFormat, patchify, unpatch
 from diffusax.models.network import Network, Params
 from diffusax.models.transformers.blocks import Rotation
 from diffusax.models.transformers.flux import PATCH, image_rotation
-from diffusax.pipelines.families import transformer as flow
+from diffusax.pipelines.families import transformer
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
 from diffusax.pipelines.families.transformer import TransformerDenoiser
 from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
@@ -219,7 +219,7 @@ def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[
     """
     own = getattr(components.scheduler, "use_flow_sigmas", False)
     given = call.image is not None or call.control_image is not None
-    return flow.schedule_options(components, call, size, even=given or not own)
+    return transformer.schedule_options(components, call, size, even=given or not own)
 
 
 def tokenize(
@@ -301,7 +301,7 @@ FLUX = Family(
     latents=functools.partial(LatentFormat.of, patch=PATCH, packed=True),
     schedule_options=schedule_options,
     true_guidance=True,
-    batch_key=flow.longest_text,
+    batch_key=transformer.longest_text,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),
     callback_tensors={"prompt_embeds": "context"},
     prompts_alone=True,

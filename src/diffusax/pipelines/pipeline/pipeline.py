@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import jax
 from jax.sharding import Mesh
 
-from diffusax.boundary import messages as missing
+from diffusax.boundary import messages
 from diffusax.boundary.messages import hinting
 from diffusax.checkpoints import read_call_defaults, resolve
 from diffusax.checkpoints.keywords import NO_EFFECT, hub_keywords
@@ -56,7 +56,7 @@ from diffusax.runtime.switches import settled
 from diffusax.samplers.schedulers.options import Options
 
 
-@hinting(missing.PIPELINE)
+@hinting(messages.PIPELINE)
 class DiffusionPipeline(
     DiffusersMethods,
     LoraMethods,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from diffusax.boundary.files import load_json
-from diffusax.checkpoints.files import NAME as MODEL_INDEX
+from diffusax.checkpoints.files import MODEL_INDEX
 from diffusax.checkpoints.single_file import is_single_file, kind_of_file
 
 Kind = Literal["model", "lora", "embedding", "controlnet"]
