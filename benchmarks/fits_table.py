@@ -30,8 +30,8 @@ from diffusax.models.network import Model, cast_shapes
 from diffusax.models.unet.derived import controlnet_of
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices.chips import GPU_SHARE
-from diffusax.runtime.devices.topology import DoesNotFitError, topology_mesh
 from diffusax.runtime.programs.cost import cost_of
+from diffusax.runtime.programs.topology import DoesNotFitError, topology_mesh
 
 CARDS = (8, 12, 16, 24, 40, 80, 141)
 """The GB of NVIDIA's cards."""

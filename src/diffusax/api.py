@@ -3,6 +3,7 @@
 from typing import Any
 
 from diffusax._version import __version__
+from diffusax.batch.running_batch import RunningBatch
 from diffusax.checkpoints import load_network, named, save_network
 from diffusax.checkpoints.multi_adapter import MultiAdapter
 from diffusax.checkpoints.named import *  # noqa: F403
@@ -39,6 +40,7 @@ __all__ = [
     *_pipelines,
     *SCHEDULERS,
     "MultiAdapter",
+    "RunningBatch",
     "__version__",
     "initialize",
     "load_image",

@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffusax.batch.queue import FairQueue
 from diffusax.batch.sizes import KindSizes
+from diffusax.runtime.devices.memory import is_out_of_memory
 from diffusax.serving.drawings.drawing import Drawing
 from diffusax.serving.drawings.errors import Busy, Failed, Refused
 from diffusax.serving.engine.engine import Engine, EngineSettings
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.metrics import Histogram, Metrics
-from diffusax.serving.engine.parts import Part, is_out_of_memory, refusal
+from diffusax.serving.engine.parts import Part, refusal
 from diffusax.serving.engine.previews import expected_latents
+from diffusax.serving.engine.queue import FairQueue
 from diffusax.serving.engine.schedule import Schedule
 
 

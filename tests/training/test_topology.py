@@ -7,7 +7,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from diffusax.cli.console import main
 from diffusax.runtime.devices.mesh import make_mesh
-from diffusax.runtime.devices.topology import DoesNotFitError, compile_there, topology_mesh
+from diffusax.runtime.programs.topology import DoesNotFitError, compile_there, topology_mesh
 from diffusax.training import (
     AutoencoderConfig,
     CacheConfig,

@@ -1,5 +1,6 @@
 """A thread that makes the programs of batches ready, while others run."""
 
+import collections
 import dataclasses
 import itertools
 import logging
@@ -21,7 +22,6 @@ from diffusax.pipelines.run import programs
 from diffusax.runtime.devices.memory import return_memory
 from diffusax.runtime.programs.bounded import make_room, memory_maps
 from diffusax.runtime.programs.program import Request, key
-from diffusax.serving.engine.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Compiler:
     def __init__(
         self,
         sizes: KindSizes,
-        metrics: Metrics,
+        compiled: collections.Counter[str],
         *,
         is_busy: Callable[[], bool],
         is_wanted: Callable[[Kind], bool],
@@ -66,14 +66,14 @@ class Compiler:
 
         Args:
             sizes: what is told of sizes that are ready.
-            metrics: what counts programs.
+            compiled: counts the programs that were made ready, by where they came from.
             is_busy: returns whether something runs, so that another process should compile.
             is_wanted: returns whether images of a kind wait or run.
             on_ready: called when a size is ready.
             on_error: called with the kind, the size and the error of what cannot be compiled.
             folder: the folder of executables, see `Executables`.
         """
-        self._sizes, self._metrics = sizes, metrics
+        self._sizes, self._compiled = sizes, compiled
         self._executables = Executables(folder)
         self._is_busy, self._is_wanted = is_busy, is_wanted
         self._on_ready, self._on_error = on_ready, on_error
@@ -162,7 +162,7 @@ class Compiler:
                 return
             elsewhere = self._is_busy()
             where = executables.make_ready(request, mesh=wish.c.mesh, elsewhere=elsewhere)
-            self._metrics.compiled[where] += 1
+            self._compiled[where] += 1
         keys = {(request.program, key(request)) for request in found}
         with self._lock:
             self._keys.setdefault(wish.kind, set()).update(keys)

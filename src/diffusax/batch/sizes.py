@@ -9,8 +9,7 @@ import jax
 
 from diffusax.batch.loop import Sizes
 from diffusax.batch.run import Kind
-from diffusax.runtime.devices.memory import device_memory
-from diffusax.serving.engine.parts import is_out_of_memory
+from diffusax.runtime.devices.memory import device_memory, is_out_of_memory
 
 log = logging.getLogger(__name__)
 

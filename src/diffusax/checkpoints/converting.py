@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from diffusax.boundary.files import load_json, write_json
-from diffusax.checkpoints.files import MODEL_INDEX
-from diffusax.checkpoints.files import read_model_index
+from diffusax.checkpoints.files import MODEL_INDEX, read_model_index
 from diffusax.checkpoints.networks import config_of, read_network, stored_tensors, weights_stem
 from diffusax.checkpoints.original.autoencoder import is_projection
 from diffusax.checkpoints.original.open_clip import TEXT_PROJECTION, open_clip_names

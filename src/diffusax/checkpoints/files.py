@@ -164,8 +164,8 @@ def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dic
     if not path.exists() and (path.parent / "config.json").is_file():
         raise ValueError(
             f"{path.parent.name} holds one network and no {MODEL_INDEX}, which a pipeline needs; "
-            "load it with from_pretrained or from_single_file of the network's class, and give it to a "
-            "pipeline"
+            "load it with from_pretrained or from_single_file of the network's class, and give it "
+            "to a pipeline"
         )
     data = load_json(path)
     class_name = data.get("_class_name", "")

@@ -14,8 +14,8 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 
 from diffusax.boundary.files import load_json
-from diffusax.checkpoints.files import MODEL_INDEX
 from diffusax.checkpoints.files import (
+    MODEL_INDEX,
     choose_variant,
     choose_weights,
     component_folder,

@@ -19,9 +19,9 @@ from diffusax.cli.parsing import OWN, parse
 from diffusax.pipelines.pipeline import ahead
 from diffusax.pipelines.pipeline.ahead import memory_there
 from diffusax.runtime.devices.chips import chip_of
-from diffusax.runtime.devices.topology import DoesNotFitError, topology_mesh
 from diffusax.runtime.programs.cache import enable_compilation_cache
 from diffusax.runtime.programs.cost import Cost
+from diffusax.runtime.programs.topology import DoesNotFitError, topology_mesh
 
 TASKS: dict[str, Any] = {
     "text-to-image": diffusax.AutoPipelineForText2Image,

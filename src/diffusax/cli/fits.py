@@ -6,8 +6,8 @@ import jax
 from jax.sharding import Mesh
 
 from diffusax.runtime.devices.chips import GPU_SHARE, Chip, chip_of
-from diffusax.runtime.devices.topology import DoesNotFitError, compile_there
 from diffusax.runtime.programs.cost import Cost, cost_of
+from diffusax.runtime.programs.topology import DoesNotFitError, compile_there
 
 
 def print_head(mesh: Mesh, note: str) -> None:

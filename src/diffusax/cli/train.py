@@ -13,7 +13,7 @@ from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import OWN, FromFiles, choose, parse_with_files
 from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.devices.processes import initialize
-from diffusax.runtime.devices.topology import topology_mesh
+from diffusax.runtime.programs.topology import topology_mesh
 from diffusax.training import (
     AutoencoderConfig,
     ControlNetConfig,

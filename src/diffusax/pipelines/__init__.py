@@ -1,6 +1,5 @@
 """Pipelines: tasks for families of checkpoints, run by three kinds of compiled programs."""
 
-from diffusax.batch.running_batch import RunningBatch
 from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.pipelines import classes
 from diffusax.pipelines.classes import *  # noqa: F403
@@ -19,6 +18,5 @@ __all__ = [
     "DiffusionPipeline",
     "ImagePipelineOutput",
     "MultiControlNetModel",
-    "RunningBatch",
     *classes.__all__,
 ]

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.samplers import noise_levels
-from diffusax.samplers import noise_levels
 
 Scheme = Literal["logit_normal", "mode", "cosmap", "sigma_sqrt", "none"]
 """logit_normal and mode are densities of the levels. cosmap and sigma_sqrt are weights of levels

@@ -9,9 +9,7 @@ from diffusax.pipelines import classes
 from diffusax.pipelines.components.foreign import own_pipeline
 from diffusax.pipelines.components.loading import class_for
 from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
-from diffusax.pipelines.tasks import flux
-from diffusax.pipelines.tasks import inpainting, tasks
-from diffusax.pipelines.tasks import steering
+from diffusax.pipelines.tasks import flux, inpainting, steering, tasks
 
 
 class _Auto:

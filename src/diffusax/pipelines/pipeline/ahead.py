@@ -29,12 +29,6 @@ from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.layouts import place_of, tree_places
 from diffusax.runtime.devices.mesh import Rules, batch_sharding, batch_size, in_mesh, tree_sharding
 from diffusax.runtime.devices.shares import NO_IMAGES, pad_images
-from diffusax.runtime.devices.topology import (
-    DoesNotFitError,
-    compile_there,
-    lowering_platforms,
-    topology_mesh,
-)
 from diffusax.runtime.programs.cost import Cost, cost_of
 from diffusax.runtime.programs.program import (
     Request,
@@ -43,6 +37,12 @@ from diffusax.runtime.programs.program import (
     lower,
     operations_of,
     recorded_requests,
+)
+from diffusax.runtime.programs.topology import (
+    DoesNotFitError,
+    compile_there,
+    lowering_platforms,
+    topology_mesh,
 )
 
 _PICTURES = ("image", "mask_image", "control_image")

@@ -54,3 +54,8 @@ def _limit(file: Path) -> int | None:
         return int(file.read_text())
     except (OSError, ValueError):
         return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error says that the device's memory is used up."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)

@@ -9,7 +9,6 @@ import numpy as np
 
 from diffusax.boundary.tensors import for_reader
 from diffusax.samplers import noise_levels
-from diffusax.samplers import noise_levels
 from diffusax.samplers.methods import snr_methods
 from diffusax.samplers.methods.alpha_methods import Limits
 from diffusax.samplers.methods.predictions import epsilon_from, x0_from

@@ -10,6 +10,7 @@ from diffusax.batch.image import Picture, prepare_pictures
 from diffusax.batch.request import Generation, Request, make_request, prepare
 from diffusax.batch.run import Kind, kind_of
 from diffusax.pipelines.tasks.text_cache import TextCache
+from diffusax.runtime.devices.memory import is_out_of_memory
 from diffusax.serving.catalogue.adapters import Adapters
 from diffusax.serving.catalogue.calls import adapters_of
 from diffusax.serving.drawings.errors import Failed, Refused
@@ -179,8 +180,3 @@ def refusal(error: BaseException) -> Refused:
             status=507,
         )
     return Failed("the drawing failed through an error of the server; its log tells more")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that the device's memory is used up."""
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)

@@ -16,7 +16,6 @@ import jax
 from diffusax.batch.compiling import Compiler
 from diffusax.batch.loop import BatchLoop, images_of
 from diffusax.batch.policies import POLICIES, Arrivals, Candidate, batch_size, finish_times
-from diffusax.batch.queue import FairQueue
 from diffusax.batch.run import Kind, count_shares
 from diffusax.batch.sizes import KindSizes, memory_in_use
 from diffusax.runtime.programs.bounded import watched_compilations
@@ -27,6 +26,7 @@ from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.metrics import Metrics
 from diffusax.serving.engine.parts import Part, prepare_part, refusal
 from diffusax.serving.engine.previews import Previews
+from diffusax.serving.engine.queue import FairQueue
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Schedule:
         self._loop = BatchLoop(self._sizes, self._finishers, previewers=self._previewers)
         self._compiler = Compiler(
             self._sizes,
-            metrics,
+            metrics.compiled,
             is_busy=lambda: bool(self._seated),
             is_wanted=self._is_wanted,
             on_ready=self._awake.set,

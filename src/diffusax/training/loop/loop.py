@@ -25,9 +25,9 @@ from diffusax.runtime.devices.mesh import (
     to_host,
     tree_sharding,
 )
-from diffusax.runtime.devices.topology import DoesNotFitError
 from diffusax.runtime.programs.cache import enable_compilation_cache
 from diffusax.runtime.programs.flops import count_training_flops
+from diffusax.runtime.programs.topology import DoesNotFitError
 from diffusax.runtime.random.noise import seed_key
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Batches

@@ -7,8 +7,8 @@ import jax
 from jax.sharding import Mesh
 
 from diffusax.runtime.devices.memory import device_memory, host_memory
-from diffusax.runtime.devices.topology import DoesNotFitError
 from diffusax.runtime.programs.cost import cost_of
+from diffusax.runtime.programs.topology import DoesNotFitError
 from diffusax.training.config import TrainConfig
 
 _MEND = "use a smaller batch_size or a larger accumulate"

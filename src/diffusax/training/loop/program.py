@@ -25,8 +25,8 @@ from diffusax.runtime.devices.mesh import (
     rules_below,
     tree_sharding,
 )
-from diffusax.runtime.devices.topology import compile_there, lowering_platforms
 from diffusax.runtime.programs.flops import count_training_flops
+from diffusax.runtime.programs.topology import compile_there, lowering_platforms
 from diffusax.runtime.random.noise import seed_key
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Element

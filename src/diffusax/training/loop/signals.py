@@ -1,16 +1,12 @@
 """Stops training when a signal asks for it."""
 
 import contextlib
-import os
-import signal
-import threading
-import time
 from collections.abc import Iterator
 
 import jax
 from jax.experimental import multihost_utils
 
-from diffusax.runtime.signals import STOP_SIGNALS, StopRequest, receiving, signal_name
+from diffusax.runtime.signals import StopRequest, receiving, signal_name
 
 
 class Preempted(Exception):
@@ -84,20 +80,3 @@ def stop_signals() -> Iterator[TrainingStop]:
     stop = TrainingStop()
     with contextlib.nullcontext() if jax.process_count() > 1 else receiving(stop):
         yield stop
-
-
-def follow_parent(index: int, count: int) -> None:
-    """Makes a worker process leave signals to its parent, and end when the parent ends.
-
-    A terminal sends Ctrl-C to all processes, and the parent still needs data for its last step.
-    """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
