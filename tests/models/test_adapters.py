@@ -26,11 +26,16 @@ from support.many_devices import run_on_devices
 from support.tiny import randomize
 
 from diffusax.checkpoints import load_network
-from diffusax.models.adapters import AdaptedNetwork, Adapters, LayerAdapters, kernel_shapes
+from diffusax.lora.adapter import Adapter, stack
+from diffusax.lora.weights import WeightGroups
+from diffusax.models.adapters.low_rank import (
+    AdaptedNetwork,
+    Adapters,
+    LayerAdapters,
+    kernel_shapes,
+)
 from diffusax.models.network import cast_params, initialize_params
-from diffusax.pipelines.adapter_weights import WeightGroups
-from diffusax.pipelines.adapters import Adapter, stack
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 # Rows of one batch that take different adapters, also none.
 WEIGHTS = [{"style": 0.7, "face": 0.4}, {"face": -0.5}, {}]

@@ -8,7 +8,7 @@ from support.tiny_transformers import Z_IMAGE_LANGUAGE, Z_IMAGE_SIZE, z_image_pi
 
 import diffusax
 from diffusax.cli.console import main
-from diffusax.pipelines import loading
+from diffusax.pipelines.components import loading
 
 PROMPTS = ["a red apple", "an old house on a hill by the sea, and two dogs that run before it"]
 CALL = {"num_inference_steps": 2, "seed": 3, "output_type": "np", **Z_IMAGE_SIZE}

@@ -7,7 +7,7 @@ from support.many_devices import run_on_devices
 from support.runs import RUNS
 from support.tiny_transformers import flux_pipeline, klein_pipeline, z_image_pipeline
 
-from diffusax.runtime.mesh import batch_size, check_processes, make_mesh
+from diffusax.runtime.devices.mesh import batch_size, check_processes, make_mesh
 
 # The last arguments are those of calls.
 FAMILIES = {

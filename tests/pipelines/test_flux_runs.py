@@ -6,8 +6,8 @@ from support.pairs import mask, picture
 from support.tiny_transformers import FLUX_FILL, FLUX_SIZE, flux_controlnet, flux_pipeline
 
 import diffusax
-from diffusax.pipelines.arguments import check_call
-from diffusax.pipelines.tasks import image_to_image
+from diffusax.pipelines.plan.arguments import check_call
+from diffusax.pipelines.tasks.tasks import image_to_image
 
 PROMPT = "an old house on a hill"
 KEPT = {"output_type": "np", **FLUX_SIZE}

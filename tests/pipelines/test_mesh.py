@@ -19,7 +19,7 @@ from support.runs import RUNS
 
 import diffusax
 from diffusax.models import Network, UNet2DConditionConfig, UNet2DConditionModel
-from diffusax.runtime.mesh import (
+from diffusax.runtime.devices.mesh import (
     AXES,
     _axis_to_gather,
     check_processes,
@@ -29,7 +29,7 @@ from diffusax.runtime.mesh import (
     tree_name,
     tree_sharding,
 )
-from diffusax.training.program import tensor_rules
+from diffusax.training.loop.program import tensor_rules
 
 MIXED = "data=2,fsdp=2,tensor=2"
 CASES = [f"control {MIXED}"]

@@ -9,7 +9,7 @@ from support.many_devices import run_on_devices
 from support.runs import RUNS
 
 import diffusax
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 
 def test_parameters_on_the_host_give_the_same_bits_and_compile_nothing(tiny_checkpoints):

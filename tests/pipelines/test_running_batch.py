@@ -12,20 +12,21 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from support.adapted import random_adapter
+from support.data_sets import smooth_picture
 from support.effort import examples
-from support.mixtures import calls, picture
+from support.mixtures import calls
 
 import diffusax
 from diffusax import samplers
-from diffusax.models.adapters import kernel_shapes
-from diffusax.pipelines import batch as programs
-from diffusax.pipelines.arguments import check_call
-from diffusax.pipelines.batch_run import BatchRun
-from diffusax.pipelines.entries import prepare_pictures
-from diffusax.pipelines.lanes import Lanes, Seat
-from diffusax.pipelines.measures import RowSeconds
-from diffusax.pipelines.text_cache import TextCache
-from diffusax.runtime.compilations import count_compilations
+from diffusax.batch import programs as programs
+from diffusax.batch.image import prepare_pictures
+from diffusax.batch.lanes import Lanes, Seat
+from diffusax.batch.policies import RowSeconds
+from diffusax.batch.run import BatchRun
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.pipelines.plan.arguments import check_call
+from diffusax.pipelines.tasks.text_cache import TextCache
+from diffusax.runtime.programs.compilations import count_compilations
 
 SECONDS = 120
 TEXT = "text_encoder"
@@ -123,8 +124,8 @@ def test_a_random_mixture_equals_each_call_alone(pipes, batch, tasks, few, many)
 
 
 def test_after_the_first_of_a_kind_nothing_compiles(pipes, batch):
-    given = {"image": picture(0), "strength": 0.7}
-    masked = {**given, "mask_image": picture(1).convert("L")}
+    given = {"image": smooth_picture(0), "strength": 0.7}
+    masked = {**given, "mask_image": smooth_picture(1).convert("L")}
     for scale in (1.0, 4.0):
         kinds = [("text", {}), ("image", given), ("inpaint", masked)]
         for task, more in kinds:

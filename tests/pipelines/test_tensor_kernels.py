@@ -8,8 +8,8 @@ from support.tiny import build_stable_diffusion
 from support.tiny_transformers import flux_pipeline, klein_pipeline
 
 import diffusax
-from diffusax.pipelines import ahead
-from diffusax.pipelines.programs import advance
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.run.programs import advance
 
 FAMILIES = {
     "sd1": (build_stable_diffusion, {}),

@@ -29,7 +29,7 @@ from support.upstream_samplers import (
 from test_properties import FLOW_OPTIONS, OPTIONS, SEED, first_by_rounding, runs
 
 from diffusax import samplers
-from diffusax.runtime.torch_random import TorchGenerator
+from diffusax.runtime.random.torch_random import TorchGenerator
 from diffusax.samplers import by_hand
 
 pytestmark = [

@@ -21,7 +21,7 @@ from support.upstream_samplers import (
 from test_against_diffusers import CASES
 
 from diffusax import samplers
-from diffusax.runtime.brownian import BrownianNoise
+from diffusax.runtime.random.brownian import BrownianNoise
 
 pytestmark = [
     pytest.mark.filterwarnings("error"),

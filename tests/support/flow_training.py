@@ -20,8 +20,8 @@ from diffusax.training import (
     InstructPix2PixConfig,
     TextToImageConfig,
 )
-from diffusax.training.denoising import DenoisingLoss, Draws
-from diffusax.training.diffusion.conditioning_dropout import Dropped
+from diffusax.training.step.denoising import DenoisingLoss, Draws
+from diffusax.training.step.losses import Dropped
 from support.lora import ATTENTION
 from support.lora_training import trained_tree
 from support.tiny_transformers import (

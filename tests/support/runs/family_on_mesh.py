@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
-from diffusax.runtime import mesh as mesh_rules
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.runtime.devices import mesh as mesh_rules
 from support.pairs import picture
 from support.tiny_transformers import KLEIN_CALL
 

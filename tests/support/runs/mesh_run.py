@@ -16,13 +16,13 @@ import numpy as np
 from flax import nnx
 
 import diffusax
-from diffusax.models import attention
-from diffusax.models.rngs import ShapeRngs
-from diffusax.models.transformer import TENSOR_RULES, BasicTransformerBlock
-from diffusax.pipelines import programs
-from diffusax.runtime import mesh as meshes
-from diffusax.runtime.mesh import in_mesh, make_mesh
-from diffusax.runtime.program import PROGRAMS, lower
+from diffusax.models.layers.rngs import ShapeRngs
+from diffusax.models.layers.transformer import TENSOR_RULES, BasicTransformerBlock
+from diffusax.models.ops import attention
+from diffusax.pipelines.run import programs
+from diffusax.runtime.devices import mesh as meshes
+from diffusax.runtime.devices.mesh import in_mesh, make_mesh
+from diffusax.runtime.programs.program import PROGRAMS, lower
 from support.adapted import random_adapter
 from support.data_sets import smooth_picture
 from support.hooks import defined

@@ -6,7 +6,7 @@ XLA_FLAGS=--xla_force_host_platform_device_count=4 python new_family_on_mesh.py
 import jax
 import numpy as np
 
-from diffusax.runtime import mesh as mesh_rules
+from diffusax.runtime.devices import mesh as mesh_rules
 from support.toy_family import ToyPipeline, toy_pipeline
 
 mesh_rules.MIN_SHARDED_SIZE = 1

@@ -15,7 +15,7 @@ import torch
 import diffusax.torch
 from diffusax.interop.torch.compiling import CompiledMethod
 from diffusax.interop.torch.functional import Kernel
-from diffusax.runtime.mesh import param_sharding, turned_sharding
+from diffusax.runtime.devices.mesh import param_sharding, turned_sharding
 from support.torch_families import REGISTRY
 
 
