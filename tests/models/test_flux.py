@@ -18,7 +18,7 @@ from diffusax.models.transformers import blocks
 from diffusax.models.transformers.flux import (
     FluxSingleTransformerBlock,
     FluxTransformerBlock,
-    _added,
+    add_residual,
     image_rotation,
 )
 
@@ -122,7 +122,7 @@ def test_called_as_in_diffusers_with_residuals(both):
 @pytest.mark.parametrize(("count", "chosen"), [(5, [0, 0, 0, 1, 1]), (0, [0, 1, 0, 1, 0])])
 def test_fewer_residuals_than_blocks_are_shared_or_begun_again(count, chosen):
     residuals = list(np.arange(2.0))
-    assert [int(_added(np.zeros(()), residuals, i, count)) for i in range(5)] == chosen
+    assert [int(add_residual(np.zeros(()), residuals, i, count)) for i in range(5)] == chosen
 
 
 def test_saved_and_read_by_diffusers(both, tmp_path):

@@ -128,7 +128,7 @@ def test_a_tpus_products_are_the_same():
     layer.bias[...] = np.arange(16.0)
     x = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
     given = x, layer.kernel[...], layer.bias[...]
-    one, several = layer._one_product(*given), layer._several_products(*given)
+    one, several = layer.one_product(*given), layer.several_products(*given)
     assert [y.shape[-1] for y in several] == [4, 4, 2, 6]
     for y, z in zip(one, several, strict=True):
         np.testing.assert_allclose(z, y, atol=1e-5)

@@ -19,6 +19,7 @@ from diffusax.lora.weights import WeightGroups
 from diffusax.models.adapters.low_rank import Adapters, kernel_shapes
 from diffusax.models.network import Network, initialize_params
 from diffusax.runtime.devices import mesh as meshes
+from support.many_devices import split_small_arrays
 
 CONTEXT, ROWS = 56, 3
 SD1 = {
@@ -184,13 +185,12 @@ def main(out, name):
     network, params, layers, weights = whole(name)
     given = inputs_of(name)
     expected = jax.jit(run, static_argnums=0)(network, params, Adapters(layers, weights), given)
-    # The arrays of tiny networks are split as well.
-    meshes.MIN_SHARDED_SIZE = 0
     mesh = meshes.make_mesh("tensor=2,data=1")
-    params, layers = (
-        jax.device_put(tree, meshes.tree_sharding(mesh, tree, network.tensor_rules))
-        for tree in (params, layers)
-    )
+    with split_small_arrays():
+        params, layers = (
+            jax.device_put(tree, meshes.tree_sharding(mesh, tree, network.tensor_rules))
+            for tree in (params, layers)
+        )
     split = {
         path: [split_axis(leaf) for leaf in (kernel_of(params, path), layer.down, layer.up)]
         for path, layer in layers.items()

@@ -1,9 +1,21 @@
 """Scripts that run on several devices, which a process has from its start."""
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
+
+from diffusax.runtime.devices import mesh
+
+
+@contextlib.contextmanager
+def split_small_arrays() -> Iterator[None]:
+    """Has meshes split the arrays of tiny networks as they do those of full-size ones."""
+    with mock.patch.object(mesh, "MIN_SHARDED_SIZE", 1):
+        yield
 
 
 def run_on_devices(*command: Any, devices: int = 4) -> list[str]:

@@ -56,9 +56,9 @@ def original_shapes(config: dict[str, Any], prefix: str = "") -> Shapes:
 
 def model_shapes(family: str, in_channels: int = 4) -> Shapes:
     """The shapes of the tensors of a whole full-size model."""
-    unet = {**configs._UNETS[family], "in_channels": in_channels}
+    unet = {**configs.UNETS[family], "in_channels": in_channels}
     shapes = original_shapes(unet, "model.diffusion_model.")
-    shapes |= original_shapes(configs._AUTOENCODER, "first_stage_model.")
+    shapes |= original_shapes(configs.AUTOENCODER, "first_stage_model.")
     for prefix, config in zip(TEXTS[family], configs.TEXT_ENCODERS[family].values(), strict=True):
         shapes |= original_shapes(config, prefix)
     return shapes

@@ -10,11 +10,10 @@ import numpy as np
 
 import diffusax
 from diffusax.models.adapters.low_rank import kernel_shapes
-from diffusax.runtime.devices import mesh as mesh_rules
+from support.many_devices import split_small_arrays
 from support.pairs import picture
 from support.tiny_transformers import KLEIN_CALL
 
-mesh_rules.MIN_SHARDED_SIZE = 1
 NAME, FOLDER = sys.argv[1:]
 OWN = {
     "z-image": {"negative_prompt": "a hat", "guidance_scale": 2.0},
@@ -74,12 +73,13 @@ def layer_of(params, path):
 
 _, expected = draw(device=jax.devices()[0])
 assert np.abs(expected[0] - expected[1]).max() > 0.02
-for mesh in ("data=2,tensor=2", "data=2,fsdp=2"):
-    pipe, found = draw(mesh=mesh)
-    for path in SPLIT[NAME]:
-        kernel = layer_of(pipe.params["transformer"], path)["kernel"]
-        assert len(kernel.sharding.device_set) == len(jax.devices()), path
-        assert not kernel.is_fully_replicated, path
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    print(mesh)
+with split_small_arrays():
+    for mesh in ("data=2,tensor=2", "data=2,fsdp=2"):
+        pipe, found = draw(mesh=mesh)
+        for path in SPLIT[NAME]:
+            kernel = layer_of(pipe.params["transformer"], path)["kernel"]
+            assert len(kernel.sharding.device_set) == len(jax.devices()), path
+            assert not kernel.is_fully_replicated, path
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-4)
+        print(mesh)

@@ -8,8 +8,8 @@ import numpy as np
 
 from diffusax.models import Qwen3Config, Qwen3ForCausalLM, T5Config, T5EncoderModel, initialize
 from diffusax.runtime.devices import mesh as meshes
+from support.many_devices import split_small_arrays
 
-meshes.MIN_SHARDED_SIZE = 1
 LENGTHS = np.array([13, 5, 1, 8], np.int32)
 IDS = np.random.default_rng(0).integers(0, 64, (4, 13)).astype(np.int32)
 QWEN3 = Qwen3Config(
@@ -33,7 +33,8 @@ for module_class, config in ((Qwen3ForCausalLM, QWEN3), (T5EncoderModel, T5)):
     expected = states(model.params, IDS, LENGTHS)
     for shape in ("tensor=4", "data=2,tensor=2", "fsdp=4", "fsdp=2,tensor=2"):
         mesh = meshes.make_mesh(shape)
-        places = meshes.tree_sharding(mesh, model.params, model.network.tensor_rules)
+        with split_small_arrays():
+            places = meshes.tree_sharding(mesh, model.params, model.network.tensor_rules)
         params = jax.device_put(model.params, places)
         assert not all(leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
         batch = jax.device_put((IDS, LENGTHS), meshes.batch_sharding(mesh))

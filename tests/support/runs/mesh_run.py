@@ -5,11 +5,10 @@ python mesh_run.py CHECKPOINTS OUT.json 'TASK MESH [SAMPLER]' ...
 CHECKPOINTS holds tiny checkpoints by kind.
 """
 
-import contextlib
+import functools
 import json
 import sys
 from pathlib import Path
-from unittest import mock
 
 import jax
 import numpy as np
@@ -22,10 +21,12 @@ from diffusax.models.ops import attention
 from diffusax.pipelines.run import programs
 from diffusax.runtime.devices import mesh as meshes
 from diffusax.runtime.devices.mesh import in_mesh, make_mesh
-from diffusax.runtime.programs.program import PROGRAMS, lower
+from diffusax.runtime.programs.program import lower
 from support.adapted import random_adapter
+from support.compiled_programs import compiled_programs
 from support.data_sets import smooth_picture
 from support.hooks import defined
+from support.many_devices import split_small_arrays
 
 MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,tensor=2")
 CALL = {"num_inference_steps": 2, "output_type": "np", "seed": 3, "guidance_scale": 3.0}
@@ -108,7 +109,7 @@ def add_adapters(pipe) -> None:
         for component, network in networks.items():
             layers |= random_adapter(network, component, 3 + seed, seed=seed).components
         pipe.add_adapter(name, layers)
-    with mock.patch.object(meshes, "MIN_SHARDED_SIZE", 0):
+    with split_small_arrays():
         stacks = dict(pipe.parts.adapters.stacked(pipe.parts, dict(pipe.adapters)))
     if (mesh := pipe.mesh) is not None and mesh.shape["tensor"] > 1:
         specs = [leaf.sharding.spec for leaf in jax.tree.leaves(stacks["unet"])]
@@ -124,13 +125,12 @@ def check_ahead(root: Path, mesh: str) -> None:
     add_adapters(pipe)
     pipe.set_progress_bar_config(disable=True)
     call = {"num_images_per_prompt": 3, "image": smooth_picture(0), **CALL}
-    with mock.patch.object(meshes, "MIN_SHARDED_SIZE", 0):
+    with split_small_arrays():
         pipe.params = pipe.params
         pipe.compile((3,), adapters=ADAPTERS[1], guidance_scale=CALL["guidance_scale"])
-    with contextlib.ExitStack() as stack:
-        for program in PROGRAMS.values():
-            stack.enter_context(mock.patch.object(program, "bounded", None))
+    with compiled_programs() as compiled:
         pipe("a frog", adapters=ADAPTERS[1], **call)
+    assert compiled == []
 
 
 def check_split(root: Path, mesh: str) -> dict[str, int]:
@@ -154,10 +154,7 @@ def encoding_share(root: Path) -> float:
 
 
 def kernel_shares(heads: int) -> tuple[list[int], float]:
-    """A device's queries, b t h d, of TPUs' attention on data=2,tensor=4, and its error.
-
-    What a device computes is written out here, so that only how it is split is tested.
-    """
+    """A device's queries, b t h d, of a kernel for attention on data=2,tensor=4, and its error."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, t, heads, 8), np.float32) for t in (16, 24, 24))
     seen: list[list[int]] = []
@@ -166,9 +163,9 @@ def kernel_shares(heads: int) -> tuple[list[int], float]:
         seen.append(list(q.shape))
         return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal)
 
-    kernel = mock.patch.object(attention, "flash_on_one_device", plain)
-    with kernel, jax.set_mesh(make_mesh("data=2,tensor=4")):
-        found = jax.jit(lambda *qkv: attention._flash(*qkv, scale=0.3, causal=False))(q, k, v)
+    with jax.set_mesh(make_mesh("data=2,tensor=4")):
+        run = jax.jit(lambda *qkv: attention.on_each_device(plain, *qkv, 0.3, False, None))
+        found = run(q, k, v)
     expected = jax.nn.dot_product_attention(q, k, v, scale=0.3)
     return seen[0], float(np.abs(np.asarray(found) - np.asarray(expected)).max())
 
@@ -179,8 +176,8 @@ def chunks_gathered() -> tuple[int, float]:
     mesh = make_mesh("data=2", devices=jax.devices()[:2])
     given = (rng.standard_normal((2, t, 2, 8), np.float32) for t in (12, 9, 9))
     given = [jax.device_put(x, meshes.batch_sharding(mesh)) for x in given]
-    large = attention.LOWERINGS["large_chunks"]
-    with mock.patch.object(attention, "_MAX_LARGE_CHUNK_SCORES", 30), jax.set_mesh(mesh):
+    large = functools.partial(attention.LOWERINGS["large_chunks"], limit=30)
+    with jax.set_mesh(mesh):
         run = jax.jit(lambda *qkv: large(*qkv, scale=0.3, causal=False))
         text = run.lower(*given).compile().as_text()
         found = run(*given)
@@ -196,7 +193,7 @@ def messages(rules: meshes.Rules) -> int:
     graph, state = nnx.split(block)
     params = nnx.to_pure_dict(state)
     mesh = make_mesh("tensor=4", devices=jax.devices()[:4])
-    with mock.patch.object(meshes, "MIN_SHARDED_SIZE", 0), in_mesh(mesh):
+    with split_small_arrays(), in_mesh(mesh):
         places = meshes.tree_sharding(mesh, params, rules)
         arguments = jax.tree.map(
             lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), params, places
