@@ -50,8 +50,8 @@ class Vocabulary:
 
         Args:
             text: a text or a list of texts.
-            add_special_tokens: whether to add what the tokenizer puts around a text, as CLIP's bos and
-                eos of CLIP.
+            add_special_tokens: whether to add what the tokenizer puts around a text, as CLIP's
+                bos and eos.
             padding: "max_length" fills up to max_length, True or "longest" to the longest text.
             truncation: whether to cut texts off at max_length.
             max_length: the number of tokens, by default model_max_length.
