@@ -7,7 +7,7 @@
 `measure` compiles full-size models without weights, as users' programs are compiled, and adds a
 line to the file for each row and topology; those that are there already are left out. It needs
 jax[cuda12] or libtpu, gigabytes of memory, and half a minute to some minutes for each line. `table`
-prints the table of docs/which_machine.md. The GB are those of one device: all parameters, and what
+prints the table of docs/serving/memory.md. The GB are those of one device: all parameters, and what
 the program that takes most needs besides. A GPU's kind changes them little: they are those of the
 topology, and compared with the memory of all, of which `GPU_SHARE` is usable on GPUs.
 """
@@ -26,12 +26,12 @@ from random_models import MODELS, write_checkpoint
 from tpu_compile import compile_training
 
 import diffusax
-from diffusax.models.control_from_unet import controlnet_of
 from diffusax.models.network import Model, cast_shapes
-from diffusax.pipelines import ahead
-from diffusax.runtime.chips import GPU_SHARE
-from diffusax.runtime.cost import cost_of
-from diffusax.runtime.topology import DoesNotFitError, topology_mesh
+from diffusax.models.unet.derived import controlnet_of
+from diffusax.pipelines.pipeline import ahead
+from diffusax.runtime.devices.chips import GPU_SHARE
+from diffusax.runtime.programs.cost import cost_of
+from diffusax.runtime.programs.topology import DoesNotFitError, topology_mesh
 
 CARDS = (8, 12, 16, 24, 40, 80, 141)
 """The GB of NVIDIA's cards."""

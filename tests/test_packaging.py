@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from diffusax.extras import install_command
+from diffusax.boundary.messages import install_command
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -55,7 +55,7 @@ def test_an_address_makes_urls_and_the_readmes_links_absolute(metadata):
     text = found["readme"]["text"]
     assert not RELATIVE.findall(text)
     assert f"]({HOME}/raw/main/docs/tasks.png)" in text
-    assert f"]({HOME}/blob/main/docs/devices.md)" in text
+    assert f"]({HOME}/blob/main/docs/serving/devices.md)" in text
 
 
 def test_without_an_address_there_are_no_links_to_nowhere(metadata):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from effort import first
 
-from diffusax.runtime import bounded
-from diffusax.runtime.bounded import BoundedJit, forget_shapes, make_room, memory_maps
-from diffusax.runtime.compilations import count_compilations
-from diffusax.runtime.program import PROGRAMS, Program
+from diffusax.runtime.programs import bounded
+from diffusax.runtime.programs.bounded import BoundedJit, forget_shapes, make_room, memory_maps
+from diffusax.runtime.programs.compilations import count_compilations
+from diffusax.runtime.programs.program import PROGRAMS, Program
 
 pytestmark = pytest.mark.skipif(not memory_maps(), reason="the system does not list memory maps")
 ROOM = 80

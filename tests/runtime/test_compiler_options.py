@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffusax.runtime import options
-from diffusax.runtime.bounded import BoundedJit
-from diffusax.runtime.options import compiler_options
+from diffusax.runtime.devices import lowering as options
+from diffusax.runtime.devices.lowering import compiler_options
+from diffusax.runtime.programs.bounded import BoundedJit
 
 
 def mesh_of(platform):

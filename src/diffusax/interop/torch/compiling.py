@@ -24,8 +24,7 @@ from diffusax.interop.torch.structures import Structure, fix, flatten, rebuild
 from diffusax.interop.torch.switches import Switches
 from diffusax.interop.torch.tensors import to_array, to_tensor
 from diffusax.models.network import parse_dtype
-from diffusax.runtime.bounded import BoundedJit
-from diffusax.runtime.mesh import (
+from diffusax.runtime.devices.mesh import (
     Rules,
     batch_sharding,
     batch_size,
@@ -35,6 +34,7 @@ from diffusax.runtime.mesh import (
     replicated,
     turned_sharding,
 )
+from diffusax.runtime.programs.bounded import BoundedJit
 
 log = logging.getLogger(__name__)
 

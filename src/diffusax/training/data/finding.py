@@ -13,8 +13,8 @@ from typing import Any
 import huggingface_hub
 from huggingface_hub import constants
 
+from diffusax.boundary.files import load_json
 from diffusax.checkpoints.hub import hub_errors
-from diffusax.files import load_json
 from diffusax.hub_data import Reference, open_dataset
 from diffusax.hub_data.splits import (
     ALL,
@@ -75,7 +75,7 @@ def open_source(path: str, columns: Sequence[str], **options: Any) -> ArrowSourc
 
     Names on the Hub are owner/name, owner/name@revision, or hf://datasets/owner/name@revision/path.
 
-    A folder holds Parquet or Arrow shards, or images, at any depth; see docs/training.md for what
+    A folder holds Parquet or Arrow shards, or images, at any depth; see docs/training/data.md for what
     is read of it, and what wins where two files disagree. Where it has splits, train is read.
 
     options: those of `Wanted`.
