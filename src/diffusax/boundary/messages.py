@@ -36,7 +36,8 @@ LAYERS = (
 )
 _LEVELS = "scheduler.sigmas has the noise levels, and those of the training before set_timesteps"
 _MODULE = (
-    "a model is a network with the tree of its parameters, model.params; see docs/reference/functional.md"
+    "a model is a network with the tree of its parameters, model.params; "
+    "see docs/reference/functional.md"
 )
 _CONFIG = (
     "options are read as config and written by save_pretrained; another class is made by "
