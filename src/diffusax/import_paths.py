@@ -110,8 +110,10 @@ _NAMES = {
 """diffusers' names of what has another name or place here."""
 _REASONS = {
     "StableDiffusionSafetyChecker": "no pipeline runs it; leave safety_checker out",
-    "ConfigMixin": "networks are Flax modules with a config; see docs/functional.md",
-    "register_to_config": "networks are Flax modules with a config; see docs/functional.md",
+    **dict.fromkeys(
+        ("ConfigMixin", "register_to_config"),
+        "networks are Flax modules with a config; see docs/reference/functional.md",
+    ),
     "Attention": "attention is a function of diffusax.models.ops, which takes no processors",
 }
 
