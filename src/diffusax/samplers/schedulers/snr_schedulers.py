@@ -209,7 +209,7 @@ class ShiftedSNRScheduler(SNRScheduler, sampler=False):
 VarianceType = Literal[
     "fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"
 ]
-"""What configs say of the noise in DDPM's steps; other methods take it and ignore the fixed ones."""
+"""What configs say of the noise in DDPM's steps; other methods ignore the fixed kinds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
