@@ -1,7 +1,7 @@
 """GFLOP/s of each lowering of convolution and attention at Stable Diffusion's shapes, on the CPU.
 
-What `choose_lowering` in models/conv.py and models/attention.py picks is marked by a star. Rates
-count the products of the plain form, so Winograd's fewer ones may pass the machine's peak.
+What `choose_lowering` in models/ops/conv.py and models/ops/attention.py picks is marked by a star.
+Rates count the products of the plain form, so Winograd's fewer ones may pass the machine's peak.
     python benchmarks/lowerings_cpu.py --dtype float32 bfloat16
 """
 

@@ -24,7 +24,7 @@ sys.path.insert(0, {benchmarks!r})
 import full_size, jax
 from diffusax.models import UNet2DConditionModel
 from diffusax.models.network import Network
-from diffusax.runtime.cache import enable_compilation_cache
+from diffusax.runtime.programs.cache import enable_compilation_cache
 enable_compilation_cache({cache!r})
 network = Network(UNet2DConditionModel, UNet2DConditionModel.config_class(**full_size.SD2))
 at = jax.ShapeDtypeStruct

@@ -10,7 +10,8 @@
 It needs libtpu (pip install -e '.[tpu]'), gigabytes of memory and minutes for each line, with
 --effort 0 many times as long. Each line is printed, and added to --out as JSON, as soon as it is
 known. "need" is the network's own count of operations
-(runtime/flops.py); the compiler's comes from XLA's cost analysis, in which a loop counts once.
+(runtime/programs/flops.py); the compiler's comes from XLA's cost analysis, in which a loop counts
+once.
 """
 
 import argparse
