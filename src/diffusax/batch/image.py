@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from diffusax.batch.programs import MIN_ROWS, Entry, entry_arrays
-from diffusax.lora.adapter import Adapter
-from diffusax.lora.weights import WeightGroups
+from diffusax.lora.lora import Lora
+from diffusax.lora.stacks import WeightGroups
 from diffusax.models.adapters.image_prompts import Layers
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
@@ -48,7 +48,7 @@ class Picture:
     """The conditions of its branches, k ..., from later rows on, which replace the entry's."""
     levels: np.ndarray
     """The (signal, noise) of its latents before each row and after the last, n+1 2."""
-    adapters: Mapping[Adapter, np.ndarray]
+    adapters: Mapping[Lora, np.ndarray]
     """The adapters of the denoiser, and the weights of their groups of layers."""
     ip_adapters: tuple[Layers, ...]
     """The layers of the IP-Adapters, which all images of a batch have in common."""
@@ -84,7 +84,7 @@ def prepare_pictures(
         if conditions.control:
             table = plan.step_inputs.adapters
             weights = None if table is None else np.asarray(table[0])
-            params = bind(c, run.adapters).params
+            params = bind(c, run.loras).params
             hints = programs.embed_control(c.denoiser, params, conditions.control, weights)
             conditions = conditions._replace(control=hints)
         given = plan.latents, plan.noise, conditions, plan.inpainting
@@ -143,7 +143,7 @@ def _picture(
     )
 
 
-def _adapters(c: Components, run: PreparedRun, i: int) -> dict[Adapter, np.ndarray]:
+def _adapters(c: Components, run: PreparedRun, i: int) -> dict[Lora, np.ndarray]:
     """Returns the adapters of an image that change the denoiser, with their groups' weights."""
     table = run.plan.step_inputs.adapters
     if table is None:
@@ -151,7 +151,7 @@ def _adapters(c: Components, run: PreparedRun, i: int) -> dict[Adapter, np.ndarr
     groups = WeightGroups(adaptable_networks(c))
     weights = np.asarray(table)[0, i].reshape(-1, groups.count)
     own = {*c.denoiser.components}
-    pairs = zip(run.adapter_order, weights)
+    pairs = zip(run.loras.values(), weights)
     return {one: w for one, w in pairs if w.any() and not own.isdisjoint(one.components)}
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.lora.weights import Weight, WeightGroups
+from diffusax.lora.stacks import WeightGroups
 from diffusax.models.network import Params
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.merging import merged_params
@@ -59,10 +59,8 @@ def fuse(
         already = set(names) & set(c.fused[target].names) if target in c.fused else set()
         if already:
             raise ValueError(f"{min(already)!r} is merged already; unfuse_lora undoes it")
-        own = [
-            (c.adapters.adapters[name], groups.expand(_active(c, name)) * scale) for name in names
-        ]
-        own = [(adapter.only(target), weights) for adapter, weights in own]
+        weights = [groups.expand(c.adapters.active.get(name, 1.0)) * scale for name in names]
+        own = zip((c.adapters.adapters[name].only(target) for name in names), weights)
         found |= merged_params({target: c.params[target]}, networks, own, products=True)
     if not found:
         raise ValueError(f"the adapters change none of {', '.join(targets)}")
@@ -97,10 +95,6 @@ def check_components(components: Any, networks: Mapping[str, Any]) -> list[str]:
         if name not in networks:
             raise ValueError(f"components has {name!r}; those here are {', '.join(networks)}")
     return targets
-
-
-def _active(c: Any, name: str) -> Weight:
-    return c.adapters.active.get(name, 1.0)
 
 
 def _changed(before: Params, after: Params) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Adapters merged into parameters: those that are no products, and those that are fused."""
+"""Merges LoRAs into parameters: in a call those that are no products, in `fuse_lora` all."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,25 +6,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffusax.lora.adapter import Adapter, as_product
-from diffusax.lora.weights import WeightGroups
-from diffusax.models.adapters.weight_changes import Difference, merge
+from diffusax.lora.changes import merge
+from diffusax.lora.lora import Lora
+from diffusax.lora.stacks import WeightGroups
 from diffusax.models.network import Params
 from diffusax.runtime.devices.layouts import in_order
 from diffusax.runtime.devices.mesh import tree_name
-
-Weighted = tuple[Adapter, np.ndarray]
-"""An adapter and the weights of its groups of layers, see `WeightGroups`."""
 
 
 def merged_params(
     params: Mapping[str, Params],
     networks: Mapping[str, Any],
-    adapters: Iterable[Weighted],
+    loras: Iterable[tuple[Lora, np.ndarray]],
     *,
     products: bool,
 ) -> dict[str, Params]:
-    """Returns the parameters of the components that adapters change, with the adapters merged.
+    """Returns the parameters of the components that LoRAs change, with the LoRAs merged.
 
     The sums are computed in float32, each parameter on its own devices. A weight of zero changes
     nothing, whatever the kind of change.
@@ -32,33 +29,21 @@ def merged_params(
     Args:
         params: the parameters by component.
         networks: the networks that take adapters, by component.
-        adapters: the adapters with their weights.
+        loras: the LoRAs with the weights of their groups of layers, see `WeightGroups`.
         products: whether to merge products, too, which calls compute beside the parameters.
 
     Raises:
-        ValueError: a component lacks a parameter that an adapter changes.
+        ValueError: a component lacks a parameter that a LoRA changes.
     """
     groups = WeightGroups(networks)
     wanted: dict[str, dict[str, list[tuple[Any, np.float32]]]] = {}
-    for adapter, weights in adapters:
-        for component, name, change in _changes(adapter, products):
+    for lora, weights in loras:
+        for component, name, change in lora.parameter_changes(products=products):
             weight = np.float32(weights[groups.column(0, component, name)])
             if not weight:
                 continue
             wanted.setdefault(component, {}).setdefault(name, []).append((change, weight))
     return {name: _merged(params[name], name, own) for name, own in wanted.items()}
-
-
-def _changes(adapter: Adapter, products: bool) -> Iterable[tuple[str, str, Any]]:
-    for component, own in adapter.changes.items():
-        for name, change in own.items():
-            yield component, name, change
-    if products:
-        for component, layers in adapter.components.items():
-            for path, pair in layers.items():
-                yield component, f"{path}.kernel", as_product(pair)
-                for bias in pair[2:]:
-                    yield component, f"{path}.bias", Difference(bias)
 
 
 def _merged(

@@ -95,7 +95,7 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     }
     tokens = token_groups(c, call, guided=guided)
     shown, decoding = run.decoder_condition, run.decoding
-    low_rank = None if run.adapters is None else dict(run.adapters)
+    low_rank = c.adapters.stacked(c, run.loras) if run.loras else None
     rest = tokens.lengths, low_rank, run.ip_adapters, tokens.layers
     found = Inputs(tokens.ids, plan, shown, embeds, decoding, *rest)
     # A caller who forbids implicit transfers may jit generate_fn.
