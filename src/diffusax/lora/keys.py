@@ -275,7 +275,7 @@ def _original_names(component: str, network: Any) -> Names:
     A layer of the original code may be several here.
     """
     names: Names = {}
-    prefixes = _COMFYUI
+    prefixes: tuple[str, ...] = _COMFYUI
     if component == "transformer":
         names, prefixes = adapter_names(network), (f"{component}.", *_DOTTED[component])
     elif getattr(network, "module_class", None) is UNet2DConditionModel:

@@ -67,8 +67,11 @@ class Lora:
 
     def only(self, component: str) -> "Lora":
         """Returns the part of the LoRA that changes a component."""
-        both = self.components, self.changes
-        return Lora(*({k: v for k, v in part.items() if k == component} for part in both))
+        products, changes = self.components.get(component), self.changes.get(component)
+        return Lora(
+            {} if products is None else {component: products},
+            {} if changes is None else {component: changes},
+        )
 
     def parameter_changes(self, *, products: bool) -> Iterator[tuple[str, str, Change]]:
         """Returns the component, the parameter and the change of all that is merged.
@@ -256,27 +259,29 @@ def _split(parts: Parts, weight: str) -> Iterator[tuple[str, Change]]:
 
 
 def _change_of_weight(parts: Parts, weight: str) -> Change:
+    """Returns the change of a layer's weight, with alpha and scale as a factor."""
     if "weight" in parts:
         on_input = np.asarray(parts.get("on_input", 0)).any()
-        own = ("weight", "on_input") if on_input else ("weight",)
-        return {name: parts[name] for name in own}
+        return {name: parts[name] for name in ("weight", "on_input")[: 1 + on_input]}
+    kinds: tuple[str, ...]
     if {"down", "up", "bias"} & set(parts):
         rank = len(parts["down"])
         if not rank:
             raise ValueError("a rank of 0")
         if "bias" in parts and (weight != "kernel" or {"magnitude", "dora_scale"} & set(parts)):
             raise ValueError("a bias of B, which PEFT has neither with DoRA nor for tables")
-        kind, factor = ("down", "up", "mid", "bias"), _scale(parts, rank)
+        kinds, factor = ("down", "up", "mid", "bias"), _scale(parts, rank)
     elif any(name.startswith("hada_") for name in parts):
-        kind, factor = ("hada_",), _scale(parts, len(parts["hada_w1_b"]))
+        kinds, factor = ("hada_",), _scale(parts, len(parts["hada_w1_b"]))
     elif any(name.startswith("lokr_") for name in parts):
         ranks = [len(parts[name]) for name in ("lokr_w2_b", "lokr_w1_b") if name in parts]
         # Without a rank, alpha has no meaning.
         scaled = ranks or "scale" in parts
-        kind, factor = ("lokr_",), _scale(parts, *ranks[:1]) if scaled else 1.0
+        kinds, factor = ("lokr_",), _scale(parts, *ranks[:1]) if scaled else 1.0
     else:
         raise ValueError
-    own = {k: x for k, x in parts.items() if k.startswith((*kind, ROWS, "magnitude", "dora_scale"))}
+    kinds = (*kinds, ROWS, "magnitude", "dora_scale")
+    own: dict[str, Any] = {name: x for name, x in parts.items() if name.startswith(kinds)}
     return {**own, "factor": np.float32(factor)}
 
 
