@@ -11,7 +11,7 @@ import numpy as np
 from diffusax.batch.programs import MIN_ROWS, Entry, entry_arrays
 from diffusax.lora.lora import Lora
 from diffusax.lora.stacks import WeightGroups
-from diffusax.models.adapters.image_prompts import Layers
+from diffusax.models.adapters.image_prompts import ImageLayers
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.guidance import last_guided_row
@@ -50,7 +50,7 @@ class Picture:
     """The (signal, noise) of its latents before each row and after the last, n+1 2."""
     adapters: Mapping[Lora, np.ndarray]
     """The adapters of the denoiser, and the weights of their groups of layers."""
-    ip_adapters: tuple[Layers, ...]
+    ip_adapters: tuple[ImageLayers, ...]
     """The layers of the IP-Adapters, which all images of a batch have in common."""
     decoding: Decoding
     decoder_condition: DecoderCondition | None
@@ -155,7 +155,7 @@ def _adapters(c: Components, run: PreparedRun, i: int) -> dict[Lora, np.ndarray]
     return {one: w for one, w in pairs if w.any() and not own.isdisjoint(one.components)}
 
 
-def _key(c: Components, entry: Entry, ip_adapters: tuple[Layers, ...]) -> tuple[Any, ...]:
+def _key(c: Components, entry: Entry, ip_adapters: tuple[ImageLayers, ...]) -> tuple[Any, ...]:
     leaves, structure = jax.tree.flatten(entry)
     params = tuple(id(c.params[name]) for name in c.denoiser.components)
     params += tuple(map(id, ip_adapters))

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import hashlib
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -60,18 +60,6 @@ class Lora:
                     for leaf in map(np.asarray, jax.tree.leaves(change)):
                         found.update(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
         return found.hexdigest()
-
-    def names_in(self, networks: Container[str]) -> bool:
-        """Returns whether a product changes one of these components."""
-        return any(component in networks for component in self.components)
-
-    def only(self, component: str) -> "Lora":
-        """Returns the part of the LoRA that changes a component."""
-        products, changes = self.components.get(component), self.changes.get(component)
-        return Lora(
-            {} if products is None else {component: products},
-            {} if changes is None else {component: changes},
-        )
 
     def parameter_changes(self, *, products: bool) -> Iterator[tuple[str, str, Change]]:
         """Returns the component, the parameter and the change of all that is merged.

@@ -100,10 +100,10 @@ def stack(
     groups = WeightGroups(networks)
     found: dict[str, dict[str, LowRank]] = {}
     for component, shape in shapes.items():
-        for name, lora in loras.items():
-            check_fits(name, lora.only(component), networks)
         kernels = kernel_shapes(networks[component])
         parts = [lora.components.get(component, {}) for lora in loras.values()]
+        for name, own in zip(loras, parts):
+            check_fits(name, Lora({component: own}), networks)
         found[component] = {
             path: _side_by_side(
                 [own.get(path) for own in parts],

@@ -94,8 +94,9 @@ def stacked_adapters(c: Components, call: Call) -> tuple[str, ...]:
     adapters = call_adapters(c, call, 1)
     if adapters is None:
         return ()
-    all_names = [name for name, one in c.adapters.adapters.items() if one.names_in(networks)]
-    shapes = stack_shapes([c.adapters.adapters[name] for name in all_names], networks)
+    known = c.adapters.adapters
+    all_names = [name for name, one in known.items() if networks.keys() & one.components]
+    shapes = stack_shapes([known[name] for name in all_names], networks)
     if all(shape.rank <= RANKS[-1] for shape in shapes.values()):
         return tuple(all_names)
     return tuple(name for name in all_names if name in adapters.loras)

@@ -18,7 +18,6 @@ import numpy as np
 
 from diffusax.models.ops.conv import Padding, conv2d
 from diffusax.models.ops.matmul import matmul
-from diffusax.runtime.devices.mesh import tree_name
 
 
 class Base(NamedTuple):
@@ -144,7 +143,8 @@ def _layer(module: Any, path: str) -> Any:
 def layer_shapes(network: Any) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the parameters of a network's layers, by path: `conv_in.kernel`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(network.shapes)
-    return {tree_name(path): tuple(leaf.shape) for path, leaf in leaves if len(path) > 1}
+    named = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {named(path): tuple(leaf.shape) for path, leaf in leaves if len(path) > 1}
 
 
 @functools.lru_cache(64)

@@ -60,7 +60,7 @@ def fuse(
         if already:
             raise ValueError(f"{min(already)!r} is merged already; unfuse_lora undoes it")
         weights = [groups.expand(c.adapters.active.get(name, 1.0)) * scale for name in names]
-        own = zip((c.adapters.adapters[name].only(target) for name in names), weights)
+        own = zip((c.adapters.adapters[name] for name in names), weights)
         found |= merged_params({target: c.params[target]}, networks, own, products=True)
     if not found:
         raise ValueError(f"the adapters change none of {', '.join(targets)}")

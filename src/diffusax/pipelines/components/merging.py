@@ -21,7 +21,7 @@ def merged_params(
     *,
     products: bool,
 ) -> dict[str, Params]:
-    """Returns the parameters of the components that LoRAs change, with the LoRAs merged.
+    """Returns the parameters of the components that LoRAs change, with these merged.
 
     The sums are computed in float32, each parameter on its own devices. A weight of zero changes
     nothing, whatever the kind of change.
@@ -39,10 +39,11 @@ def merged_params(
     wanted: dict[str, dict[str, list[tuple[Any, np.float32]]]] = {}
     for lora, weights in loras:
         for component, name, change in lora.parameter_changes(products=products):
-            weight = np.float32(weights[groups.column(0, component, name)])
-            if not weight:
+            if component not in params:
                 continue
-            wanted.setdefault(component, {}).setdefault(name, []).append((change, weight))
+            weight = np.float32(weights[groups.column(0, component, name)])
+            if weight:
+                wanted.setdefault(component, {}).setdefault(name, []).append((change, weight))
     return {name: _merged(params[name], name, own) for name, own in wanted.items()}
 
 

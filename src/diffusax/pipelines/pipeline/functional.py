@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from diffusax.models.adapters.image_prompts import Layers as ImageLayers
+from diffusax.models.adapters.image_prompts import ImageLayers
 from diffusax.models.adapters.low_rank import Layers
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.components.components import Components

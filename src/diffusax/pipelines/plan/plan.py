@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from diffusax.models.adapters.image_prompts import ImagePrompt
-from diffusax.models.adapters.image_prompts import Layers as ImageLayers
+from diffusax.models.adapters.image_prompts import ImageLayers, ImagePrompt
 from diffusax.runtime.random.noise import Noise
 from diffusax.samplers import Schedule, Table
 

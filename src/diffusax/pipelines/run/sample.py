@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from diffusax.lora.lora import Lora
-from diffusax.models.adapters.image_prompts import Layers as ImageLayers
+from diffusax.models.adapters.image_prompts import ImageLayers
 from diffusax.models.autoencoders.latents import to_unit
 from diffusax.models.autoencoders.tiling import tile_of, tiled_decode
 from diffusax.models.network import Params
