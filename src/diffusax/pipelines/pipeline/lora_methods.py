@@ -15,7 +15,7 @@ from diffusax.lora.stacks import Weight, WeightGroups
 from diffusax.lora.write import write_lora
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.components.fusing import fuse, unfuse
+from diffusax.pipelines.components.merging import fuse, unfuse
 from diffusax.pipelines.plan.arguments import as_list
 
 log = logging.getLogger(__name__)
@@ -221,14 +221,15 @@ class LoraMethods:
         """
         default = ("transformer",) if "transformer" in self.parts.models else None
         targets = default if components is None else components
-        fuse(self.parts, targets, lora_scale, adapter_names, finite=safe_fusing)
+        networks = adaptable_networks(self.parts)
+        fuse(self.parts, networks, targets, lora_scale, adapter_names, finite=safe_fusing)
 
     def unfuse_lora(self, components: str | Sequence[str] | None = None) -> None:
         """Undoes `fuse_lora`: the parameters are bit for bit what they were.
 
         components: the components to restore; by default all.
         """
-        unfuse(self.parts, components)
+        unfuse(self.parts, adaptable_networks(self.parts), components)
 
     @property
     def fused_loras(self) -> set[str]:
