@@ -121,13 +121,18 @@ def find_layers(
     unknown, absent = [], 0
     names = {prefixless(key) for key in file.tensors}
     own_names = {name: _own_names(name, network) for name, network in networks.items()}
+    split = {key: split_key(key) for key in file.tensors}
+    places = {key: _place(layer, own_names) for key, (layer, _) in split.items()}
+    originals: dict[str, Names] = {}
+    if not all(places.values()):
+        originals = {name: _original_names(name, network) for name, network in networks.items()}
     lacking = tuple(prefix for name in others for prefix in (f"{name}.", *KOHYA.get(name, ())))
     for key, tensor in file.tensors.items():
-        layer, part = split_key(key)
+        layer, part = split[key]
         tensor = tensor.T if _OF_TABLE in key else tensor
-        place, shares = _place(layer, own_names), {}
-        if part and not place:
-            shares = _shares(part, tensor, networks, layer)
+        place, older, shares = places[key], _place(layer, originals), {}
+        if part and older and not place:
+            shares = _shares(part, tensor, networks, older)
         if part == "weight" and f"{layer}.on_input" not in names:
             unknown.append(key)
         elif part and place:
@@ -222,17 +227,13 @@ def _place(layer: str, names: Mapping[str, Mapping[str, Any]]) -> tuple[str, Any
 
 
 def _shares(
-    part: str, tensor: np.ndarray, networks: Mapping[str, Any], layer: str
+    part: str, tensor: np.ndarray, networks: Mapping[str, Any], older: tuple[str, Module]
 ) -> dict[tuple[str, str], Parts]:
     """Returns a tensor of an original layer for each of the layers that this one is made of.
 
-    It is empty where there is no such layer, or the tensor cannot be split or swapped like the
-    layer's outputs.
+    It is empty where the tensor cannot be split or swapped like the layer's outputs.
     """
-    place = _place(layer, {name: _original_names(name, net) for name, net in networks.items()})
-    if place is None:
-        return {}
-    component, (paths, swapped) = place
+    component, (paths, swapped) = older
     owners = [(component, path) for path in paths]
     of_factors = part.startswith(("hada_", "lokr_"))
     if swapped and of_factors:
