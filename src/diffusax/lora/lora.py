@@ -103,7 +103,7 @@ def lora_of_layers(
         weight = next((leaf for leaf in _WEIGHTS if f"{path}.{leaf}" in shapes), _WEIGHTS[0])
         kernel = shapes.get(f"{path}.kernel")
         if kernel and (component, path) == ("transformer", _READS_LATENTS):
-            parts = _with_more_inputs(parts, kernel[0])
+            parts = _with_more_inputs(parts, kernel[-2])
         try:
             found = {leaf: (c, _misfit(c, leaf, path, shapes)) for leaf, c in _split(parts, weight)}
         except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
