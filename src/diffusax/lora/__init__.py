@@ -8,10 +8,9 @@ A file's tensors become layers (`files`, `keys`), layers a `Lora` that fits a pi
 from diffusax.lora.files import FileLayers, LoraFile, called, output_name, read_lora
 from diffusax.lora.keys import find_layers
 from diffusax.lora.lora import Lora, lora_of_layers
-from diffusax.lora.write import FORMATS, write_lora
+from diffusax.lora.write import write_lora
 
 __all__ = [
-    "FORMATS",
     "FileLayers",
     "Lora",
     "LoraFile",

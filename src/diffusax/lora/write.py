@@ -19,8 +19,6 @@ from diffusax.lora.files import METADATA, ROWS, FileLayers, Parts
 from diffusax.lora.keys import KOHYA
 from diffusax.models.unet.unet import UNet2DConditionConfig
 
-FORMATS = ("diffusers", "kohya")
-"""The formats that are written."""
 _KOHYA = {"down": "lora_down.weight", "up": "lora_up.weight", "mid": "lora_mid.weight"}
 _KOHYA_MODELS = {768: "sd_v1", 1024: "sd_v2", 2048: "sdxl_base_v1-0"}
 """What sd-scripts calls a model (`ss_base_model_version`), by the width of its texts."""
