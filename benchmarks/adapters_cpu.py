@@ -22,7 +22,7 @@ import numpy as np
 from full_size import SD2
 from machine import describe, interleaved_medians
 
-from diffusax.lora.weights import WeightGroups, room_for
+from diffusax.lora.stacks import WeightGroups, room_for
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes
 from diffusax.models.network import Network, cast_shapes, initialize_params

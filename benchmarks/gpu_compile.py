@@ -26,7 +26,7 @@ from random_models import MODELS, call_programs, write_checkpoint
 from tpu_compile import compile_call, compile_request, compile_training
 
 import diffusax
-from diffusax.lora.weights import room_for
+from diffusax.lora.stacks import room_for
 from diffusax.models.adapters.low_rank import LowRank, kernel_shapes
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices.chips import chip_of

@@ -24,7 +24,7 @@ from test_text_to_image import prepared
 import diffusax
 from diffusax.cli.console import main
 from diffusax.lora.files import WEIGHT_NAME
-from diffusax.lora.trained_files import KOHYA_NAME
+from diffusax.lora.trained import KOHYA_NAME
 from diffusax.training import LoRAConfig, TextToImageConfig, text_to_image
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
 from diffusax.training.step.denoising import Draws

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from diffusax.batch.image import table_height
 from diffusax.boundary.options import ImageCount, Options, Pixels, Scale, Seed, Steps
-from diffusax.lora.adapter import RANKS, stack_shapes
+from diffusax.lora.stacks import RANKS, stack_shapes
 from diffusax.offline.prompts import COLUMNS
 from diffusax.pipelines.components.adapters import call_adapters, resolve_adapters
 from diffusax.pipelines.components.components import Components
@@ -94,11 +94,12 @@ def stacked_adapters(c: Components, call: Call) -> tuple[str, ...]:
     adapters = call_adapters(c, call, 1)
     if adapters is None:
         return ()
-    all_names = [name for name, one in c.adapters.adapters.items() if one.names_in(networks)]
-    shapes = stack_shapes([c.adapters.adapters[name] for name in all_names], networks)
+    known = c.adapters.adapters
+    all_names = [name for name, one in known.items() if networks.keys() & one.components]
+    shapes = stack_shapes([known[name] for name in all_names], networks)
     if all(shape.rank <= RANKS[-1] for shape in shapes.values()):
         return tuple(all_names)
-    return tuple(name for name in all_names if c.adapters.adapters[name] in adapters.order)
+    return tuple(name for name in all_names if name in adapters.loras)
 
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.nn.initializers import lecun_normal, normal, ones, zeros
 
-from diffusax.models.adapters.low_rank import Base, LayerAdapters
+from diffusax.models.adapters.low_rank import Base, LowRank
 from diffusax.models.layers.rngs import shaped
 from diffusax.models.ops.conv import conv2d
 from diffusax.models.ops.matmul import apart, matmul
@@ -31,7 +31,7 @@ _NORM: dict[str, Any] = {"scale_init": shaped(ones), "bias_init": shaped(zeros)}
 class Linear(nnx.Linear):
     """A linear layer. x: ... c -> ... d."""
 
-    adapters: LayerAdapters | None = None
+    adapters: LowRank | None = None
     """The layer's adapters, or those in training, while a network is traced with some; x is b ... c
     then."""
 
@@ -160,7 +160,7 @@ class Conv2d(nnx.Conv):
     x: b h w c -> b h' w' d.
     """
 
-    adapters: LayerAdapters | None = None
+    adapters: LowRank | None = None
     """The layer's adapters, or those in training, while a network is traced with some."""
 
     def __init__(

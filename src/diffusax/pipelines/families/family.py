@@ -120,7 +120,7 @@ class Denoiser(Protocol):
         Args:
             params: the parameters by component, and in calls with some, under "adapters" the
                 layers of adapters by component (`models.adapters.low_rank.Layers`), and under
-                "ip_adapters" those of IP-Adapters (`models.adapters.image_prompts.Layers`).
+                "ip_adapters" those of IP-Adapters (`models.adapters.image_prompts.ImageLayers`).
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
             conditions: conditions without the axis of the branches, which is merged into the batch.

@@ -178,7 +178,7 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
             lambda x, axis: pad_images(x, parts, axis), plan, placement.image_axes(plan)
         )
     rows = len(plan.table.timestep)
-    latents = sample(bind(c, run.adapters, run.ip_adapters), plan, at_once(rows))
+    latents = sample(bind(c, run.loras, run.ip_adapters), plan, at_once(rows))
     return decode(c, latents, run.decoding, shown)
 
 

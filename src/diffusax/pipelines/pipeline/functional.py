@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from diffusax.models.adapters.image_prompts import Layers as ImageLayers
+from diffusax.models.adapters.image_prompts import ImageLayers
 from diffusax.models.adapters.low_rank import Layers
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.components.components import Components
@@ -95,7 +95,7 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     }
     tokens = token_groups(c, call, guided=guided)
     shown, decoding = run.decoder_condition, run.decoding
-    low_rank = None if run.adapters is None else dict(run.adapters)
+    low_rank = c.adapters.stacked(c, run.loras) if run.loras else None
     rest = tokens.lengths, low_rank, run.ip_adapters, tokens.layers
     found = Inputs(tokens.ids, plan, shown, embeds, decoding, *rest)
     # A caller who forbids implicit transfers may jit generate_fn.

@@ -178,11 +178,14 @@ def _with_adapters(
 ) -> tuple[Tokens, tuple[Layers | None, ...]]:
     """Returns the tokens with the weights of the call's adapters, and each encoder's adapters."""
     adapters = call_adapters(c, call, count_prompts(call))
-    names = [name for _, _, name in c.text]
-    if adapters is None or not any(name in adapters.layers for name in names):
+    if adapters is None:
         return tokens, ()
-    layers = tuple(adapters.layers.get(name) for name in names)
-    return tokens._replace(adapters=np.tile(adapters.weights, (groups, 1))), layers
+    names = [name for _, _, name in c.text]
+    stacked = c.adapters.stacked(c, adapters.loras, components=names)
+    if not stacked:
+        return tokens, ()
+    tokens = tokens._replace(adapters=np.tile(adapters.weights, (groups, 1)))
+    return tokens, tuple(map(stacked.get, names))
 
 
 def stack_prompts(found: Found, *, branches: int, repeats: int) -> Prompt:

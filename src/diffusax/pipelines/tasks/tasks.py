@@ -186,7 +186,7 @@ def prepare_run(
         run = dataclasses.replace(run, later=later, reweigh=reweigh)
     if adapters is None:
         return run
-    return dataclasses.replace(run, adapters=adapters.layers, adapter_order=adapters.order)
+    return dataclasses.replace(run, loras=adapters.loras)
 
 
 def _check_joined(call: Call, weights: tuple[float, ...] | None) -> None:

@@ -218,7 +218,7 @@ def draw_images(c: Components, task: Task, call: Call) -> list[Image.Image]:
     """
     c, call = resolve_adapters(c, call)
     run = task(c, call)
-    latents = sample(bind(c, run.adapters), run.plan, at_once(len(run.schedule)))
+    latents = sample(bind(c, run.loras), run.plan, at_once(len(run.schedule)))
     images: list[Image.Image] = output(c, latents, run.decoding, run.decoder_condition, "pil")
     return images
 

@@ -12,8 +12,13 @@ from PIL import Image
 
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.sheets import captioned
-from diffusax.lora.trained import LoRA
-from diffusax.lora.trained_files import lora_of_file, params_of_file, to_adapter, write_result
+from diffusax.lora.trained import (
+    TrainedLora,
+    params_of_file,
+    plan_of_file,
+    to_lora,
+    write_result,
+)
 from diffusax.models.autoencoders.latents import latent_statistics
 from diffusax.models.network import (
     Model,
@@ -230,7 +235,7 @@ class Denoiser:
         components = self.base.components(params, **options)
         if lora is not None:
             networks = {name: self.base.networks[name] for name in self.components}
-            components.adapters.add("lora", to_adapter(lora, to_host(trained), networks), networks)
+            components.adapters.add("lora", to_lora(lora, to_host(trained), networks), networks)
             arguments["adapters"] = {"lora": 1.0}
         height, width = self.validation_size
         own = {
@@ -263,7 +268,7 @@ class Denoiser:
             return list(dict.fromkeys([*names, *self.components]))
         return [name for name in names if name not in self.components]
 
-    def _open_lora(self, edits: bool) -> LoRA:
+    def _open_lora(self, edits: bool) -> TrainedLora:
         """Returns the adapters to train."""
         base, options = self.base, self.config.lora
         if edits and read_network(base.folder / base.denoiser) != base.networks[base.denoiser]:
@@ -274,14 +279,14 @@ class Denoiser:
             )
         networks = {name: base.networks[name] for name in self.components}
         if options.path is None:
-            return LoRA.of(options, networks)
+            return TrainedLora.of(options, networks)
         known = {**networks, **{name: base.networks[name] for name in base.text_encoders}}
         encoders = self.config.train_text_encoder
-        return lora_of_file(
+        return plan_of_file(
             options.path, known, train_text_encoder=encoders, dropout=options.dropout
         )
 
-    def _first_adapters(self, lora: LoRA, mesh: Mesh | None) -> Params:
+    def _first_adapters(self, lora: TrainedLora, mesh: Mesh | None) -> Params:
         options, networks = self.config.lora, self.base.networks
         if options.path is not None:
             return params_of_file(options.path, {name: networks[name] for name in self.components})

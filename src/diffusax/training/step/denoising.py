@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
 
-from diffusax.lora.trained import LoRA
+from diffusax.lora.trained import TrainedLora
 from diffusax.models.autoencoders.latents import from_bytes, sample_latents, scale_latents
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser, Family
@@ -163,7 +163,7 @@ class DenoisingLoss:
     compute_dtype: Any = jnp.float32
     timestep_probabilities: np.ndarray | None = None
     """The probability of each timestep; None where all are equally likely."""
-    lora: LoRA | None = None
+    lora: TrainedLora | None = None
     """The adapters that are trained; their networks are frozen. None where networks are trained."""
 
     @classmethod
