@@ -30,7 +30,7 @@ from diffusax.training import (
 )
 from diffusax.training.data.batches import Batches
 from diffusax.training.ema.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
-from diffusax.training.loop.averages import make_average
+from diffusax.training.loop.export import make_average
 from diffusax.training.optimizers import make_optimizer
 from diffusax.training.options import to_yaml
 from diffusax.training.recipes.recipe import Recipe

@@ -13,10 +13,10 @@ from PIL import Image
 from diffusax.images.reading import open_upright, upright_size
 from diffusax.training import CaptionedDataConfig, DataConfig
 from diffusax.training.data.batches import Batches
-from diffusax.training.data.bucket_order import BucketOrder
 from diffusax.training.data.buckets import (
     SIZE,
     BucketedSource,
+    BucketOrder,
     Buckets,
     nearest_sizes,
     parse_sizes,

@@ -11,8 +11,8 @@ import pytest
 from pictures import picture, png, row
 from PIL import Image, ImageCms
 
-from diffusax.training.data.examples import CaptionedDataConfig, ControlDataConfig
 from diffusax.training.data.opening import open_data
+from diffusax.training.data.options import CaptionedDataConfig, ControlDataConfig
 from diffusax.training.recipes.class_pictures import class_source
 from diffusax.training.recipes.dreambooth import DreamBoothDataConfig
 

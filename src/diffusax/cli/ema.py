@@ -15,7 +15,7 @@ from diffusax.training import TrainConfig
 from diffusax.training.ema.posthoc import Length
 from diffusax.training.ema.snapshots import AVERAGES, read_snapshots
 from diffusax.training.ema.update import Start
-from diffusax.training.loop.averages import make_average
+from diffusax.training.loop.export import make_average
 from diffusax.training.options import read_config
 
 

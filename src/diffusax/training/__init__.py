@@ -1,11 +1,16 @@
 """Training of diffusion models; it needs the extra `train`."""
 
 from diffusax.lora.trained import LoRAConfig
-from diffusax.training.config import TrainConfig, ValidationConfig
-from diffusax.training.data.batches import DataConfig
-from diffusax.training.data.examples import (
+from diffusax.training.config import (
+    DenoiserValidationConfig,
+    TimestepBiasConfig,
+    TrainConfig,
+    ValidationConfig,
+)
+from diffusax.training.data.options import (
     CaptionedDataConfig,
     ControlDataConfig,
+    DataConfig,
     EditDataConfig,
     ImageDataConfig,
 )
@@ -25,7 +30,6 @@ from diffusax.training.recipes.controlnet import (
     ControlNetValidationConfig,
     controlnet,
 )
-from diffusax.training.recipes.denoiser_config import DenoiserValidationConfig
 from diffusax.training.recipes.dreambooth import (
     DreamBoothConfig,
     DreamBoothDataConfig,
@@ -49,7 +53,6 @@ from diffusax.training.recipes.unconditional import (
     UnconditionalValidationConfig,
     unconditional,
 )
-from diffusax.training.step.timesteps import TimestepBiasConfig
 
 __all__ = [
     "AutoencoderConfig",

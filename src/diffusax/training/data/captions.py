@@ -14,8 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffusax.boundary.files import unique_keys
-from diffusax.training.data.metadata import not_utf8
-from diffusax.training.data.picture_files import METADATA, Listing, log_unread, stem_of, suffix_of
+from diffusax.training.data.picture_files import (
+    METADATA,
+    Listing,
+    log_unread,
+    not_utf8,
+    stem_of,
+    suffix_of,
+)
 
 log = logging.getLogger(__name__)
 

@@ -1,18 +1,16 @@
 """Makes examples of rows: cuts images and chooses captions."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from msgspec import Meta
 from PIL import Image, ImageOps
 
 from diffusax.images.reading import load_image, open_upright
-from diffusax.training.data.batches import DataConfig, Element
+from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import SIZE, Size
-from diffusax.training.data.captions import Lines
+from diffusax.training.data.options import CaptionedDataConfig, DataConfig
 
 MAX_ASPECT = 16
 """Longer images are cut to this many times their shorter side before they are resized."""
@@ -21,57 +19,6 @@ MAX_CAPTION = 10_000
 
 LOSS_WEIGHTS = "loss_weights"
 """The name in a batch of what each latent's error counts for, where there are masks."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageDataConfig(DataConfig):
-    """A data set of images."""
-
-    image_column: str = "image"
-    """The column with the images: bytes, or {bytes, path} as `datasets` writes them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CaptionedDataConfig(ImageDataConfig):
-    """A data set of images with captions."""
-
-    caption_column: str = "text"
-    """The column with the captions: a text, or a list from which one is drawn each time. Captions
-    that are too long for the text encoder are cut off."""
-    caption_lines: Lines = "first"
-    """What a text file beside an image says with several lines: the caption is the first, any of
-    them, drawn each time, or all of them."""
-    trigger: str = ""
-    """Words to put before each caption, with tag_separator between."""
-    shuffle_tags: bool = False
-    """Shuffle the tags of each caption anew each time."""
-    keep_tags: Annotated[int, Meta(ge=0, le=10_000)] = 0
-    """The number of tags at the beginning of a caption that stay where they are."""
-    tag_separator: Annotated[str, Meta(min_length=1)] = ","
-    """What stands between the tags of a caption."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ControlDataConfig(CaptionedDataConfig):
-    """A data set of images with captions and with the images that steer a ControlNet."""
-
-    conditioning_image_column: str = "conditioning_image"
-    """The column with the images that steer, such as edges: bytes, or {bytes, path}."""
-
-
-@dataclasses.dataclass(frozen=True)
-class EditDataConfig(DataConfig):
-    """A data set of images before and after an edit, with its instruction."""
-
-    random_flip: bool = True
-    """Mirror half of the pairs."""
-    original_image_column: str = "input_image"
-    """The column with the images before the edit: bytes, or {bytes, path}."""
-    edit_prompt_column: str = "edit_prompt"
-    """The column with the instructions: a text, or a list from which one is drawn each time, with
-    the edited image in the same place of its list."""
-    edited_image_column: str = "edited_image"
-    """The column with the images after the edit: one, or as many as there are instructions."""
 
 
 def picture_size(config: DataConfig, default: int, factor: int) -> int:
@@ -357,3 +304,21 @@ STYLE = (
 )
 TEMPLATES = {"object": OBJECT, "style": STYLE}
 """The captions by what the word stands for; {} is the word."""
+
+
+LENGTHS = "lengths"
+"""The name in a batch of the number of tokens that are not padding, where the family has it."""
+
+
+PRIOR = "prior"
+"""The name in a batch of whether an example is of DreamBooth's class, not of its subject."""
+
+
+def is_text(name: str) -> bool:
+    """Returns whether an entry of a batch holds a text's tokens."""
+    return name == LENGTHS or name.startswith(ids_name("tokenizer"))
+
+
+def ids_name(tokenizer: str) -> str:
+    """Returns the name in a batch of the ids of a tokenizer: input_ids or input_ids_2."""
+    return tokenizer.replace("tokenizer", "input_ids")

@@ -157,3 +157,8 @@ def _is_companion(path: str, stems: set[str]) -> bool:
         return True
     found = _COMPANION.fullmatch(stem)
     return found is not None and found[1].lower() in stems
+
+
+def not_utf8(file: Path) -> ValueError:
+    """Returns the error of a text file in another encoding."""
+    return ValueError(f"{file} is not text in UTF-8; save it as such")

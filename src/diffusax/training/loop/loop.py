@@ -36,17 +36,15 @@ from diffusax.training.ema.snapshots import AVERAGES, remove_snapshots_after, wr
 from diffusax.training.ema.update import copy_as_average, short_window
 from diffusax.training.loop.checkpoints import Checkpoints
 from diffusax.training.loop.export import CONFIG, create_on_hub, export, leave_finished, results
-from diffusax.training.loop.memory import (
-    bytes_on_device,
-    check_arguments,
-    check_step,
-    does_not_fit,
-)
 from diffusax.training.loop.program import (
     abstract_batch,
     abstract_frozen,
     abstract_state,
+    bytes_on_device,
+    check_arguments,
+    check_step,
     compile_in_background,
+    does_not_fit,
     optimizer_of,
     places,
     step_program,

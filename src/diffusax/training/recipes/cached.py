@@ -22,21 +22,20 @@ from diffusax.models.network import Params
 from diffusax.runtime.devices.layouts import in_order
 from diffusax.runtime.devices.mesh import batch_sharding, make_mesh, replicated
 from diffusax.runtime.devices.processes import of_all_processes
-from diffusax.training.data.batches import Element
-from diffusax.training.data.broken import Broken, Tally
+from diffusax.training.data.batches import Broken, Element, Tally
 from diffusax.training.data.buckets import Buckets, buckets_of
-from diffusax.training.data.examples import ControlDataConfig, EditDataConfig, picture_size
+from diffusax.training.data.examples import is_text, picture_size
 from diffusax.training.data.opening import open_images, own_share
+from diffusax.training.data.options import ControlDataConfig, EditDataConfig
 from diffusax.training.data.sources import ArrowSource, Source
 from diffusax.training.options import require_options
-from diffusax.training.recipes.base_model import BaseModel
-from diffusax.training.recipes.rows import caption_example, control_example, edit_example
-from diffusax.training.step.denoising import (
-    embedding_entries,
-    encode_captions,
-    encode_pixels,
-    is_text,
+from diffusax.training.recipes.base_model import (
+    BaseModel,
+    caption_example,
+    control_example,
+    edit_example,
 )
+from diffusax.training.step.denoising import embedding_entries, encode_captions, encode_pixels
 
 _INDEX = "cache.json"
 _ORIGINAL = "original_latents"

@@ -16,13 +16,13 @@ from diffusax.images.reading import load_image
 from diffusax.models.network import Model, Params
 from diffusax.models.unet.derived import controlnet_params
 from diffusax.pipelines.tasks.steering import control_text_to_image
+from diffusax.training.config import DenoiserConfig, PicturesValidationConfig
 from diffusax.training.data.batches import Element
-from diffusax.training.data.examples import ControlDataConfig
+from diffusax.training.data.options import ControlDataConfig
 from diffusax.training.optimizers import FineTuningOptimizerConfig
+from diffusax.training.recipes.base_model import control_example
 from diffusax.training.recipes.denoiser import Denoiser
-from diffusax.training.recipes.denoiser_config import DenoiserConfig, PicturesValidationConfig
 from diffusax.training.recipes.recipe import Recipe
-from diffusax.training.recipes.rows import control_example
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,17 +26,21 @@ from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks.tasks import Task
 from diffusax.runtime.devices.mesh import to_host
-from diffusax.training.data.batches import DataConfig
+from diffusax.training.config import DenoiserConfig
 from diffusax.training.data.buckets import Size
 from diffusax.training.data.examples import picture_size
 from diffusax.training.data.opening import log_buckets, open_images
+from diffusax.training.data.options import DataConfig
 from diffusax.training.data.sources import Source
 from diffusax.training.data.summary import log_summary
 from diffusax.training.options import require_options
-from diffusax.training.recipes.base_model import BaseModel, draw_images
+from diffusax.training.recipes.base_model import (
+    BaseModel,
+    draw_images,
+    embed_texts,
+    embedding_shapes,
+)
 from diffusax.training.recipes.cached import CachedSource, is_cache
-from diffusax.training.recipes.denoiser_config import DenoiserConfig
-from diffusax.training.recipes.prompt_embeddings import embed_texts, embedding_shapes
 from diffusax.training.step.denoising import STATISTICS, DenoisingLoss
 from diffusax.training.step.step import Batch
 

@@ -18,15 +18,18 @@ from PIL import Image
 from diffusax.boundary.options import Count, Weight
 from diffusax.models.network import Params
 from diffusax.pipelines.tasks import tasks
+from diffusax.training.config import DenoiserConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import SIZE, buckets_of
-from diffusax.training.data.examples import LOSS_WEIGHTS, CaptionedDataConfig, write_caption
+from diffusax.training.data.examples import LOSS_WEIGHTS, PRIOR, is_text, write_caption
+from diffusax.training.data.options import CaptionedDataConfig
 from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, Repeated
 from diffusax.training.data.picture_files import IMAGE_SUFFIXES
 from diffusax.training.data.sources import Source
 from diffusax.training.data.summary import log_summary
 from diffusax.training.optimizers import FineTuningOptimizerConfig
 from diffusax.training.options import require_options
+from diffusax.training.recipes.base_model import caption_example
 from diffusax.training.recipes.cached import CachedSource, is_cache
 from diffusax.training.recipes.class_pictures import (
     ClassPictures,
@@ -34,10 +37,7 @@ from diffusax.training.recipes.class_pictures import (
     class_source,
 )
 from diffusax.training.recipes.denoiser import Denoiser
-from diffusax.training.recipes.denoiser_config import DenoiserConfig
 from diffusax.training.recipes.recipe import Recipe
-from diffusax.training.recipes.rows import caption_example
-from diffusax.training.step.denoising import PRIOR, is_text
 from diffusax.training.step.step import Batch
 
 _CAPTION = "text"

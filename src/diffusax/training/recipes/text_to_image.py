@@ -9,12 +9,12 @@ from PIL import Image
 from diffusax.boundary.options import Share
 from diffusax.models.network import Params
 from diffusax.pipelines.tasks import tasks
+from diffusax.training.config import DenoiserConfig
 from diffusax.training.data.batches import Element
-from diffusax.training.data.examples import CaptionedDataConfig
+from diffusax.training.data.options import CaptionedDataConfig
+from diffusax.training.recipes.base_model import caption_example
 from diffusax.training.recipes.denoiser import Denoiser
-from diffusax.training.recipes.denoiser_config import DenoiserConfig
 from diffusax.training.recipes.recipe import Recipe
-from diffusax.training.recipes.rows import caption_example
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,16 +26,16 @@ from diffusax.pipelines.tasks import tasks
 from diffusax.runtime.devices.mesh import to_host
 from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.text.words import taken_name, token_names
+from diffusax.training.config import DenoiserConfig
 from diffusax.training.data.batches import Element
-from diffusax.training.data.examples import TEMPLATES, CaptionedDataConfig, choose_caption
+from diffusax.training.data.examples import TEMPLATES, choose_caption
+from diffusax.training.data.options import CaptionedDataConfig
 from diffusax.training.data.pairs import Repeated
 from diffusax.training.optimizers import OptimizerConfig
 from diffusax.training.options import require_options
-from diffusax.training.recipes.base_model import BaseModel
+from diffusax.training.recipes.base_model import BaseModel, caption_example
 from diffusax.training.recipes.denoiser import Denoiser
-from diffusax.training.recipes.denoiser_config import DenoiserConfig
 from diffusax.training.recipes.recipe import Recipe
-from diffusax.training.recipes.rows import caption_example
 from diffusax.training.step.step import Batch
 
 _USAGE = """```python

@@ -28,15 +28,16 @@ from diffusax.pipelines.families import UNCONDITIONAL
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks.tasks import unconditional as draw_from_noise
 from diffusax.samplers import DDPMScheduler, Scheduler
-from diffusax.training.config import ValidationConfig
+from diffusax.training.config import DenoisingConfig, ValidationConfig
 from diffusax.training.data.batches import Element
-from diffusax.training.data.examples import ImageDataConfig, cut_pictures
+from diffusax.training.data.examples import cut_pictures
 from diffusax.training.data.opening import open_images
+from diffusax.training.data.options import ImageDataConfig
 from diffusax.training.options import require_options
 from diffusax.training.recipes.base_model import draw_images, read_scheduler
 from diffusax.training.recipes.denoiser import ZERO_AT_START
 from diffusax.training.recipes.recipe import Recipe
-from diffusax.training.step.denoising import DenoisingConfig, DenoisingLoss
+from diffusax.training.step.denoising import DenoisingLoss
 from diffusax.training.step.step import Batch
 
 _UNET = "unet"
