@@ -17,7 +17,7 @@ from diffusax.evaluation.metrics import (
     load_statistics,
     mean_and_error,
 )
-from diffusax.training.data.examples import read_picture
+from diffusax.training.data.examples import read_image
 from diffusax.training.data.finding import open_source
 from diffusax.training.data.sources import Kind
 from diffusax.training.data.summary import log_summary
@@ -124,7 +124,7 @@ def read_pictures(
         if caption_column is not None and not isinstance(caption, str):
             raise ValueError(f"{source.name(index)}: {caption_column} must be a text")
         try:
-            picture: Any = read_picture(row[image_column])
+            picture: Any = read_image(row[image_column])
         except ValueError as error:
             raise ValueError(f"{source.name(index)}: {error}") from None
         yield picture, caption

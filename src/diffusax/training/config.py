@@ -169,8 +169,8 @@ class DenoisingConfig(TrainConfig):
     """The gamma of Min-SNR loss weights (Hang et al. 2023); 5 is usual; by default all errors
     weigh alike."""
     noise_offset: Annotated[float, Meta(ge=0, le=100)] = 0.0
-    """The deviation of a mean that the noise gets per picture and channel, so that dark and bright
-    pictures are learnt; 0.1 is usual."""
+    """The deviation of a mean that the noise gets per image and channel, so that dark and bright
+    images are learnt; 0.1 is usual."""
     gradient_checkpointing: Literal["none", "blocks", "full"] = "none"
     """What is computed again for the gradient to save memory: none; blocks (each resnet and
     transformer); full (levels too: the least memory, the most time)."""
@@ -219,26 +219,26 @@ class DenoisingConfig(TrainConfig):
 
 @dataclasses.dataclass(frozen=True)
 class DenoiserValidationConfig(ValidationConfig):
-    """Pictures of prompts, always from the same noise."""
+    """Images generated from prompts, always from the same noise."""
 
     prompts: tuple[str, ...] = ()
-    """What to draw."""
+    """What to show."""
     steps: Annotated[int, Meta(ge=1, le=1000)] = 20
     """The number of sampler steps."""
     guidance: Annotated[float, Meta(ge=0, le=1000)] = 7.5
     """The guidance scale."""
     height: Annotated[int, Meta(ge=8, le=8192)] | None = None
-    """The height of the pictures in pixels; by default data.resolution, or the model's own."""
+    """The height of the images in pixels; by default data.resolution, or the model's own."""
     width: Annotated[int, Meta(ge=8, le=8192)] | None = None
-    """The width of the pictures in pixels; by default data.resolution, or the model's own."""
+    """The width of the images in pixels; by default data.resolution, or the model's own."""
 
 
 @dataclasses.dataclass(frozen=True)
-class PicturesValidationConfig(DenoiserValidationConfig):
-    """Pictures made of prompts and of other pictures."""
+class ImagesValidationConfig(DenoiserValidationConfig):
+    """Images generated from prompts and from other images."""
 
     images: tuple[str, ...] = ()
-    """The pictures to begin with: one, or one for each of the prompts."""
+    """The images to begin with: one, or one for each of the prompts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -268,7 +268,7 @@ class DenoiserConfig(DenoisingConfig):
     validation: DenoiserValidationConfig = dataclasses.field(
         default_factory=DenoiserValidationConfig
     )
-    """The pictures that are drawn during the run."""
+    """The images that are generated during the run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

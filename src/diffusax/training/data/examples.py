@@ -21,7 +21,7 @@ LOSS_WEIGHTS = "loss_weights"
 """The name in a batch of what each latent's error counts for, where there are masks."""
 
 
-def picture_size(config: DataConfig, default: int, factor: int) -> int:
+def image_size(config: DataConfig, default: int, factor: int) -> int:
     """Returns the side of training images in pixels: the option's, or else the model's own.
 
     factor: the number of pixels per latent or token.
@@ -43,11 +43,11 @@ def read_pixels(
     config: DataConfig, size: int, column: str, row: dict[str, Any], rng: np.random.Generator
 ) -> np.ndarray:
     """Reads the image in a column, resized and cropped as the options say: h w 3 uint8."""
-    (pixels,), _, _ = cut_pictures(config, size, row, [row[column]], rng)
+    (pixels,), _, _ = cut_images(config, size, row, [row[column]], rng)
     return pixels
 
 
-def cut_pictures(
+def cut_images(
     config: DataConfig,
     size: int,
     row: dict[str, Any],
@@ -75,7 +75,7 @@ def cut_pictures(
     """
     first, *masks = _with_mask(config, row, cells[0])
     pixels, sizes = prepare_images(
-        [first, *map(read_picture, cells[1:]), *masks],
+        [first, *map(read_image, cells[1:]), *masks],
         rng,
         resolution=row.get(SIZE, size),
         center_crop=config.center_crop,
@@ -107,7 +107,7 @@ def mask_weights(mask: np.ndarray, factor: int, *, normalized: bool) -> np.ndarr
     return means / total if normalized and total > 0 else means
 
 
-def read_picture(cell: Any) -> Image.Image:
+def read_image(cell: Any) -> Image.Image:
     """Reads the image in a cell: RGB, upright, on white.
 
     cell: a file's bytes, or {bytes, path} as `datasets` writes them; sources have checked the path.
@@ -191,12 +191,12 @@ def choose_edit(prompts: Any, edited: Any, rng: np.random.Generator) -> tuple[st
         ValueError: the lists differ in length, or there is no text.
     """
     if isinstance(prompts, list) != isinstance(edited, list):
-        raise ValueError("instructions and edited pictures must both be lists, or neither")
+        raise ValueError("instructions and edited images must both be lists, or neither")
     if isinstance(prompts, list):
         if len(prompts) != len(edited):
-            raise ValueError(f"{len(prompts)} instructions for {len(edited)} edited pictures")
+            raise ValueError(f"{len(prompts)} instructions for {len(edited)} edited images")
         if not prompts:
-            raise ValueError("the lists of instructions and edited pictures are empty")
+            raise ValueError("the lists of instructions and edited images are empty")
         index = rng.integers(len(prompts))
         prompts, edited = prompts[index], edited[index]
     if not isinstance(prompts, str):
@@ -239,9 +239,9 @@ def clean_caption(caption: str) -> str:
 def _with_mask(config: DataConfig, row: dict[str, Any], cell: Any) -> list[Image.Image]:
     """Returns the image in a cell, and its mask in shades of grey if the options have one."""
     if config.mask_column:
-        return [read_picture(cell), read_picture(row[config.mask_column]).convert("L")]
+        return [read_image(cell), read_image(row[config.mask_column]).convert("L")]
     if config.mask == "none":
-        return [read_picture(cell)]
+        return [read_image(cell)]
     image = cell if isinstance(cell, Image.Image) else open_upright(image_file(cell))
     if not image.has_transparency_data:
         return [load_image(image), Image.new("L", image.size, 255)]

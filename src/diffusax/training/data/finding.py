@@ -30,7 +30,7 @@ from diffusax.hub_data.splits import (
 )
 from diffusax.training.data.captions import Lines
 from diffusax.training.data.folders import FolderSource, metadata_files
-from diffusax.training.data.picture_files import (
+from diffusax.training.data.image_files import (
     IMAGE_SUFFIXES,
     METADATA,
     SHARD_SUFFIXES,
@@ -123,7 +123,7 @@ def _open_path(
     if listing.images and (tables or not shards):
         if shards:
             log.warning(
-                "%s: %s and the pictures are read, and %d files such as %s are not; give them "
+                "%s: %s and the images are read, and %d files such as %s are not; give them "
                 "alone to read those",
                 name,
                 tables[0],
@@ -216,10 +216,10 @@ def _image_splits(images: Sequence[str], wanted: Wanted, name: str, configs: Con
             return by_folders
         if wanted.split is None:
             log.warning(
-                "%s: %s look like splits, and there is none for training beside %d other pictures, "
+                "%s: %s look like splits, and there is none for training beside %d other images, "
                 "so all are read; data.split chooses",
                 name,
-                ", ".join(f"{split} ({len(own)} pictures)" for split, own in found.items()),
+                ", ".join(f"{split} ({len(own)} images)" for split, own in found.items()),
                 len(images) - len(covered),
             )
     found = by_names(images) if by_names(images[:1]) else {}

@@ -13,7 +13,7 @@ from typing import Any
 from diffusax.boundary.files import csv_rows, unique_keys
 from diffusax.boundary.messages import require_extra
 from diffusax.training.data.captions import CAPTION_SUFFIXES, Lines, read_captions
-from diffusax.training.data.picture_files import METADATA, Listing, log_unread, not_utf8
+from diffusax.training.data.image_files import METADATA, Listing, log_unread, not_utf8
 from diffusax.training.data.sources import MAX_BROKEN, Facts, Kind, check_columns, path_inside
 
 log = logging.getLogger(__name__)
@@ -293,7 +293,7 @@ def _log_unnamed(listing: Listing, named: set[str], files: Sequence[Mapping[str,
     unnamed = [image for image in listing.images if image not in named]
     if unnamed:
         log.warning(
-            "%s: %d pictures are not read, as no line of the metadata names them, such as %s",
+            "%s: %d images are not read, as no line of the metadata names them, such as %s",
             listing.folder,
             len(unnamed),
             unnamed[0],
@@ -301,7 +301,7 @@ def _log_unnamed(listing: Listing, named: set[str], files: Sequence[Mapping[str,
     first = collections.Counter(tuple(map(str, row.values())) for row in files)
     if repeated := [names for names, count in first.items() if count > 1]:
         log.warning(
-            "%s: %d pictures are named by several lines of the metadata, each of which is an "
+            "%s: %d images are named by several lines of the metadata, each of which is an "
             "example, such as %s",
             listing.folder,
             len(repeated),

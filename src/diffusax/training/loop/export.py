@@ -1,4 +1,4 @@
-"""Writes the result of a run: folders that diffusers opens, with a model card."""
+"""Writes results of a run as folders that diffusers opens: the model, and averages made later."""
 
 import dataclasses
 import json
@@ -30,6 +30,11 @@ from diffusax.training.ema.snapshots import AVERAGES, Snapshot, combine, read_sn
 from diffusax.training.options import read_config, to_yaml
 from diffusax.training.recipes.recipe import Recipe
 from diffusax.training.step.step import TrainState
+
+log = logging.getLogger(__name__)
+
+CONFIG = "config.yaml"
+"""The name of the file with a run's options in its folder."""
 
 _CARD = """---
 {front}---
@@ -131,12 +136,12 @@ def write_model_card(
     """Writes README.md: what the model is, and from which model, data and options it was made.
 
     Args:
-        folder: the folder to write to.
+        folder: the folder of the model.
         recipe: the recipe of the run.
         config: the options of the run.
         steps: the number of steps that the model was trained for.
-        address: the Hub repository that it is uploaded to.
-        average: how its parameters are averaged, in words.
+        address: the Hub repository that the model is uploaded to.
+        average: the words for how its parameters are averaged.
     """
     title = address or f"{Path(config.output).resolve().name}, {folder.name}"
     front = {"library_name": "diffusers", "tags": [recipe.name, "diffusax"], **recipe.card()}
@@ -163,7 +168,6 @@ def write_model_card(
 
 
 def _usage(front: dict[str, Any], config: TrainConfig, location: str) -> str:
-    """Returns the part of a card that says how to use the model."""
     call = _CALLS.get(front.get("pipeline_tag", ""))
     if call is None:
         return ""
@@ -177,15 +181,6 @@ def _usage(front: dict[str, Any], config: TrainConfig, location: str) -> str:
     return form.format(location=location, call=call, base=base, controlnet=controlnet)
 
 
-def create_on_hub(repo: str) -> None:
-    """Creates the repository unless it exists, so that a mistake shows before the training.
-
-    Raises:
-        ValueError: the Hub refuses; says why.
-    """
-    create_repository(huggingface_hub.HfApi(), repo)
-
-
 def push_to_hub(folder: Path, repo: str) -> None:
     """Uploads the folder as a model, with the stored login or HF_TOKEN.
 
@@ -196,23 +191,10 @@ def push_to_hub(folder: Path, repo: str) -> None:
     upload_folder(api, create_repository(api, repo), folder)
 
 
-log = logging.getLogger(__name__)
-
-CONFIG = "config.yaml"
-"""The name of the file with a run's options in its folder."""
-
-
 def leave_finished(recipe: Recipe, config: TrainConfig, step: int, state: TrainState) -> TrainState:
-    """Logs that the run has done its steps, and returns its state.
+    """Leaves a run that has done its steps as it is, and returns its state.
 
-    Nothing in its folder changes, except that a missing result is written, with the options that
-    the run had.
-
-    Args:
-        recipe: the recipe of the run.
-        config: the options of this start.
-        step: the step that the run has reached.
-        state: the state at that step.
+    Only a missing result is written, with the options that the run had.
     """
     folders = result_folders(config, averaged=state.ema is not None)
     # The card of each is written last.

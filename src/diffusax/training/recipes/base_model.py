@@ -1,20 +1,18 @@
-"""The checkpoint that a denoiser's training starts from."""
+"""The checkpoint that a denoiser's training starts from, and the examples that it reads."""
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import Mesh
 from PIL import Image
 
 from diffusax.checkpoints import load_network, read_model_index, resolve
 from diffusax.checkpoints.networks import read_network
 from diffusax.models.encoders.token_table import EncoderWithWords
-from diffusax.models.network import Model, Network, Params, cast_params, cast_shapes
+from diffusax.models.network import Model, Network, Params
 from diffusax.models.unet.derived import controlnet_of, widen_input, widen_network, widen_params
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.classes import (
@@ -29,19 +27,22 @@ from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.run.images import output
 from diffusax.pipelines.run.sample import at_once, bind, sample
 from diffusax.pipelines.tasks.tasks import Task
-from diffusax.runtime.devices.mesh import in_mesh, to_host
 from diffusax.samplers import Scheduler
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import (
     LENGTHS,
     choose_edit,
     clean_caption,
-    cut_pictures,
+    cut_images,
     ids_name,
     write_caption,
 )
-from diffusax.training.data.options import CaptionedDataConfig, ControlDataConfig, EditDataConfig
-from diffusax.training.step.denoising import embedding_entries, encode_captions
+from diffusax.training.data.options import (
+    CaptionedDataConfig,
+    ControlDataConfig,
+    DataConfig,
+    EditDataConfig,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,12 +185,7 @@ class BaseModel:
         """The names of the text encoders."""
         return self.family.names("text_encoder")
 
-    @property
-    def micro_conditioned(self) -> bool:
-        """Whether the sizes of images are inputs of the denoiser."""
-        return self.family.micro_conditioned
-
-    @property
+    @functools.cached_property
     def factor(self) -> int:
         """The pixels per latent, in each direction."""
         return self.family.latents(self.networks[self.autoencoder].config).factor
@@ -287,17 +283,15 @@ def caption_example(
     row: dict[str, Any],
     rng: np.random.Generator,
 ) -> Element:
-    """Returns an image's pixels and its caption's tokens.
+    """Returns an image's pixels and its caption's tokens, by their names in a batch.
 
     size: the side of the cut image in pixels, unless the row has a size of its own.
 
     Raises:
         ValueError: the row cannot be used; says why.
     """
-    cells = [row[config.image_column]]
-    (pixels,), sizes, weights = cut_pictures(config, size, row, cells, rng, factor=base.factor)
-    caption = write_caption(config, row[config.caption_column], rng)
-    return {"pixel_values": pixels, **weights, **base.tokenize(caption), **_time_ids(base, sizes)}
+    images = _cut(config, base, size, row, rng, pixel_values=row[config.image_column])
+    return {**images, **base.tokenize(write_caption(config, row[config.caption_column], rng))}
 
 
 def control_example(
@@ -311,15 +305,12 @@ def control_example(
 
     The arguments and errors are those of `caption_example`.
     """
-    cells = [row[config.image_column], row[config.conditioning_image_column]]
-    images, sizes, weights = cut_pictures(config, size, row, cells, rng, factor=base.factor)
-    return {
-        "pixel_values": images[0],
-        "conditioning_pixel_values": images[1],
-        **weights,
-        **base.tokenize(write_caption(config, row[config.caption_column], rng)),
-        **_time_ids(base, sizes),
+    cells = {
+        "pixel_values": row[config.image_column],
+        "conditioning_pixel_values": row[config.conditioning_image_column],
     }
+    images = _cut(config, base, size, row, rng, **cells)
+    return {**images, **base.tokenize(write_caption(config, row[config.caption_column], rng))}
 
 
 def edit_example(
@@ -335,67 +326,22 @@ def edit_example(
     original is resized to the edited image's size.
     """
     prompt, cell = choose_edit(row[config.edit_prompt_column], row[config.edited_image_column], rng)
-    cells = [cell, row[config.original_image_column]]
-    (edited, original), sizes, weights = cut_pictures(
-        config, size, row, cells, rng, factor=base.factor
-    )
-    return {
-        "pixel_values": edited,
-        "original_pixel_values": original,
-        **weights,
-        **base.tokenize(prompt),
-        **_time_ids(base, sizes),
-    }
+    original = row[config.original_image_column]
+    images = _cut(config, base, size, row, rng, pixel_values=cell, original_pixel_values=original)
+    return {**images, **base.tokenize(prompt)}
 
 
-def _time_ids(base: BaseModel, sizes: np.ndarray) -> Element:
-    return {"time_ids": sizes} if base.micro_conditioned else {}
-
-
-def embed_texts(
+def _cut(
+    config: DataConfig,
     base: BaseModel,
-    texts: Mapping[str, str],
-    dtype: Any,
-    *,
-    encoded_in: Any = "float32",
-    mesh: Mesh | None = None,
-) -> Params:
-    """Encodes texts with a checkpoint's text encoders, which are read, and freed afterwards.
-
-    Args:
-        base: the checkpoint.
-        texts: the texts by name.
-        dtype: the dtype of the embeddings.
-        encoded_in: the dtype that the encoders compute in.
-        mesh: the devices to split the encoders over.
-
-    Returns:
-        For each text the embeddings' entries in a batch without the axis b, on the host.
-    """
-    params = {name: base.load(name, encoded_in, device=mesh).params for name in base.text_encoders}
-    with in_mesh(mesh):
-        found = jax.jit(functools.partial(_embed, base, dtype))(params, _tokens(base, texts))
-    return to_host(found)
-
-
-def embedding_shapes(
-    base: BaseModel, texts: Mapping[str, str], dtype: Any, *, encoded_in: Any = "float32"
-) -> Params:
-    """Returns the shapes of the result of `embed_texts`; no parameters are read."""
-    shapes = {
-        name: cast_shapes(base.networks[name].shapes, encoded_in) for name in base.text_encoders
-    }
-    return jax.eval_shape(functools.partial(_embed, base, dtype), shapes, _tokens(base, texts))
-
-
-def _embed(base: BaseModel, dtype: Any, params: Params, tokens: Params) -> Params:
-    def one(ids: Params) -> Params:
-        batch = {name: x[None] for name, x in ids.items()}
-        encoded = encode_captions(base.family, base.networks, params, batch)
-        return {name: x[0] for name, x in embedding_entries(base.family, encoded).items()}
-
-    return cast_params({name: one(ids) for name, ids in tokens.items()}, dtype)
-
-
-def _tokens(base: BaseModel, texts: Mapping[str, str]) -> Params:
-    return {name: base.tokenize(text) for name, text in texts.items()}
+    size: int,
+    row: dict[str, Any],
+    rng: np.random.Generator,
+    **cells: Any,
+) -> Element:
+    """Returns the images in cells by their names, with the weights of a mask and the sizes."""
+    images, sizes, weights = cut_images(
+        config, size, row, list(cells.values()), rng, factor=base.factor
+    )
+    found = {**dict(zip(cells, images, strict=True)), **weights}
+    return {**found, "time_ids": sizes} if base.family.micro_conditioned else found

@@ -24,7 +24,7 @@ from diffusax.runtime.devices.mesh import batch_sharding, make_mesh, replicated
 from diffusax.runtime.devices.processes import of_all_processes
 from diffusax.training.data.batches import Broken, Element, Tally
 from diffusax.training.data.buckets import Buckets, buckets_of
-from diffusax.training.data.examples import is_text, picture_size
+from diffusax.training.data.examples import image_size, is_text
 from diffusax.training.data.opening import open_images, own_share
 from diffusax.training.data.options import ControlDataConfig, EditDataConfig
 from diffusax.training.data.sources import ArrowSource, Source
@@ -203,7 +203,7 @@ def cache_latents(config: CacheConfig) -> int:
     require_extra("pyarrow", "train")
     edits = config.recipe == "instruct-pix2pix"
     base = BaseModel.open(config.model, edits=edits)
-    size = picture_size(config.data, base.default_size, base.multiple)
+    size = image_size(config.data, base.default_size, base.multiple)
     columns = _columns(config)
     column = columns[-1] if edits else columns[0]
     source = open_images(config.data, columns, image_column=column, side=size, factor=base.multiple)

@@ -272,8 +272,8 @@ class DenoisingLoss:
             added = {**(added or {}), "guidance": scales}
         control: tuple[Any, ...] = ()
         if self._denoiser.controlnets:
-            pictures = batch["conditioning_pixel_values"].astype(self.compute_dtype) / 255
-            control = self._denoiser.embed(weights, (pictures[:, None],))
+            images = batch["conditioning_pixel_values"].astype(self.compute_dtype) / 255
+            control = self._denoiser.embed(weights, (images[:, None],))
             control = tuple(hint[:, 0] for hint in control)
         image = self._image(weights, batch, dropped.image)
         if image is not None and self.family.looks_at_images:

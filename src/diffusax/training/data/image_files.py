@@ -69,7 +69,7 @@ def list_folder(folder: Path, leave_out: str = "") -> Listing:
     results = _inside(folder, leave_out) if leave_out else None
     if results == folder:
         raise ValueError(
-            f"{folder} is the data set and the run's output, whose pictures would become data; "
+            f"{folder} is the data set and the run's output, whose images would become data; "
             "give another output, which may be a folder in it"
         )
     files = sorted(_walk(folder, results), key=lambda path: path.split("/"))
@@ -92,7 +92,7 @@ def without_companions(listing: Listing) -> Listing:
     chosen = set(images)
     if aside := [path for path in listing.images if path not in chosen]:
         log.warning(
-            "%s: %d pictures are not read, as they look like masks, thumbnails or samples of other "
+            "%s: %d images are not read, as they look like masks, thumbnails or samples of other "
             "programs, such as %s; to read them, give their folder as the data set, or name them "
             "in a %s",
             listing.folder,
