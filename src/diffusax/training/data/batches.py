@@ -20,9 +20,11 @@ from diffusax.training.data.streaming import StreamedSource, WindowOrder
 
 log = logging.getLogger(__name__)
 
+Element = dict[str, np.ndarray]
+Prepare = Callable[[dict[str, Any], np.random.Generator], Element]
 
 BROKEN_WINDOW = 1000
-"""The least number of rows that the share is taken of, if the data set has as many."""
+"""The least number of rows that `MAX_BROKEN` is taken of, if the data set has as many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Broken:
 
 
 class Tally:
-    """Counts and names the rows that cannot be used, and stops the run where there are too many."""
+    """Counts and logs the rows that cannot be used, and stops the run if there are too many."""
 
     def __init__(self, rows: int):
         """Starts with no rows counted. rows: the number of rows of the whole data set."""
@@ -75,10 +77,6 @@ class Tally:
         self.seen, self.broken = state["seen"], state["broken"]
 
 
-Element = dict[str, np.ndarray]
-Prepare = Callable[[dict[str, Any], np.random.Generator], Element]
-
-
 @dataclasses.dataclass(frozen=True)
 class _Rows:
     """A source in the form that Grain reads: reading and preparing a row never raises."""
@@ -101,16 +99,17 @@ class _Rows:
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
+    """Makes examples of rows; in buckets, a broken row brings another of its size."""
+
     source: Source
     prepare: Prepare
 
     def __call__(self, row: Any, rng: np.random.Generator) -> Element | Broken:
-        index, _ = row
         example = self._example(row, rng)
-        buckets = buckets_of(self.source)
-        if buckets is None or not isinstance(example, Broken) or example.fatal:
+        if not isinstance(example, Broken) or example.fatal:
             return example
-        for other in buckets.others(index):
+        buckets = buckets_of(self.source)
+        for other in () if buckets is None else buckets.others(row[0]):
             instead = self._example(_Rows(self.source)[other], rng)
             if not isinstance(instead, Broken):
                 return dataclasses.replace(example, instead=instead)
@@ -275,7 +274,7 @@ class Batches:
         return element  # type: ignore[no-any-return]
 
     def _open(self, start: int) -> Any:
-        """Returns Grain's iterator of the examples from a place in their order on."""
+        """Opens Grain's iterator of the examples, from a place in their order."""
         grain = require_extra("grain", "train")
         ahead = max(2 * self.batch_size, self._threads)
         dataset = self._examples[start:].to_iter_dataset(

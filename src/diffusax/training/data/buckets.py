@@ -112,11 +112,11 @@ class Buckets:
         return f"{width}x{height}"
 
     def repeated(self, rows: int) -> "Buckets":
-        """Returns the buckets of a source that has the rows again and again, so many in all."""
+        """Returns the buckets of a source that repeats the rows up to this number."""
         return dataclasses.replace(self, of_row=np.resize(self.of_row, rows))
 
     def others(self, row: int) -> list[int]:
-        """Returns the next few rows of the same size, after the last the first ones again."""
+        """Returns the next few rows of the same size; after the last it starts again."""
         rows = np.flatnonzero(self.of_row == self.of_row[row])
         after = np.roll(rows, -1 - int(np.searchsorted(rows, row)))
         return [int(other) for other in itertools.islice(after, _REPLACEMENTS) if other != row]
@@ -124,7 +124,7 @@ class Buckets:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BucketedSource:
-    """The rows of a data set, each with the size that its images are to be cut to."""
+    """The rows of a data set, each with the size to cut its images to."""
 
     source: Source
     buckets: Buckets
@@ -136,7 +136,6 @@ class BucketedSource:
         return {**self.source[index], SIZE: self.buckets.sizes[self.buckets.of_row[index]]}
 
     def name(self, index: int) -> str:
-        """Returns where the row comes from, for messages."""
         return self.source.name(index)
 
 
@@ -209,7 +208,7 @@ class BucketOrder:
         return epoch
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Returns an epoch's batches, m batch_size places, and what waits at its end by size."""
+        """Returns an epoch's batches, m x batch_size places, and the places left over, by size."""
         waiting = self._waiting.get(epoch) or self._waiting_before(epoch)
         ready, left = [], []
         for before, new in zip(waiting, self._places(epoch), strict=True):
@@ -221,7 +220,7 @@ class BucketOrder:
         return batches[np.argsort(batches[:, -1])], left
 
     def _waiting_before(self, epoch: int) -> list[np.ndarray]:
-        """Returns what waits when an epoch begins, from the epochs before it."""
+        """Returns the places that the epochs before this one left over, by size."""
         missing = epoch * self.counts % self.batch_size
         found: list[list[np.ndarray]] = [[] for _ in self.counts]
         while missing.any():

@@ -157,7 +157,7 @@ class _Beside:
         return None
 
     def log_notes(self, unread: Sequence[str]) -> None:
-        """Names in the log what of the captions is used in one of several possible ways."""
+        """Logs the choices that were made among several ways to read the captions."""
         if self.several:
             meaning = {
                 "first": "the first is the caption, as in sd-scripts; data.caption_lines=any draws "
@@ -279,7 +279,7 @@ def _caption_folders(path: str) -> Iterator[str]:
 
 
 def _apart(image: str, place: str) -> Iterator[str]:
-    """Yields where a folder of captions has that of an image, without the suffix.
+    """Yields the paths that an image's caption may have in a folder, without the suffix.
 
     It is captions/1 for images/1.png, 1.png and images/captions for images/1.png; folders in
     between are the same.
@@ -384,7 +384,7 @@ def _refuse_what_looks_like_captions(listing: Listing, unread: Sequence[str]) ->
 
 
 def _speaks_of(file: Path, images: Sequence[str]) -> bool:
-    """Returns whether a JSON file has the word caption, or the name of one of some images."""
+    """Returns whether a JSON file mentions captions, or one of these images."""
     with file.open("rb") as opened:
         start = opened.read(MAX_CAPTION_FILE)
     return b"caption" in start or any(

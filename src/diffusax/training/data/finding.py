@@ -54,7 +54,7 @@ Finder = Callable[[Sequence[str]], dict[str, list[str]]]
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What is to be read of a data set."""
+    """What to read of a data set."""
 
     columns: tuple[str, ...]
     """The columns; first that of the images that name the rows of a folder."""
@@ -200,7 +200,7 @@ def _without(listing: Listing, left: Set[str], finder: Finder, names: Sequence[s
 
 
 def _image_splits(images: Sequence[str], wanted: Wanted, name: str, configs: Configs) -> Finder:
-    """Returns the function that finds the splits of files beside images, and of these.
+    """Chooses the function that finds the splits of images and of the files beside them.
 
     The names of folders tell splits if train is among them, or if they hold all images; the names
     of images only if they tell the splits of all, because "train at noon.png" shows a train.
@@ -229,7 +229,7 @@ def _image_splits(images: Sequence[str], wanted: Wanted, name: str, configs: Con
 
 
 def _log_loose(name: str, split: Split) -> None:
-    """Names the files that belong to no split and are not read, beside those of some."""
+    """Logs the files that are not read because they belong to no split."""
     if split.loose:
         log.warning(
             "%s: %d files belong to no split and are not read, such as %s; data.split=%s reads all",

@@ -159,7 +159,7 @@ def _rank(path: str) -> int:
 
 
 def _log_passed_over(listing: Listing) -> None:
-    """Names the metadata files that are not read because of another one in their folder."""
+    """Logs the metadata files that are not read because another one is beside them."""
     read = metadata_files(listing)
     for path in listing.named(METADATA):
         if path not in read:
@@ -171,7 +171,7 @@ def _log_passed_over(listing: Listing) -> None:
 
 
 class _Files:
-    """Finds files by the names that metadata have for them, which may be those of Windows."""
+    """Finds files by their names in metadata, which Windows may have written."""
 
     def __init__(self, listing: Listing):
         self.folder = listing.folder
@@ -211,7 +211,7 @@ class _Files:
         return paths[0]
 
     def log_notes(self, missing: Sequence[str], count: int) -> None:
-        """Names the rows that are respelt or left out in the log.
+        """Logs the rows whose file has another spelling or is not there.
 
         missing: the rows whose file is not there. count: the number of all rows.
 

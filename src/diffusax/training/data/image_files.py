@@ -46,7 +46,7 @@ class Listing:
     """All files that are no images."""
 
     def named(self, names: Iterable[str]) -> list[str]:
-        """Returns the files with one of these names in lower case, in whatever folder they are."""
+        """Returns the files with one of these lower-case names, in any folder."""
         wanted = frozenset(names)
         return [path for path in self.others if PurePosixPath(path).name.lower() in wanted]
 
@@ -104,7 +104,7 @@ def without_companions(listing: Listing) -> Listing:
 
 
 def log_unread(folder: Path, paths: Iterable[str]) -> None:
-    """Names the kinds of files that are not read, but for those that nobody takes for data."""
+    """Logs the kinds of files that are not read, except those that nobody takes for data."""
     others = collections.Counter(suffix_of(path) or "without an ending" for path in paths)
     kinds = [f"{suffix} {n}" for suffix, n in sorted(others.items()) if suffix not in _HARMLESS]
     if kinds:

@@ -155,7 +155,7 @@ def _check_tags(config: CaptionedDataConfig) -> None:
 
 
 def _open(config: DataConfig, columns: Sequence[str], leave_out: str = "") -> Source:
-    """Opens the data set with these columns; checks those that the options say more of."""
+    """Opens the data set with these columns, and checks what they hold."""
     kinds = {name: kind for name, kind in kinds_of(config).items() if name in columns}
     if config.streaming:
         return StreamedSource.open(
@@ -266,7 +266,7 @@ def _whole_numbers(row: dict[str, Any], columns: tuple[str, str]) -> tuple[int, 
 
 
 def _kept(source: Source, column: str) -> Path | None:
-    """Returns the file that the sizes are kept in; None for a source that is of no files."""
+    """Returns the file that keeps the sizes; None for a source without files."""
     if isinstance(source, ArrowSource):
         # Their names are digests of the data set's files.
         identity: list[Any] = [column, *source.files]

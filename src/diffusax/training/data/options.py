@@ -1,4 +1,4 @@
-"""NEW."""
+"""The options of data sets: where examples come from, and how images and captions are prepared."""
 
 import dataclasses
 from typing import Annotated, ClassVar, Literal

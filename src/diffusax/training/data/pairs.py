@@ -16,7 +16,7 @@ INSTANCE, CLASS = "instance", "class"
 
 @dataclasses.dataclass(frozen=True)
 class KeptImages:
-    """The rows of a source, whose images stay in memory once they are read, as far as they fit.
+    """The rows of a source; images stay in memory once they are read, as long as they fit.
 
     A data set of five images is read a hundred times in a run.
     """
@@ -42,7 +42,6 @@ class KeptImages:
         return row
 
     def name(self, index: int) -> str:
-        """Returns where the row comes from, for messages."""
         return self.source.name(index)
 
     @property
@@ -99,7 +98,6 @@ class Repeated:
         return self.source[index % len(self.source)]
 
     def name(self, index: int) -> str:
-        """Returns where the row comes from, for messages."""
         return self.source.name(index % len(self.source))
 
     @functools.cached_property

@@ -314,7 +314,7 @@ def _shapes(index: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _rows_by_size(source: Source) -> dict[int | None, Sequence[int]]:
-    """Returns the rows of each size, of which there is one without a name unless there are more."""
+    """Returns the rows of each size by its index, which is None where there is one size."""
     buckets = buckets_of(source)
     if buckets is None:
         return {None: range(len(source))}

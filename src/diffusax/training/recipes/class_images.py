@@ -128,7 +128,7 @@ class ClassImages:
 
 @dataclasses.dataclass(frozen=True)
 class MissingImages:
-    """Stands for images of a class that a run at its last step needs no longer.
+    """Stands for missing images of a class that a run at its last step does not need.
 
     They are asked for only where the checkpoint of that step turns out to be damaged.
     """

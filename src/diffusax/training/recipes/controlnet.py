@@ -96,7 +96,7 @@ class ControlNet(Denoiser):
         self.images = [load_image(path) for path in config.validation.images]
 
     def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Params:
-        """Loads the parameters of a network; those of a new ControlNet are made."""
+        """Loads the parameters of a network, or makes those of a new ControlNet."""
         if name != "controlnet":
             return super().load(name, dtype, device=device)
         if self.config.controlnet:
