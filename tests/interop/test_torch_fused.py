@@ -4,9 +4,9 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from effort import first
-from torch_families import REGISTRY
-from torch_families.check import arrays
+from support.effort import first
+from support.torch_families import REGISTRY
+from support.torch_families.check import arrays
 
 import diffusax.torch
 from diffusax.interop.torch.fused import FusedLoop
@@ -61,13 +61,13 @@ def check_fused(name, caplog):
 
 
 @pytest.mark.parametrize("name", first(FUSED))
-def test_loops(name, caplog):
+def test_fused_loops_draw_what_pytorch_does(name, caplog):
     check_fused(name, caplog)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
-def test_more_loops(name, caplog):
+def test_more_fused_loops_draw_what_pytorch_does(name, caplog):
     check_fused(name, caplog)
 
 

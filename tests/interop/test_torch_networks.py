@@ -1,10 +1,5 @@
 """PyTorch modules that diffusax does not have, inside its compiled programs."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import diffusers
 import jax
 import jax.numpy as jnp
@@ -12,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from pairs import NEGATIVES, PROMPTS, Pair, picture
-from tiny import TEXT, UNET, randomize
+from support.many_devices import run_on_devices
+from support.pairs import NEGATIVES, PROMPTS, Pair, picture
+from support.runs import RUNS
+from support.tiny import TEXT, UNET, randomize
 
 import diffusax
 from diffusax.interop.torch.explaining import NotTraceable
@@ -157,7 +154,7 @@ def test_a_t2i_adapter_of_ours_works_beside_it(pairs, unet):
 
 
 @pytest.mark.slow
-def test_sdxl(pairs):
+def test_a_unet_of_sdxl_draws_what_it_does_in_pytorch_and_knobs_compile_nothing(pairs):
     reference = pairs("StableDiffusionXLPipeline", "xl").reference
     reference = with_parts(reference, unet=remade(Squashed, reference.unet))
     pair = Pair(reference, converted(reference))
@@ -284,25 +281,15 @@ def test_gradients_reach_its_parameters():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data=2", "fsdp=2"])
-def test_meshes(mesh, meshes):
+def test_meshes_draw_what_one_device_does(mesh, meshes):
     assert f"{mesh} ok" in meshes
 
 
 @pytest.fixture(scope="module")
 def meshes(tmp_path_factory):
     """What torch_networks_on_meshes.py says, which runs on two devices."""
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
-    done = subprocess.run(
-        [
-            *(sys.executable, Path(__file__).with_name("torch_networks_on_meshes.py")),
-            tmp_path_factory.mktemp("meshes"),
-        ],
-        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    folder = tmp_path_factory.mktemp("meshes")
+    return " ".join(run_on_devices(RUNS / "torch_networks_on_meshes.py", folder, devices=2))
 
 
 def test_what_cannot_be_traced_is_said_in_one_sentence(pair):

@@ -3,15 +3,14 @@
 import gc
 
 import diffusers
-import fluxes
 import jax
 import numpy as np
 import pytest
 import torch
 import transformers
-import z_images
 from full_size import FLUX_DEV, QWEN3_4B, SD1, SD2, SDXL, T5_XXL, VAE, VIT_H, VIT_L, Z_IMAGE
-from tiny import randomize
+from support.tiny import randomize
+from support.tiny_transformers import flux_inputs, upstream_flux, upstream_z_image, z_image_inputs
 
 from diffusax.checkpoints import load_network
 from diffusax.models.transformers.flux import image_rotation
@@ -37,7 +36,7 @@ def assert_close(actual, expected):
 
 @torch.no_grad()
 @pytest.mark.parametrize("config", [SD1, SD2])
-def test_unet(tmp_path, config):
+def test_a_full_size_unet_equals_diffusers(tmp_path, config):
     unet = diffusers.UNet2DConditionModel(**config)
     network = load(unet, tmp_path)
     x, context = normal(2, 4, 64, 64), normal(2, 77, config["cross_attention_dim"])
@@ -103,7 +102,7 @@ def test_sdxl_unet_of_2_6_billion_parameters_in_bfloat16(tmp_path):
 
 @torch.no_grad()
 @pytest.mark.parametrize("config", [VIT_L, VIT_H])
-def test_text_encoder(tmp_path, config):
+def test_a_full_size_text_encoder_equals_transformers(tmp_path, config):
     encoder = transformers.CLIPTextModel(transformers.CLIPTextConfig(**config))
     network = load(encoder, tmp_path)
     ids = np.random.default_rng(0).integers(0, 49407, (2, 77)).astype(np.int32)
@@ -142,25 +141,25 @@ def test_a_layer_of_a_language_model(tmp_path, model_class, config):
 def test_a_block_of_each_kind_of_flux(tmp_path):
     reference = diffusers.FluxTransformer2DModel(**FLUX_DEV, num_layers=1, num_single_layers=1)
     network = load(reference, tmp_path)
-    given = fluxes.inputs(2, (12, 20), 64, text_width=4096, pooled_width=768)
+    given = flux_inputs(2, (12, 20), 64, text_width=4096, pooled_width=768)
     rotation = image_rotation(network.config.axes_dims_rope, 64, given.size)
     call = given.tokens, given.times, given.text, given.pooled, rotation, given.scales
     actual = jax.jit(network.apply)(network.params, *call)
-    assert_close(actual, torch.tensor(fluxes.upstream(reference, given)))
+    assert_close(actual, torch.tensor(upstream_flux(reference, given)))
 
 
 def test_a_block_of_each_kind_of_z_image(tmp_path):
     changes = {"n_layers": 1, "n_refiner_layers": 1, "axes_lens": list(Z_IMAGE["axes_lens"])}
     reference = diffusers.ZImageTransformer2DModel(**changes)
     network = load(reference, tmp_path)
-    given = z_images.inputs((40, 77), (24, 40), 2560)
+    given = z_image_inputs((40, 77), (24, 40), 2560)
     x = given.latents.transpose(0, 2, 3, 1)
     actual = jax.jit(network.apply)(network.params, x, given.times, *given.padded)
-    assert_close(actual, torch.tensor(z_images.upstream(reference, given)))
+    assert_close(actual, torch.tensor(upstream_z_image(reference, given)))
 
 
 @torch.no_grad()
-def test_autoencoder(tmp_path):
+def test_a_full_size_autoencoder_equals_diffusers(tmp_path):
     vae = diffusers.AutoencoderKL(**VAE)
     network = load(vae, tmp_path)
     x, z = normal(1, 3, 256, 256), normal(1, 4, 64, 64)
