@@ -14,7 +14,14 @@ from diffusax.boundary.files import csv_rows, unique_keys
 from diffusax.boundary.messages import require_extra
 from diffusax.training.data.captions import CAPTION_SUFFIXES, Lines, read_captions
 from diffusax.training.data.image_files import METADATA, Listing, log_unread, not_utf8
-from diffusax.training.data.sources import MAX_BROKEN, Facts, Kind, check_columns, path_inside
+from diffusax.training.data.sources import (
+    MAX_BROKEN,
+    Facts,
+    Kind,
+    as_list,
+    check_columns,
+    path_inside,
+)
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +70,7 @@ class FolderSource:
                 if lost:
                     missing.append(f"{where} names {lost[0]!r}")
                     continue
-                if _as_list(next(iter(found.values())))[0] in leave_out:
+                if as_list(next(iter(found.values())))[0] in leave_out:
                     continue
                 rows.append(row)
                 files.append(found)
@@ -73,7 +80,7 @@ class FolderSource:
             raise ValueError(f"{listing.folder / metadata_files(listing)[0]} has no rows")
         known.log_notes(missing, count)
         _log_passed_over(listing)
-        named = {name for found in files for cell in found.values() for name in _as_list(cell)}
+        named = {name for found in files for cell in found.values() for name in as_list(cell)}
         _log_unnamed(listing, named, files)
         return cls(str(listing.folder), tuple(rows), tuple(files), Facts(captions=dict(counts)))
 
@@ -138,7 +145,7 @@ class FolderSource:
     def name(self, index: int) -> str:
         """Returns the image's file, or the first of several, for messages."""
         first = next(iter(self.files[index].values()))
-        return str(Path(self.folder) / _as_list(first)[0])
+        return str(Path(self.folder) / as_list(first)[0])
 
     def _cells(self, names: Any) -> Any:
         if isinstance(names, list):
@@ -191,7 +198,7 @@ class _Files:
         """
         found, lost = {}, []
         for column, cell in names.items():
-            paths = [(name, self._find(where, below, name)) for name in _as_list(cell)]
+            paths = [(name, self._find(where, below, name)) for name in as_list(cell)]
             lost += [name for name, path in paths if path is None]
             found[column] = [p for _, p in paths] if isinstance(cell, list) else paths[0][1]
         return found, lost
@@ -247,7 +254,7 @@ def _names_of(where: str, row: Any, columns: Sequence[str]) -> dict[str, Any]:
     if len(names) < len(present):
         twice = [key for _, key in present]
         raise ValueError(f"{where} has {' and '.join(twice)} for one column; leave one of them")
-    every = [name for value in names.values() for name in _as_list(value)]
+    every = [name for value in names.values() for name in as_list(value)]
     if not every or not all(isinstance(name, str) and name for name in every):
         raise ValueError(
             f"{where} must be a row with a file_name, which names its image (it has "
@@ -272,14 +279,14 @@ def _check_row(
             if kind in ("text", "text or none"):
                 raise ValueError(f"{where} names files in {column!r}, which must be a text")
             continue
-        if kind == "image" or any(isinstance(part, dict) for part in _as_list(cell)):
+        if kind == "image" or any(isinstance(part, dict) for part in as_list(cell)):
             raise ValueError(
                 f"{where} must name its images by {column}_file_name, a path in the metadata's "
                 f"folder (got {column}: {str(cell)[:60]})"
             )
         if kind not in ("text", "text or none"):
             continue
-        parts, may_lack = _as_list(cell), kind == "text or none"
+        parts, may_lack = as_list(cell), kind == "text or none"
         texts = all(isinstance(part, str) or (part is None and may_lack) for part in parts)
         if not texts or not (parts or may_lack):
             got = "null" if cell is None else str(cell)[:60]
@@ -307,10 +314,6 @@ def _log_unnamed(listing: Listing, named: set[str], files: Sequence[Mapping[str,
             len(repeated),
             repeated[0][0],
         )
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def metadata_rows(file: Path) -> Iterator[tuple[str, Any]]:

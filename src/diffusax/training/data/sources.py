@@ -162,6 +162,11 @@ def path_inside(folder: Path, name: str) -> Path:
     return path
 
 
+def as_list(value: Any) -> list[Any]:
+    """Returns a list of one for what is no list."""
+    return value if isinstance(value, list) else [value]
+
+
 def check_columns(wanted: Sequence[str], present: Any, where: str | Path) -> None:
     """Raises ValueError where a column is missing; lists those that exist."""
     missing = [column for column in wanted if column not in present]
