@@ -1,4 +1,4 @@
-"""The options that all recipes have in common."""
+"""The options that recipes share: all of them, those of a denoiser, those of a checkpoint's."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -238,7 +238,7 @@ class ImagesValidationConfig(DenoiserValidationConfig):
     """Images generated from prompts and from other images."""
 
     images: tuple[str, ...] = ()
-    """The images to begin with: one, or one for each of the prompts."""
+    """The images to edit, or those that steer: one, or one for each of the prompts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

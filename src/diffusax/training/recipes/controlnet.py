@@ -26,9 +26,6 @@ from diffusax.training.recipes.denoiser import Denoiser
 class ControlNetValidationConfig(ImagesValidationConfig):
     """Images generated from prompts and from images that steer."""
 
-    images: tuple[str, ...] = ()
-    """The images that steer: one, or one for each of the prompts."""
-
 
 @dataclasses.dataclass(frozen=True)
 class ControlNetConfig(DenoiserConfig):

@@ -28,8 +28,6 @@ from diffusax.training.recipes.denoiser import Denoiser
 class InstructPix2PixValidationConfig(ImagesValidationConfig):
     """Images before and after the edits that the prompts ask for."""
 
-    images: tuple[str, ...] = ()
-    """The images to edit: one, or one for each of the prompts."""
     image_guidance: Annotated[float, Meta(ge=0, le=1000)] = 1.5
     """The image guidance scale; nothing for networks that look at images."""
 
