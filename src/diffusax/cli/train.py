@@ -90,7 +90,7 @@ class ControlNet(Command, ControlNetConfig):
 
 @dataclasses.dataclass(frozen=True)
 class DreamBooth(Command, DreamBoothConfig):
-    """Teach a checkpoint a subject from a few pictures of it."""
+    """Teach a checkpoint a subject from a few images of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Autoencoder(Command, AutoencoderConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Unconditional(Command, UnconditionalConfig):
-    """Train a model that draws from noise alone, on images without captions."""
+    """Train a model that generates from noise alone, on images without captions."""
 
 
 RECIPES: dict[str, tuple[type, type]] = {

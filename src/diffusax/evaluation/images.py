@@ -66,7 +66,7 @@ def evaluate_images(
         if inception is not None:
             moments.add(inception.images(images))
     if not count:
-        raise ValueError("there are no pictures to score")
+        raise ValueError("there are no images to score")
     return ImageScores(
         count,
         mean_and_error(np.concatenate(scores)) if scores else None,
@@ -134,7 +134,7 @@ def _gaussian(moments: Moments) -> Gaussian:
     gaussian = moments.gaussian()
     if moments.count <= gaussian.mu.size:
         log.warning(
-            "%d pictures do not fill the covariance of %d features; compare FID only among sets of "
+            "%d images do not fill the covariance of %d features; compare FID only among sets of "
             "the same number, and take at least 10,000 for one that others can compare with",
             moments.count,
             gaussian.mu.size,
