@@ -18,7 +18,7 @@ from diffusax.evaluation.metrics import (
     mean_and_error,
     text_image_similarity,
 )
-from diffusax.training.data.examples import prepare_images, read_picture
+from diffusax.training.data.examples import prepare_images, read_image
 from diffusax.training.data.finding import open_source
 from diffusax.training.data.sources import Kind, Source
 from diffusax.training.data.summary import log_summary
@@ -124,7 +124,7 @@ class Edits(Sequence[Edit]):
         row = self.rows[index]
         values, options = self.source[row], self.settings
         try:
-            picture = read_picture(values[options.original_image_column])
+            picture = read_image(values[options.original_image_column])
             instruction, before, after = (
                 _text(values[column], column)
                 for column in (
