@@ -29,8 +29,9 @@ from diffusax.pipelines.adapter_weights import WeightGroups, room_for
 from diffusax.runtime.cost import Cost, cost_of
 from diffusax.runtime.flops import count_flops
 from diffusax.runtime.kernels import Kernel, kernels_of, traffic
+from diffusax.runtime.lowering import lowering_platforms
 from diffusax.runtime.mesh import in_mesh, replicated
-from diffusax.runtime.topology import compile_there, lowering_platforms, topology_mesh
+from diffusax.runtime.topology import compile_there, topology_mesh
 
 NETWORK = Network(UNet2DConditionModel, UNet2DConditionConfig(**SD2))
 

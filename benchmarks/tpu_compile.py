@@ -35,12 +35,12 @@ from diffusax.pipelines import ahead
 from diffusax.pipelines.ahead import mesh_of_program
 from diffusax.runtime.chips import chip_of
 from diffusax.runtime.cost import cost_of
+from diffusax.runtime.lowering import lowering_platforms
 from diffusax.runtime.mesh import batch_size, in_mesh
 from diffusax.runtime.program import lower, operations_of
 from diffusax.runtime.topology import (
     DoesNotFitError,
     compile_there,
-    lowering_platforms,
     topology_mesh,
 )
 from diffusax.training import (

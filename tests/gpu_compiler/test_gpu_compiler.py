@@ -20,9 +20,10 @@ from diffusax.pipelines import ahead
 from diffusax.runtime.chips import CARDS, chip_of
 from diffusax.runtime.cost import cost_of
 from diffusax.runtime.kernels import kernels_of, traffic
+from diffusax.runtime.lowering import lowering_platforms
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import lower, operations_of
-from diffusax.runtime.topology import compile_there, lowering_platforms, topology_mesh
+from diffusax.runtime.topology import compile_there, topology_mesh
 from diffusax.training import CaptionedDataConfig, EMAConfig, TextToImageConfig, text_to_image
 from diffusax.training.memory import bytes_on_device
 from diffusax.training.program import abstract_arguments, lower_step

@@ -11,7 +11,7 @@ from tiny import build_asymmetric
 import diffusax
 from diffusax.models import tiling
 from diffusax.pipelines import ahead, programs
-from diffusax.runtime.ahead import compile_all
+from diffusax.pipelines.ahead_of_time import compile_all
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.program import PROGRAMS, forget_executables
 

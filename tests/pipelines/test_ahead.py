@@ -19,12 +19,11 @@ import diffusax
 from diffusax.models.attention import attention
 from diffusax.pipelines import ahead, fits
 from diffusax.runtime import saved
-from diffusax.runtime.bounded import BoundedJit
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.exporting import export_requests, flat_arguments
 from diffusax.runtime.mesh import in_mesh, make_mesh
-from diffusax.runtime.program import PROGRAMS, forget_executables, lower
+from diffusax.runtime.program import PROGRAMS, Program, forget_executables, lower
 from diffusax.runtime.topology import topology_mesh
 
 CALL = {"num_inference_steps": 3, "output_type": "np", "seed": 1}
@@ -49,9 +48,10 @@ def requests(pipe, b=1, size=None, mesh=None, **arguments):
     return ahead.requests(pipe.parts, pipe.task, call, mesh)
 
 
-def test_what_was_compiled_ahead_is_used(pipe, monkeypatch):
+def test_what_was_compiled_ahead_is_used(pipe):
     expected = pipe("a frog", num_images_per_prompt=2, **CALL).images
     pipe("a frog", **CALL)
+    forget_executables()
     jax.clear_caches()
     assert pipe.compile(batch_sizes=[1, 2]) is pipe
     assert {name: len(p.executables) for name, p in PROGRAMS.items() if p.executables} == {
@@ -59,12 +59,10 @@ def test_what_was_compiled_ahead_is_used(pipe, monkeypatch):
         "denoise": 2,
         "decode": 2,
     }
-    for program in PROGRAMS.values():
-        monkeypatch.setattr(program, "bounded", None)
     again = pipe("a frog", num_images_per_prompt=2, **CALL).images
     np.testing.assert_allclose(again, expected, atol=1e-5)
     pipe("a boat", **CALL, guidance_scale=3.0)
-    monkeypatch.undo()
+    assert not any(program.compiled_shapes for program in PROGRAMS.values())
     with pytest.raises(ValueError, match=r"StableDiffusionPipeline: .*sharpness"):
         pipe.compile(sharpness=3)
 
@@ -105,7 +103,7 @@ def test_saved_programs_are_loaded_where_they_fit_and_only_there(pipe, tmp_path,
     np.testing.assert_array_equal(again, expected)
     # What draws keys and noise is compiled when it is called; three large programs are not.
     assert len(compiled) < 12
-    assert not any(len(PROGRAMS[name].bounded) for name in ("encode_texts", "denoise", "decode"))
+    assert not any(PROGRAMS[name].compiled_shapes for name in ("encode_texts", "denoise", "decode"))
 
     forget_executables()
     files[0].write_bytes(files[0].read_bytes()[:-9])
@@ -468,7 +466,7 @@ def test_a_cache_that_cannot_be_written_is_one_warning(no_cache_yet, tmp_path, c
     no_cache_yet.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
     folder = enable_compilation_cache(tmp_path / "programs")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    double = BoundedJit(lambda x: x * 2)
+    double = Program(lambda x: x * 2)
 
     def kept(length):
         np.testing.assert_array_equal(double(np.ones(length, np.float32)), np.full(length, 2.0))

@@ -10,7 +10,7 @@ import diffusax
 from diffusax import samplers
 from diffusax.offline.run import pipeline_facts
 from diffusax.pipelines import ahead
-from diffusax.runtime.ahead import compile_all
+from diffusax.pipelines.ahead_of_time import compile_all
 from diffusax.runtime.exporting import export_requests, flat_arguments
 from diffusax.runtime.program import PROGRAMS, forget_executables
 

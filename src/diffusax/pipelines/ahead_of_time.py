@@ -1,16 +1,21 @@
 """Methods of pipelines that compile programs before the first call."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
+from tqdm.auto import tqdm
 
 from diffusax.pipelines.ahead import encodes_texts, example_call, requests
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.fits import memory_there
-from diffusax.runtime.ahead import compile_all, memory_of
-from diffusax.runtime.program import Request
+from diffusax.runtime.cost import cost_of
+from diffusax.runtime.program import PROGRAMS, Request, compile_request, describe, digest
 from diffusax.runtime.saved import load_executables, save_executables
 
 
@@ -115,6 +120,44 @@ class AheadOfTime:
                 "without one, memory tells of the programs that are compiled already"
             )
         return memory_of(self.parts.params)
+
+
+def compile_all(found: Sequence[Request], mesh: Mesh | None, *, threads: int = 4) -> None:
+    """Compiles the programs, several at once, with a progress bar; later calls use them."""
+    bar = tqdm(total=len(found), desc="compiling", disable=None if len(found) > 1 else True)
+
+    def one(request: Request) -> None:
+        compile_request(request, mesh)
+        bar.set_postfix_str(describe(request))
+        bar.update()
+
+    with bar, ThreadPoolExecutor(threads) as pool:
+        list(pool.map(one, found))
+
+
+def memory_of(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Returns GB on each device: of parameters by component, and of programs by shape.
+
+    Parameters that lie in the host's memory, as NumPy arrays, are listed under "host".
+    """
+
+    def share(x: Any) -> float:
+        shape = x.sharding.shard_shape(x.shape) if isinstance(x, jax.Array) else x.shape
+        return math.prod(shape) * x.dtype.itemsize / 1e9
+
+    report: dict[str, dict[str, float]] = {"parameters": {}}
+    for name, tree in params.items():
+        leaves = jax.tree.leaves(tree)
+        place = "host" if isinstance(leaves[0], np.ndarray) else "parameters"
+        report.setdefault(place, {})[name] = sum(map(share, leaves))
+    for program in PROGRAMS.values():
+        for request_key, executable in program.executables.items():
+            cost = cost_of(executable.compiled)
+            report[f"{program.name} {digest(request_key)}"] = {
+                "temporaries": cost.temporaries,
+                "code": cost.code,
+            }
+    return report
 
 
 def _check_alone() -> None:

@@ -13,8 +13,8 @@ import numpy as np
 from msgspec import Meta
 
 from diffusax.callers import wants_tensors
-from diffusax.runtime.bounded import check_untraced
 from diffusax.runtime.step_noise import is_stateful
+from diffusax.runtime.switches import check_untraced
 from diffusax.tensors import as_numpy
 from diffusax.typed.convert import (
     Words,

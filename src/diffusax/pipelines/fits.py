@@ -13,12 +13,12 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
 from diffusax.runtime.chips import chip_of
 from diffusax.runtime.cost import Cost, cost_of
+from diffusax.runtime.lowering import lowering_platforms
 from diffusax.runtime.mesh import in_mesh, tree_sharding
 from diffusax.runtime.program import Request, describe, lower, operations_of
 from diffusax.runtime.topology import (
     DoesNotFitError,
     compile_there,
-    lowering_platforms,
     topology_mesh,
 )
 

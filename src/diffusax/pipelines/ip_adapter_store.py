@@ -13,8 +13,8 @@ from diffusax.models.image_prompts import Layers, cross_attentions
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.ip_adapter_scales import read_scale
 from diffusax.pipelines.placement import device_of, put_params
-from diffusax.runtime.bounded import is_traced
 from diffusax.runtime.copies import Copyable
+from diffusax.runtime.switches import is_traced
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

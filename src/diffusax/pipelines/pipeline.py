@@ -43,7 +43,6 @@ from diffusax.pipelines.single_file import SingleFile
 from diffusax.pipelines.step_callbacks import watch_call
 from diffusax.pipelines.textual_inversion import TextualInversion
 from diffusax.pipelines.unused import prepared
-from diffusax.runtime.bounded import check_untraced
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import (
     check_processes,
@@ -53,7 +52,7 @@ from diffusax.runtime.mesh import (
     mesh_of,
     mesh_on,
 )
-from diffusax.runtime.switches import settled
+from diffusax.runtime.switches import check_untraced, settled
 from diffusax.samplers.schedulers.options import Options
 
 

@@ -9,10 +9,10 @@ from jax.sharding import Mesh
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
 from diffusax.pipelines.plan import Plan
-from diffusax.runtime.bounded import is_traced
 from diffusax.runtime.images import NO_IMAGES, images_sharding, put
 from diffusax.runtime.layouts import in_order
 from diffusax.runtime.mesh import tree_sharding
+from diffusax.runtime.switches import is_traced
 
 
 def component_mesh(mesh: Mesh, role: Role) -> Mesh:

@@ -16,9 +16,9 @@ from diffusax.pipelines.batch import insert
 from diffusax.pipelines.batch_run import BatchRun, Kind
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
-from diffusax.runtime.bounded import make_room, memory_maps
 from diffusax.runtime.memory import return_memory
-from diffusax.runtime.program import Request, key
+from diffusax.runtime.program import Request, key, make_room
+from diffusax.runtime.room import memory_maps
 from diffusax.serving.executables import Executables
 from diffusax.serving.metrics import Metrics
 from diffusax.serving.sizes import KindSizes
@@ -201,7 +201,7 @@ class Compiler:
         self._sizes.forget(kind)
         gone = self._keys.pop(kind)
         for program, request_key in gone.difference(*self._keys.values()):
-            program.executables.pop(request_key, None)
+            program.forget(request_key)
         self._dropped += 1
 
 
@@ -219,7 +219,7 @@ def _bytes_of(found: list[Request]) -> tuple[float, float]:
     """Returns the bytes of a batch's arrays, and the most temporaries of its programs."""
     batch = next(request.dynamic[0] for request in found if request.program is insert)
     arrays = sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
-    compiled = [request.program.executables[key(request)] for request in found]
+    compiled = [r.program.executables[key(r)].compiled for r in found]
     analyses: list[Any] = [one.memory_analysis() for one in compiled]
     temporaries = [getattr(one, "temp_size_in_bytes", 0) for one in analyses]
     return arrays, max(temporaries)

@@ -16,7 +16,15 @@ from typing import Any
 import jax
 
 from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.runtime.program import PROGRAMS, Request, compile_request, describe, digest, key
+from diffusax.runtime.program import (
+    PROGRAMS,
+    Executable,
+    Request,
+    compile_request,
+    describe,
+    digest,
+    key,
+)
 from diffusax.runtime.saved import compile_to_file, environment, load_from_file
 
 log = logging.getLogger(__name__)
@@ -130,9 +138,9 @@ class Executables:
 
     def _compile_here(self, request: Request, path: Path | None, mesh: Any) -> None:
         if path is None:
-            compile_request(request, mesh)
-            # There the request would keep its arrays alive.
-            del request.program.compiled_here[key(request)]
+            compiled = compile_request(request, mesh)
+            # The request would keep its arrays alive.
+            request.program.keep(key(request), Executable(compiled))
             return
         try:
             compile_to_file(request, path, mesh)
@@ -218,8 +226,7 @@ def serve_requests() -> None:
             importlib.import_module(module)
             program = PROGRAMS[name]
             compile_to_file(Request(program, static, shapes), path)
-            program.executables.clear()
-            program.compiled_here.clear()
+            program.forget_all()
         except Exception as error:
             problem = repr(error)
         try:

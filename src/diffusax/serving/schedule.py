@@ -17,7 +17,7 @@ from diffusax.pipelines.batch_loop import BatchLoop, images_of
 from diffusax.pipelines.batch_run import Kind, count_shares
 from diffusax.pipelines.measures import Arrivals
 from diffusax.pipelines.policies import POLICIES, Candidate, batch_size, finish_times
-from diffusax.runtime.bounded import watched_compilations
+from diffusax.runtime.program import watched_compilations
 from diffusax.serving.adapters import Adapters
 from diffusax.serving.admission import FairQueue
 from diffusax.serving.compiling import Compiler

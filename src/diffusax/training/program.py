@@ -14,9 +14,9 @@ from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
 from diffusax.runtime.flops import count_training_flops
 from diffusax.runtime.layouts import tree_places
+from diffusax.runtime.lowering import lowering_for, lowering_platforms
 from diffusax.runtime.mesh import Rules, batch_sharding, in_mesh, rules_below, tree_sharding
 from diffusax.runtime.noise import seed_key
-from diffusax.runtime.topology import lowering_platforms
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import largest_row
@@ -65,7 +65,8 @@ def step_program(
     )
 
     def train_step(state: TrainState, frozen: Params, batch: Any) -> Any:
-        state, metrics = step(state, frozen, batch)
+        with lowering_for(lowering_platforms(mesh)):
+            state, metrics = step(state, frozen, batch)
         shardings = tree_sharding(mesh, state, rules)
         return jax.lax.with_sharding_constraint(state, shardings), metrics
 

@@ -24,7 +24,6 @@ from diffusax.interop.torch.structures import Structure, fix, flatten, rebuild
 from diffusax.interop.torch.switches import Switches
 from diffusax.interop.torch.tensors import to_array, to_tensor
 from diffusax.models.network import parse_dtype
-from diffusax.runtime.bounded import BoundedJit
 from diffusax.runtime.mesh import (
     Rules,
     batch_sharding,
@@ -35,6 +34,7 @@ from diffusax.runtime.mesh import (
     replicated,
     turned_sharding,
 )
+from diffusax.runtime.program import Program
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,9 @@ class CompiledMethod:
         self._results: dict[Any, Structure] = {}
         self._abstract: dict[Any, list[Any]] = {}
         jit_options = component.options.jax_jit_kwargs
-        self._jitted = BoundedJit(self._traced, static_argnums=[0, 1], uncounted=[2], **jit_options)
+        self._jitted = Program(
+            self._traced, static=("flags", "structure"), uncounted=("state",), **jit_options
+        )
         self._calls, self._fixes_masks = 0, False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -17,7 +17,7 @@ from diffusax.models.outputs import (
     CLIPTextModelOutput,
     CLIPVisionModelOutput,
 )
-from diffusax.runtime.bounded import is_traced
+from diffusax.runtime.switches import is_traced
 from diffusax.tensors import alike, as_array
 
 _ATTENTIONS = "output_attentions must be None or False: attention's weights are never held whole"

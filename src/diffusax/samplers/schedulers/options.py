@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from diffusax.runtime.bounded import check_untraced
+from diffusax.runtime.switches import check_untraced
 from diffusax.typed.convert import (
     Words,
     alternatives,
