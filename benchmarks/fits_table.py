@@ -26,12 +26,12 @@ from random_models import MODELS, write_checkpoint
 from tpu_compile import compile_training
 
 import diffusax
-from diffusax.models.control_from_unet import controlnet_of
 from diffusax.models.network import Model, cast_shapes
-from diffusax.pipelines import ahead
-from diffusax.runtime.chips import GPU_SHARE
-from diffusax.runtime.cost import cost_of
-from diffusax.runtime.topology import DoesNotFitError, topology_mesh
+from diffusax.models.unet.derived import controlnet_of
+from diffusax.pipelines.pipeline import ahead
+from diffusax.runtime.devices.chips import GPU_SHARE
+from diffusax.runtime.programs.cost import cost_of
+from diffusax.runtime.programs.topology import DoesNotFitError, topology_mesh
 
 CARDS = (8, 12, 16, 24, 40, 80, 141)
 """The GB of NVIDIA's cards."""

@@ -62,11 +62,11 @@ from random_models import (
     write_checkpoint,
 )
 
-from diffusax.runtime.chips import GPU_SHARE, chip_of
-from diffusax.runtime.flops import count_training_flops
-from diffusax.runtime.program import operations_of
-from diffusax.training.denoising import DenoisingLoss
-from diffusax.training.step import initial_state, make_train_step
+from diffusax.runtime.devices.chips import GPU_SHARE, chip_of
+from diffusax.runtime.programs.flops import count_training_flops
+from diffusax.runtime.programs.program import operations_of
+from diffusax.training.step.denoising import DenoisingLoss
+from diffusax.training.step.step import initial_state, make_train_step
 
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 # Of JAX, by system; beside PyTorch, memory is given back as soon as it can be.

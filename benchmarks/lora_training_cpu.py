@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from lora import ATTENTION
 from lora_training import ALPHA, add_trained, trained_tree
 
+from diffusax.boundary.config import config_from_dict
+from diffusax.lora.trained import LayerPlan, LoRA
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
-from diffusax.training.lora.adapters import LayerPlan, LoRA
-from diffusax.typed.config import config_from_dict
 
 SD2_NARROW = {
     "sample_size": 32,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from machine import describe
 
-from diffusax.models import attention, conv
+from diffusax.models.ops import attention, conv
 
 SAME = ((1, 1), (1, 1))
 # b h c d stride: the UNet at 64x64 latents with guidance, then the autoencoder at 512x512.

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import diffusax
-from diffusax.files import write_json
-from diffusax.pipelines import ahead
-from diffusax.runtime.program import Request
+from diffusax.boundary.files import write_json
+from diffusax.pipelines.pipeline import ahead
+from diffusax.runtime.programs.program import Request
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

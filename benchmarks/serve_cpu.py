@@ -24,11 +24,11 @@ from server_async import ServerAsync
 
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.samplers import scheduler_from_name
-from diffusax.serving.catalogue import Catalogue
-from diffusax.serving.drawing import Drawing
-from diffusax.serving.engine import Engine, EngineSettings
-from diffusax.serving.errors import Busy
-from diffusax.serving.jobs import Event, Job
+from diffusax.serving.catalogue.catalogue import Catalogue
+from diffusax.serving.drawings.drawing import Drawing
+from diffusax.serving.drawings.errors import Busy
+from diffusax.serving.engine.engine import Engine, EngineSettings
+from diffusax.serving.engine.jobs import Event, Job
 
 
 @dataclasses.dataclass

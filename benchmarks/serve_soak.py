@@ -22,12 +22,12 @@ from continuous_cpu import requests
 from machine import describe
 from serve_cpu import closed_loop
 
-from diffusax.serving.catalogue import Catalogue
-from diffusax.serving.drawing import Drawing
-from diffusax.serving.engine import Engine, EngineSettings
-from diffusax.serving.errors import Busy
-from diffusax.serving.jobs import Event, Job
-from diffusax.serving.sizes import memory_in_use
+from diffusax.batch.sizes import memory_in_use
+from diffusax.serving.catalogue.catalogue import Catalogue
+from diffusax.serving.drawings.drawing import Drawing
+from diffusax.serving.drawings.errors import Busy
+from diffusax.serving.engine.engine import Engine, EngineSettings
+from diffusax.serving.engine.jobs import Event, Job
 
 LEAVE = 1 / 3
 """The part of the clients that leave."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from diffusax.serving.drawing import Drawing
+from diffusax.serving.drawings.drawing import Drawing
 
 THREADS = 40
 

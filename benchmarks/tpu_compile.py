@@ -31,14 +31,14 @@ from PIL import Image
 from random_models import MODELS, call_programs, write_checkpoint
 
 import diffusax
-from diffusax.pipelines import ahead
-from diffusax.pipelines.ahead import mesh_of_program
-from diffusax.runtime.chips import chip_of
-from diffusax.runtime.cost import cost_of
-from diffusax.runtime.lowering import lowering_platforms
-from diffusax.runtime.mesh import batch_size, in_mesh
-from diffusax.runtime.program import lower, operations_of
-from diffusax.runtime.topology import (
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.pipeline.ahead import mesh_of_program
+from diffusax.runtime.devices.chips import chip_of
+from diffusax.runtime.devices.lowering import lowering_platforms
+from diffusax.runtime.devices.mesh import batch_size, in_mesh
+from diffusax.runtime.programs.cost import cost_of
+from diffusax.runtime.programs.program import lower, operations_of
+from diffusax.runtime.programs.topology import (
     DoesNotFitError,
     compile_there,
     topology_mesh,
@@ -51,7 +51,7 @@ from diffusax.training import (
     instruct_pix2pix,
     text_to_image,
 )
-from diffusax.training.program import lower_step, step_operations
+from diffusax.training.loop.program import lower_step, step_operations
 
 
 def compile_call(pipe, mesh, batch: int, name: str, options):

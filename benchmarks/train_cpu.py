@@ -17,6 +17,7 @@ from machine import describe
 from unet_cpu import pytorch_unet
 
 import diffusax
+from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.models import (
     AutoencoderKL,
@@ -27,9 +28,8 @@ from diffusax.models import (
 )
 from diffusax.models.network import Network
 from diffusax.pipelines.families import STABLE_DIFFUSION
-from diffusax.training.denoising import DenoisingLoss, Draws
-from diffusax.training.diffusion.conditioning_dropout import Dropped
-from diffusax.typed.config import config_from_dict
+from diffusax.training.step.denoising import DenoisingLoss, Draws
+from diffusax.training.step.losses import Dropped
 
 
 def embedded_unet() -> dict:

@@ -20,10 +20,9 @@ from machine import describe
 
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.training.base_model import BaseModel
-from diffusax.training.converting import to_instruct_pix2pix
-from diffusax.training.denoising import DenoisingLoss, Draws
-from diffusax.training.diffusion.conditioning_dropout import Dropped
+from diffusax.training.recipes.base_model import BaseModel, to_instruct_pix2pix
+from diffusax.training.step.denoising import DenoisingLoss, Draws
+from diffusax.training.step.losses import Dropped
 
 DROPOUT = 0.05
 

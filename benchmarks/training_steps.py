@@ -7,9 +7,9 @@ import jax
 import torch
 from machine import interleaved_medians
 
-from diffusax.training.denoising import DenoisingLoss, Draws
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
-from diffusax.training.step import initial_state, make_train_step
+from diffusax.training.step.denoising import DenoisingLoss, Draws
+from diffusax.training.step.step import initial_state, make_train_step
 
 LR = 1e-4
 

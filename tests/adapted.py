@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax import models
-from diffusax.models.adapters import Adapters, kernel_shapes
+from diffusax.boundary.config import config_from_dict
+from diffusax.lora.adapter import Adapter, stack
+from diffusax.lora.weights import WeightGroups
+from diffusax.models.adapters.low_rank import Adapters, kernel_shapes
 from diffusax.models.network import Network, initialize_params
-from diffusax.pipelines.adapter_weights import WeightGroups
-from diffusax.pipelines.adapters import Adapter, stack
-from diffusax.runtime import mesh as meshes
-from diffusax.typed.config import config_from_dict
+from diffusax.runtime.devices import mesh as meshes
 
 CONTEXT, ROWS = 56, 3
 SD1 = {

@@ -25,8 +25,8 @@ from diffusax.training import (
     InstructPix2PixConfig,
     TextToImageConfig,
 )
-from diffusax.training.denoising import DenoisingLoss, Draws
-from diffusax.training.diffusion.conditioning_dropout import Dropped
+from diffusax.training.step.denoising import DenoisingLoss, Draws
+from diffusax.training.step.losses import Dropped
 
 PROMPTS = ["a red apple", "an old house on a hill by the sea, and two dogs that run before it"]
 STEPS, RATE, SCALE = 3, 0.05, 2.5

@@ -9,11 +9,10 @@ import pytest
 import torch
 from pairs import picture
 
-from diffusax.callers import for_reader, function_wants_tensors
+from diffusax.boundary.tensors import alike, as_tensor, for_reader, function_wants_tensors
 from diffusax.images.vae_image_processor import VaeImageProcessor
-from diffusax.runtime.noise import noise_source
+from diffusax.runtime.random.noise import noise_source
 from diffusax.samplers import DDIMScheduler
-from diffusax.tensors import alike, as_tensor
 
 CALL = "found = processor.preprocess(image), scheduler.timesteps, scheduler.alphas_cumprod"
 INSIDE = f"""

@@ -31,7 +31,7 @@ from z_images import pipeline as build_z_image
 
 from diffusax.checkpoints import hub
 from diffusax.cli.console import COMMANDS
-from diffusax.pipelines.arguments import DESCRIPTIONS
+from diffusax.pipelines.plan.arguments import DESCRIPTIONS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from diffusax import files
-from diffusax.files import load_json, read_text, write_json, written_whole
+from diffusax.boundary import files
+from diffusax.boundary.files import load_json, read_text, write_json, written_whole
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import diffusax
 import diffusax.optimization
 import diffusax.training_utils
 from diffusax import samplers
-from diffusax.missing import NETWORK, PIPELINE, SCHEDULER
+from diffusax.boundary.messages import NETWORK, PIPELINE, SCHEDULER
 from diffusax.models import MODELS
 from diffusax.models.network import Model
 from diffusax.samplers import SCHEDULERS

@@ -17,15 +17,15 @@ from flax import nnx
 
 import diffusax
 from diffusax.models import MODELS
-from diffusax.models.embeddings import timestep_embedding
-from diffusax.models.layers import Embedding, Linear
+from diffusax.models.autoencoders.kl import AutoencoderKL, AutoencoderKLConfig
+from diffusax.models.layers.embeddings import timestep_embedding
+from diffusax.models.layers.layers import Embedding, Linear
 from diffusax.models.network import initialize
-from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig
-from diffusax.pipelines import tasks
-from diffusax.pipelines.arguments import documented
 from diffusax.pipelines.families import Family, diffusers_components
-from diffusax.pipelines.guidance import apply_guidance
-from diffusax.pipelines.plan import Conditions, Prompt, Tokens
+from diffusax.pipelines.plan.arguments import documented
+from diffusax.pipelines.plan.guidance import apply_guidance
+from diffusax.pipelines.plan.plan import Conditions, Prompt, Tokens
+from diffusax.pipelines.tasks import tasks
 
 LONGEST = 48
 

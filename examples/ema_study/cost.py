@@ -18,7 +18,7 @@ from diffusax.training import EMAConfig, InstructPix2PixConfig, instruct_pix2pix
 from diffusax.training.data.batches import Batches
 from diffusax.training.ema.update import copy_as_average
 from diffusax.training.optimizers import make_optimizer
-from diffusax.training.step import initial_state, make_train_step
+from diffusax.training.step.step import initial_state, make_train_step
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from machine import describe, interleaved_medians

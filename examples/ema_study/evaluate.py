@@ -31,7 +31,7 @@ import diffusax
 from diffusax.checkpoints.hub import resolve
 from diffusax.models.network import Params
 from diffusax.training import EditDataConfig, InstructPix2PixConfig, instruct_pix2pix
-from diffusax.training.denoising import Draws, encode_pixels
+from diffusax.training.step.denoising import Draws, encode_pixels
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from edit_quality import Pair, distance, edit, is_right, read, small

@@ -29,12 +29,12 @@ from diffusax.training import (
     read_config,
 )
 from diffusax.training.data.batches import Batches
-from diffusax.training.ema.averages import make_average
 from diffusax.training.ema.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
+from diffusax.training.loop.averages import make_average
 from diffusax.training.optimizers import make_optimizer
 from diffusax.training.options import to_yaml
-from diffusax.training.recipe import Recipe
-from diffusax.training.step import Batch, TrainState, initial_state, make_train_step
+from diffusax.training.recipes.recipe import Recipe
+from diffusax.training.step.step import Batch, TrainState, initial_state, make_train_step
 
 Program = Callable[[TrainState, Params, Batch], tuple[TrainState, dict[str, jax.Array]]]
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from diffusax._version import __version__
+from diffusax.batch.running_batch import RunningBatch
 from diffusax.checkpoints import load_network, named, save_network
 from diffusax.checkpoints.multi_adapter import MultiAdapter
 from diffusax.checkpoints.named import *  # noqa: F403
@@ -10,9 +11,9 @@ from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.pipelines import *  # noqa: F403
 from diffusax.pipelines import __all__ as _pipelines
-from diffusax.pipelines.foreign import CONVERTERS
-from diffusax.runtime.mesh import make_mesh
-from diffusax.runtime.processes import initialize
+from diffusax.pipelines.components.foreign import CONVERTERS
+from diffusax.runtime.devices.mesh import make_mesh
+from diffusax.runtime.devices.processes import initialize
 from diffusax.samplers import *  # noqa: F403
 from diffusax.samplers import SCHEDULERS
 
@@ -39,6 +40,7 @@ __all__ = [
     *_pipelines,
     *SCHEDULERS,
     "MultiAdapter",
+    "RunningBatch",
     "__version__",
     "initialize",
     "load_image",

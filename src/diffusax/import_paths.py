@@ -55,7 +55,7 @@ _PATHS = {
 }
 _OUTPUT = "diffusax.images.outputs:ImagePipelineOutput"
 _STEP = "diffusax.samplers.by_hand:SchedulerOutput"
-_PIPELINE = "diffusax.pipelines.pipeline:DiffusionPipeline"
+_PIPELINE = "diffusax.pipelines.pipeline.pipeline:DiffusionPipeline"
 _NAMES = {
     **{
         f"{name}PipelineOutput": _OUTPUT
@@ -74,16 +74,16 @@ _NAMES = {
     "ModelMixin": "diffusax.models.network:Model",
     "StableDiffusionMixin": _PIPELINE,
     "FlowPipelineMixin": _PIPELINE,
-    "LoraLoaderMixin": "diffusax.pipelines.lora:LoraMethods",
-    "StableDiffusionLoraLoaderMixin": "diffusax.pipelines.lora:LoraMethods",
-    "StableDiffusionXLLoraLoaderMixin": "diffusax.pipelines.lora:LoraMethods",
-    "FluxLoraLoaderMixin": "diffusax.pipelines.lora:LoraMethods",
-    "TextualInversionLoaderMixin": "diffusax.pipelines.textual_inversion:TextualInversion",
-    "IPAdapterMixin": "diffusax.pipelines.ip_adapter_methods:IPAdapterMethods",
-    "FromSingleFileMixin": "diffusax.pipelines.single_file:SingleFile",
-    "AutoencoderKLOutput": "diffusax.models.outputs:AutoencoderKLOutput",
-    "DecoderOutput": "diffusax.models.outputs:DecoderOutput",
-    "DiagonalGaussianDistribution": "diffusax.models.outputs:DiagonalGaussianDistribution",
+    "LoraLoaderMixin": "diffusax.pipelines.pipeline.lora_methods:LoraMethods",
+    "StableDiffusionLoraLoaderMixin": "diffusax.pipelines.pipeline.lora_methods:LoraMethods",
+    "StableDiffusionXLLoraLoaderMixin": "diffusax.pipelines.pipeline.lora_methods:LoraMethods",
+    "FluxLoraLoaderMixin": "diffusax.pipelines.pipeline.lora_methods:LoraMethods",
+    "TextualInversionLoaderMixin": "diffusax.pipelines.pipeline.textual_inversion:TextualInversion",
+    "IPAdapterMixin": "diffusax.pipelines.pipeline.ip_adapter_methods:IPAdapterMethods",
+    "FromSingleFileMixin": "diffusax.pipelines.pipeline.single_file:SingleFile",
+    "AutoencoderKLOutput": "diffusax.models.calls.outputs:AutoencoderKLOutput",
+    "DecoderOutput": "diffusax.models.calls.outputs:DecoderOutput",
+    "DiagonalGaussianDistribution": "diffusax.models.calls.outputs:DiagonalGaussianDistribution",
     "VaeImageProcessor": "diffusax.image_processor:VaeImageProcessor",
     "IPAdapterMaskProcessor": "diffusax.image_processor:IPAdapterMaskProcessor",
     "AttnProcessor": "diffusax.models.module_methods:AttnProcessor",
@@ -112,7 +112,7 @@ _REASONS = {
     "StableDiffusionSafetyChecker": "no pipeline runs it; leave safety_checker out",
     "ConfigMixin": "networks are Flax modules with a config; see docs/functional.md",
     "register_to_config": "networks are Flax modules with a config; see docs/functional.md",
-    "Attention": "attention is computed by diffusax.models.attention, which takes no processors",
+    "Attention": "attention is a function of diffusax.models.ops, which takes no processors",
 }
 
 
@@ -161,7 +161,7 @@ def register_paths() -> None:
         for path in (root, *(f"{root}.{name}" for name in below.split())):
             name = f"diffusax.{path}"
             # Folders of the package keep what they hold.
-            if path in ("pipelines", "models", "utils"):
+            if path in ("pipelines", "models", "models.autoencoders", "utils"):
                 continue
             module = _Path(name, f"diffusers' names, as the module diffusers.{path} has them.")
             module.__path__ = []

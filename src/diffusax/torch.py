@@ -1,6 +1,6 @@
 """Any PyTorch diffusers pipeline on JAX; see `diffusax.interop.torch`."""
 
-from diffusax.extras import require_extra
+from diffusax.boundary.messages import require_extra
 
 # torchax is imported by interop.torch.importing alone, which mends what newer torch lacks for it.
 require_extra("torch", "torch")

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.boundary.tensors import alike, as_numpy
 from diffusax.models.network import Model, cast_params
-from diffusax.runtime.noise import draw_from
-from diffusax.samplers.flow_weighting import FlowWeighting
-from diffusax.tensors import alike, as_numpy
+from diffusax.runtime.random.noise import draw_from
+from diffusax.samplers.processes import FlowWeighting
 
 _RULES = (
     "decay",

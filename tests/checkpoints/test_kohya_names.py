@@ -8,10 +8,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from diffusax.checkpoints.lora import find_layers, read_lora, write_lora
-from diffusax.checkpoints.lora.keys import split_key
 from diffusax.checkpoints.networks import network_of
-from diffusax.models.adapters import kernel_shapes
+from diffusax.lora import find_layers, read_lora, write_lora
+from diffusax.lora.keys import split_key
+from diffusax.models.adapters.low_rank import kernel_shapes
 
 ATTENTION = "transformer_blocks.0.attn1.to_q"
 # As sd-scripts' networks/lora.py and library/sdxl_original_unet.py have them.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from diffusax.checkpoints.lora import write_lora
+from diffusax.lora import write_lora
 
 TEXT = ("text_encoder", "text_model.encoder.layers.0.self_attn.q_proj")
 

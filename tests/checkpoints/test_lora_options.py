@@ -13,11 +13,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny import TEXT, UNET, randomize
 
-from diffusax.checkpoints import lora
+from diffusax import lora
 from diffusax.models import CLIPTextConfig, CLIPTextModel, UNet2DConditionConfig
 from diffusax.models import UNet2DConditionModel as OurUNet
+from diffusax.models.adapters.weight_changes import merge
 from diffusax.models.network import Network
-from diffusax.models.weight_changes import merge
 
 LAYER = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
 UNET_NETWORK = Network(OurUNet, UNet2DConditionConfig(**UNET["sd1"]))

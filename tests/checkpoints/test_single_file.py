@@ -21,12 +21,12 @@ from single_files import hollow, model_shapes, original_shapes, packed
 import diffusax
 from diffusax.checkpoints import load_network, read_model_index, resolve
 from diffusax.checkpoints.converting import pack_single_file, unpack_single_file
-from diffusax.checkpoints.locate import find_file
 from diffusax.checkpoints.networks import read_network
 from diffusax.checkpoints.single_file import Reading, configs, opened_view, read_contents
 from diffusax.checkpoints.tree import fitted, params_to_tensors
-from diffusax.pipelines.loading import class_for
-from diffusax.training.base_model import BaseModel
+from diffusax.checkpoints.weight_file import find_file
+from diffusax.pipelines.components.loading import class_for
+from diffusax.training.recipes.base_model import BaseModel
 
 KINDS = [
     ("sd", "a"),

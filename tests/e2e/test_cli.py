@@ -26,7 +26,7 @@ from diffusax.cli.train import TextToImage
 from diffusax.images.masks import blur
 from diffusax.images.pictures import resize
 from diffusax.images.sheets import labelled_grid
-from diffusax.runtime.program import PROGRAMS, forget_executables
+from diffusax.runtime.programs.program import PROGRAMS, forget_executables
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import diffusax
 from diffusax.cli import main
 from diffusax.cli.evaluate_instruct_pix2pix import write_plot
 from diffusax.evaluation import EditScores, Mean
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 STEPS, GUIDANCE = 2, 5.0
 

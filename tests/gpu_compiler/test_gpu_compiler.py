@@ -14,19 +14,19 @@ import diffusax
 from diffusax.checkpoints import resolve
 from diffusax.checkpoints.networks import read_network
 from diffusax.cli.console import main
-from diffusax.models.attention import attention
 from diffusax.models.network import Model, cast_shapes
-from diffusax.pipelines import ahead
-from diffusax.runtime.chips import CARDS, chip_of
-from diffusax.runtime.cost import cost_of
-from diffusax.runtime.kernels import kernels_of, traffic
-from diffusax.runtime.lowering import lowering_platforms
-from diffusax.runtime.mesh import in_mesh
-from diffusax.runtime.program import lower, operations_of
-from diffusax.runtime.topology import compile_there, topology_mesh
+from diffusax.models.ops.attention import attention
+from diffusax.pipelines.pipeline import ahead
+from diffusax.runtime.devices.chips import CARDS, chip_of
+from diffusax.runtime.devices.lowering import lowering_platforms
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.programs.cost import cost_of
+from diffusax.runtime.programs.kernels import kernels_of, traffic
+from diffusax.runtime.programs.program import lower, operations_of
+from diffusax.runtime.programs.topology import compile_there, topology_mesh
 from diffusax.training import CaptionedDataConfig, EMAConfig, TextToImageConfig, text_to_image
-from diffusax.training.memory import bytes_on_device
-from diffusax.training.program import abstract_arguments, lower_step
+from diffusax.training.loop.memory import bytes_on_device
+from diffusax.training.loop.program import abstract_arguments, lower_step
 
 pytestmark = [
     pytest.mark.gpu_compiler,

@@ -16,7 +16,7 @@ from PIL import Image
 import diffusax
 from diffusax.interop import flax
 from diffusax.interop.flax import pipeline as base
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 SIGNATURES = Path(__file__).with_name("flax_signatures.json")
 TOLERANCE = 1e-4

@@ -19,7 +19,7 @@ import diffusax
 from diffusax.interop.torch.explaining import NotTraceable
 from diffusax.interop.torch.models import native_network, to_model
 from diffusax.interop.torch.networks import TorchNetwork
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 CALL = {"prompt": PROMPTS[0], "negative_prompt": NEGATIVES[0]}
 

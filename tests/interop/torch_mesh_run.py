@@ -16,7 +16,7 @@ from torch_families import REGISTRY
 import diffusax.torch
 from diffusax.interop.torch.compiling import CompiledMethod
 from diffusax.interop.torch.functional import Kernel
-from diffusax.runtime.mesh import param_sharding, turned_sharding
+from diffusax.runtime.devices.mesh import param_sharding, turned_sharding
 
 
 def main() -> None:

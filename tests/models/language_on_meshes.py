@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from diffusax.models import Qwen3Config, Qwen3ForCausalLM, T5Config, T5EncoderModel, initialize
-from diffusax.runtime import mesh as meshes
+from diffusax.runtime.devices import mesh as meshes
 
 meshes.MIN_SHARDED_SIZE = 1
 LENGTHS = np.array([13, 5, 1, 8], np.int32)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from diffusax.models import activations
+from diffusax.models.ops import activations
 
 CASES = {
     "silu": functional.silu,

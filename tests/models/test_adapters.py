@@ -19,11 +19,16 @@ from lora import ATTENTION, TEXT_ATTENTION, add_lora, lora_layers, weighed
 from tiny import randomize
 
 from diffusax.checkpoints import load_network
-from diffusax.models.adapters import AdaptedNetwork, Adapters, LayerAdapters, kernel_shapes
+from diffusax.lora.adapter import Adapter, stack
+from diffusax.lora.weights import WeightGroups
+from diffusax.models.adapters.low_rank import (
+    AdaptedNetwork,
+    Adapters,
+    LayerAdapters,
+    kernel_shapes,
+)
 from diffusax.models.network import cast_params, initialize_params
-from diffusax.pipelines.adapter_weights import WeightGroups
-from diffusax.pipelines.adapters import Adapter, stack
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
 # Rows of one batch that take different adapters, also none.

@@ -6,9 +6,9 @@ import torch
 from effort import first
 from tiny import randomize
 
+from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import load_network, named, save_network
 from diffusax.models import AsymmetricAutoencoderKLConfig
-from diffusax.typed.config import config_from_dict
 
 TINY = {
     "down_block_types": ("DownEncoderBlock2D",) * 3,

@@ -5,9 +5,9 @@ import torch
 from effort import first
 from tiny import randomize
 
+from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import load_network, save_network
 from diffusax.models import AutoencoderTinyConfig
-from diffusax.typed.config import config_from_dict
 
 TINY = {
     "encoder_block_out_channels": (16, 16),

@@ -15,11 +15,11 @@ from tiny import ASYMMETRIC, TEXT, VAE, randomize
 from tiny_unconditional import UNET
 
 import diffusax
+from diffusax.evaluation.inception import InceptionConfig, InceptionV3
 from diffusax.models import calls
-from diffusax.models.inception import InceptionConfig, InceptionV3
 from diffusax.models.network import Model, Network
-from diffusax.runtime.compilations import count_compilations
-from diffusax.runtime.torch_random import TorchGenerator
+from diffusax.runtime.programs.compilations import count_compilations
+from diffusax.runtime.random.torch_random import TorchGenerator
 
 # Float32 sums in another order.
 TOLERANCE = 2e-5

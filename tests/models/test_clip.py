@@ -10,9 +10,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny import randomize
 
+from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import load_network, save_network
 from diffusax.models import CLIPTextConfig
-from diffusax.typed.config import config_from_dict
 
 TINY = {
     "vocab_size": 100,

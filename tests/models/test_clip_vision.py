@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from tiny import randomize
 
 import diffusax
+from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import load_network, save_network
 from diffusax.models import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
-from diffusax.typed.config import config_from_dict
 
 VISION = {
     "hidden_size": 24,

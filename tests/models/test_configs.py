@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import TEXT, UNET, VAE
 
+from diffusax.boundary.config import config_from_dict, config_to_dict
 from diffusax.models import (
     MODELS,
     AsymmetricAutoencoderKLConfig,
@@ -19,8 +20,7 @@ from diffusax.models import (
     ControlNetConfig,
     UNet2DConditionConfig,
 )
-from diffusax.models.rngs import ShapeRngs
-from diffusax.typed.config import config_from_dict, config_to_dict
+from diffusax.models.layers.rngs import ShapeRngs
 
 
 def nested(depth):

@@ -9,12 +9,12 @@ import pytest
 from adapted import inputs_of, network_of
 
 import diffusax
-from diffusax.models.adapters import Adapters, LowRank, kernel_shapes
-from diffusax.models.context_keys import Lowered, project_context
-from diffusax.models.image_prompts import cross_attentions
+from diffusax.models.adapters.image_prompts import cross_attentions
+from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes
 from diffusax.models.network import initialize_params
-from diffusax.pipelines.programs import denoise
-from diffusax.runtime.program import recorded_requests
+from diffusax.models.unet.context_keys import Lowered, project_context
+from diffusax.pipelines.run.programs import denoise
+from diffusax.runtime.programs.program import recorded_requests
 
 
 @pytest.mark.parametrize("name", ["unet", "unet_sd1"])

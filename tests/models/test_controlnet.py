@@ -9,10 +9,10 @@ import torch
 from effort import first
 from tiny import randomize
 
+from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import load_network
 from diffusax.models import ControlNetConfig
-from diffusax.models.controlnet import guess_scales, scale_residuals
-from diffusax.typed.config import config_from_dict
+from diffusax.models.unet.controlnet import guess_scales, scale_residuals
 
 CONTEXT = 24
 SD1 = {

@@ -10,8 +10,8 @@ from diffusers.pipelines.latent_consistency_models.pipeline_latent_consistency_t
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmbedding
 
-from diffusax.models.embeddings import guidance_scale_embedding, timestep_embedding
-from diffusax.models.language.qwen3 import rotary_table
+from diffusax.models.encoders.qwen3 import rotary_table
+from diffusax.models.layers.embeddings import guidance_scale_embedding, timestep_embedding
 
 MKL = torch.backends.mkl.is_available()
 """Whether PyTorch's exponential is MKL's; others round other frequencies otherwise."""

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffusax.models.clip import CLIPTextModel
-from diffusax.models.clip_configs import CLIPTextConfig
-from diffusax.models.encoder_with_words import WORDS, EncoderWithWords
+from diffusax.models.encoders.clip import CLIPTextModel
+from diffusax.models.encoders.configs import CLIPTextConfig
+from diffusax.models.encoders.token_table import WORDS, EncoderWithWords
 from diffusax.models.network import Network, initialize_params
 
 CONFIG = CLIPTextConfig(

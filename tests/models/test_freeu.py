@@ -10,8 +10,8 @@ from effort import first
 from tiny import UNET, randomize
 
 from diffusax.checkpoints import load_network
-from diffusax.models.freeu import apply_freeu, check_freeu, of_level
-from diffusax.runtime.compilations import count_compilations
+from diffusax.models.adapters.freeu import apply_freeu, check_freeu, of_level
+from diffusax.runtime.programs.compilations import count_compilations
 
 NUMBERS = {"s1": 0.9, "s2": 0.2, "b1": 1.3, "b2": 1.4}
 CONTEXT = 24

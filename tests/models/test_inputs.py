@@ -19,8 +19,8 @@ from diffusax.models import (
     UNet2DConditionModel,
     initialize,
 )
-from diffusax.models.context_keys import project_context
 from diffusax.models.network import Network
+from diffusax.models.unet.context_keys import project_context
 
 TIME = np.float32(7)
 MAP, CONTEXT = np.zeros((1, 8, 6, 4), np.float32), np.zeros((1, 5, 32), np.float32)

@@ -19,15 +19,15 @@ from tiny_language import QWEN3, T5, build
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import diffusax
+from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import load_network, save_network
 from diffusax.interop.torch.models import to_model
 from diffusax.models import Network, Qwen3Config, Qwen3Model, T5Config, T5EncoderModel
-from diffusax.models.adapters import Adapters, LowRank, kernel_shapes
-from diffusax.models.language.qwen3 import TENSOR_RULES
-from diffusax.models.language.t5 import distance_buckets
+from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes
+from diffusax.models.encoders.qwen3 import TENSOR_RULES
+from diffusax.models.encoders.t5 import distance_buckets
 from diffusax.models.network import cast_params
-from diffusax.runtime.mesh import AXES, param_sharding
-from diffusax.typed.config import config_from_dict
+from diffusax.runtime.devices.mesh import AXES, param_sharding
 
 LENGTHS = np.array([13, 5, 1], np.int32)
 IDS = np.random.default_rng(0).integers(0, 101, (3, 13)).astype(np.int32)

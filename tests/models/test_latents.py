@@ -6,7 +6,8 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
-from diffusax.models import AutoencoderKLConfig, AutoencoderTinyConfig, latents
+from diffusax.models import AutoencoderKLConfig, AutoencoderTinyConfig
+from diffusax.models.autoencoders import latents
 
 MEAN, STD = (-1.5, 0.25, 3.0, 0.5), (8.0, 5.0, 2.0, 4.0)
 CONFIG = AutoencoderKLConfig(scaling_factor=0.5, latents_mean=MEAN, latents_std=STD)

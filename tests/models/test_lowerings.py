@@ -12,15 +12,16 @@ from effort import first
 from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
 
-from diffusax.models import attention as attention_module
-from diffusax.models import conv as conv_module
-from diffusax.models import flash, layers
-from diffusax.models import matmul as matmul_module
-from diffusax.models.attention import attention
-from diffusax.models.conv import conv2d
-from diffusax.models.matmul import matmul
-from diffusax.models.transformer import Attention
-from diffusax.runtime.mesh import make_mesh
+from diffusax.models.layers import layers
+from diffusax.models.layers.transformer import Attention
+from diffusax.models.ops import attention as attention_module
+from diffusax.models.ops import attention_kernels as flash
+from diffusax.models.ops import conv as conv_module
+from diffusax.models.ops import matmul as matmul_module
+from diffusax.models.ops.attention import attention
+from diffusax.models.ops.conv import conv2d
+from diffusax.models.ops.matmul import matmul
+from diffusax.runtime.devices.mesh import make_mesh
 
 RNG = np.random.default_rng(0)
 SAME = ((1, 1), (1, 1))

@@ -7,7 +7,7 @@ from flax import nnx
 from tiny import TEXT, UNET, VAE
 
 from diffusax.models import MODELS
-from diffusax.models.rngs import ShapeRngs
+from diffusax.models.layers.rngs import ShapeRngs
 
 CONFIGS = {
     "AutoencoderKL": VAE,

@@ -11,10 +11,10 @@ from flax import nnx
 from jax import export
 from jax.experimental.pallas import tpu as pltpu
 
-from diffusax.models import attention as attention_module
-from diffusax.models.attention import attention
-from diffusax.models.transformer import FeedForward
-from diffusax.runtime.mesh import make_mesh
+from diffusax.models.layers.transformer import FeedForward
+from diffusax.models.ops import attention as attention_module
+from diffusax.models.ops.attention import attention
+from diffusax.runtime.devices.mesh import make_mesh
 
 RNG = np.random.default_rng(0)
 

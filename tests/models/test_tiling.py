@@ -6,7 +6,7 @@ import torch
 from tiny import randomize
 
 from diffusax.checkpoints import load_network
-from diffusax.models.tiling import tiled_decode
+from diffusax.models.autoencoders.tiling import tiled_decode
 
 
 def kl(levels, sample_size):

@@ -11,9 +11,9 @@ import torch
 from effort import few
 from lora_training import randomize_adapters, trained_tree
 
-from diffusax.models.adapters import Base
-from diffusax.models.conv import conv2d
-from diffusax.models.trained_adapters import TrainedAdapters, TrainedLayer
+from diffusax.models.adapters.low_rank import Base
+from diffusax.models.adapters.trained import TrainedAdapters, TrainedLayer
+from diffusax.models.ops.conv import conv2d
 
 RANK, SCALE, DROPOUT = 3, 1.5, 0.4
 PADDING = ((1, 1), (1, 1))

@@ -7,9 +7,9 @@ import torch
 from effort import first
 from tiny import randomize
 
+from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import load_network
 from diffusax.models import UNet2DConditionConfig
-from diffusax.typed.config import config_from_dict
 
 CONTEXT = 24
 BASE = {

@@ -12,10 +12,10 @@ from safetensors.numpy import load_file, save_file
 from tiny import randomize
 
 import diffusax
+from diffusax.boundary.config import config_to_dict
 from diffusax.checkpoints import load_network
 from diffusax.models import UNet2DConfig, UNet2DModel
 from diffusax.models.network import Network, initialize
-from diffusax.typed.config import config_to_dict
 
 BASE = {
     "sample_size": 8,

@@ -7,9 +7,9 @@ from effort import first
 from safetensors.torch import load_file, save_file
 from tiny import randomize
 
+from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import load_network, save_network
 from diffusax.models import AutoencoderKLConfig
-from diffusax.typed.config import config_from_dict
 
 
 def kl(folder, levels, **config):

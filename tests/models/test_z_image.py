@@ -8,6 +8,7 @@ from tiny import randomize
 from torch_params import assert_close, params_of
 from z_images import inputs, transformer, upstream
 
+from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import load_network, save_network
 from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import ZImageTransformer2DConfig, ZImageTransformer2DModel
@@ -15,7 +16,6 @@ from diffusax.models.network import Model, Network, cast_params
 from diffusax.models.transformers import blocks
 from diffusax.models.transformers.blocks import rotary_positions
 from diffusax.models.transformers.z_image import ZImageTransformerBlock
-from diffusax.typed.config import config_from_dict
 
 REAL = {
     "all_patch_size": [2],

@@ -15,10 +15,10 @@ from PIL import Image
 
 import diffusax
 from diffusax import offline
+from diffusax.batch import programs as batch
+from diffusax.batch.lanes import Lanes
 from diffusax.offline.requests import Requests, line_seed
 from diffusax.offline.seating import seat_requests
-from diffusax.pipelines import batch
-from diffusax.pipelines.lanes import Lanes
 
 ROWS = [
     {"prompt": "a cat"},

@@ -11,7 +11,7 @@ from offline.runs import files, pictures, pixels, run
 
 import diffusax
 from diffusax import offline
-from diffusax.models.adapters import kernel_shapes
+from diffusax.models.adapters.low_rank import kernel_shapes
 
 CALL = {"num_inference_steps": 2, "seed": 5}
 ROWS = [

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from diffusax.offline.overlap import ahead
+from diffusax.offline.stages import ahead
 
 
 def test_results_come_in_order_and_only_so_many_are_begun_before():

@@ -13,16 +13,10 @@ from safetensors.torch import load_file, save_file
 from upstream_widths import for_tiny
 
 import diffusax
-from diffusax.checkpoints.lora import (
-    changes_of,
-    find_layers,
-    read_lora,
-    with_alphas,
-    write_lora,
-)
 from diffusax.checkpoints.original.transformers import adapter_names, transformer_names
-from diffusax.models.adapters import kernel_shapes
-from diffusax.pipelines.adapter_store import adaptable_networks
+from diffusax.lora import changes_of, find_layers, read_lora, with_alphas, write_lora
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.pipelines.components.adapters import adaptable_networks
 
 RANK, ALPHA = 4, 3.0
 CALLS = {"flux": fluxes.SIZE, "klein": kleins.CALL}

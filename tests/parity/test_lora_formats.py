@@ -15,8 +15,8 @@ from tiny import build_stable_diffusion
 
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors
-from diffusax.pipelines.adapter_store import resolve_adapters
-from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.components.adapters import resolve_adapters
+from diffusax.pipelines.plan.arguments import check_call
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 4.0}
 RANK, ALPHA = 4, 2.0
@@ -219,7 +219,7 @@ def test_pictures_with_a_merged_format_beside_a_lora(pair, tmp_path):
     ours.load_lora_weights(tmp_path / "lora.safetensors", adapter_name="lora")
     options = {**CALL, "prompt": PROMPTS[:1] * 2}
     ours(**options, generator=generators([3, 4]), adapters={"loha": 0.5, "lora": 0.5})
-    from diffusax.runtime.compilations import count_compilations
+    from diffusax.runtime.programs.compilations import count_compilations
 
     with count_compilations() as compiled:
         rows = [{"loha": 0.8, "lora": 0.3}, {"loha": 0.8, "lora": -1.0}]

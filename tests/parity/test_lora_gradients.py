@@ -22,7 +22,7 @@ from test_training_conditions import (
     torch_loss,
 )
 
-from diffusax.training.lora.adapters import LayerPlan, LoRA
+from diffusax.lora.trained import LayerPlan, LoRA
 
 RANK = 4
 

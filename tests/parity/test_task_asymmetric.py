@@ -9,11 +9,12 @@ from pairs import NEGATIVES, PROMPTS, mask, picture
 from tiny import build_asymmetric
 
 import diffusax
-from diffusax.models import tiling
-from diffusax.pipelines import ahead, programs
-from diffusax.pipelines.ahead_of_time import compile_all
-from diffusax.runtime.compilations import count_compilations
-from diffusax.runtime.program import PROGRAMS, forget_executables
+from diffusax.models.autoencoders import tiling
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.pipeline.ahead_of_time import compile_all
+from diffusax.pipelines.run import programs
+from diffusax.runtime.programs.compilations import count_compilations
+from diffusax.runtime.programs.program import PROGRAMS, forget_executables
 
 TWO = {"prompt": PROMPTS, "negative_prompt": NEGATIVES, "num_inference_steps": 3}
 INPAINT = {

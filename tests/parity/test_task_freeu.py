@@ -7,7 +7,7 @@ import pytest
 from effort import few
 from pairs import NEGATIVES, PROMPTS, mask, picture
 
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 NUMBERS = {"s1": 0.9, "s2": 0.2, "b1": 1.2, "b2": 1.4}
 OTHER = {"s1": 0.6, "s2": 0.4, "b1": 1.1, "b2": 1.2}

@@ -11,7 +11,7 @@ from tiny import build_controlnet, build_stable_diffusion, build_stable_diffusio
 
 import diffusax
 from diffusax import image_processor
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 3.0}
 TEXTS = {"prompt": PROMPTS[0], "negative_prompt": NEGATIVES[0]}

@@ -13,7 +13,7 @@ from pairs import Pair
 from tiny_unconditional import SCHEDULERS, build_unconditional
 
 import diffusax
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 
 def opened(name, folder):

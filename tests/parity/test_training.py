@@ -9,11 +9,11 @@ import torch
 from diffusers.training_utils import compute_snr
 from tiny import build_stable_diffusion
 
-from diffusax.training.base_model import BaseModel
-from diffusax.training.denoising import DenoisingLoss, Draws
-from diffusax.training.diffusion.conditioning_dropout import Dropped
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
-from diffusax.training.step import initial_state, make_train_step
+from diffusax.training.recipes.base_model import BaseModel
+from diffusax.training.step.denoising import DenoisingLoss, Draws
+from diffusax.training.step.losses import Dropped
+from diffusax.training.step.step import initial_state, make_train_step
 
 STEPS, BATCH = 20, 4
 LR, WEIGHT_DECAY = 1e-3, 1e-2

@@ -21,10 +21,10 @@ from tiny import LEVELS, build_stable_diffusion, build_stable_diffusion_xl, rand
 
 from diffusax.checkpoints.tree import params_to_tensors
 from diffusax.models.network import Params
-from diffusax.training.base_model import BaseModel
 from diffusax.training.data.examples import mask_weights
-from diffusax.training.denoising import DenoisingLoss, Draws
-from diffusax.training.diffusion.conditioning_dropout import Dropped, drop_conditions
+from diffusax.training.recipes.base_model import BaseModel
+from diffusax.training.step.denoising import DenoisingLoss, Draws
+from diffusax.training.step.losses import Dropped, drop_conditions
 
 PROBABILITY = 0.25
 # Nothing dropped, text alone, both, picture alone.

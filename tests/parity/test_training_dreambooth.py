@@ -39,7 +39,7 @@ from diffusax.training import (
 from diffusax.training.data.batches import Batches
 from diffusax.training.optimizers import make_optimizer
 from diffusax.training.recipes.dreambooth import one_by_one
-from diffusax.training.step import initial_state, make_train_step
+from diffusax.training.step.step import initial_state, make_train_step
 
 STEPS, BATCH, SEED = 20, 2, 3
 WEIGHT_DECAY, PRIOR_WEIGHT = 1e-2, 0.7

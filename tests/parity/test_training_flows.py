@@ -52,7 +52,7 @@ from diffusax.training import (
     textual_inversion,
     train,
 )
-from diffusax.training.denoising import DenoisingLoss
+from diffusax.training.step.denoising import DenoisingLoss
 
 RANK = 4
 LOSS, GRADIENT = 1e-5, 1e-4

@@ -16,10 +16,10 @@ from diffusax.training import (
     UnconditionalConfig,
     unconditional,
 )
-from diffusax.training.denoising import Draws
-from diffusax.training.diffusion.conditioning_dropout import Dropped
 from diffusax.training.optimizers import make_optimizer
-from diffusax.training.step import initial_state, make_train_step
+from diffusax.training.step.denoising import Draws
+from diffusax.training.step.losses import Dropped
+from diffusax.training.step.step import initial_state, make_train_step
 
 STEPS, BATCH, SIDE = 6, 4, UNET["sample_size"]
 # The script's optimizer.

@@ -14,12 +14,12 @@ from hooks import defined
 from mixtures import picture
 
 import diffusax
-from diffusax.pipelines import batch as programs
-from diffusax.pipelines.arguments import check_call
-from diffusax.pipelines.batch_run import BatchRun
-from diffusax.pipelines.entries import prepare_pictures
-from diffusax.runtime.mesh import in_mesh
-from diffusax.runtime.program import lower, recorded_requests
+from diffusax.batch import programs as programs
+from diffusax.batch.image import prepare_pictures
+from diffusax.batch.run import BatchRun
+from diffusax.pipelines.plan.arguments import check_call
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.programs.program import lower, recorded_requests
 
 CALLS = [
     {"prompt": "a cat", "num_inference_steps": 4, "sampler": "euler_a", "guidance_scale": 4.0},

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
-from diffusax.pipelines.ahead import example_call, requests
-from diffusax.runtime.compilations import count_compilations
-from diffusax.runtime.mesh import make_mesh
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.pipelines.pipeline.ahead import example_call, requests
+from diffusax.runtime.devices.mesh import make_mesh
+from diffusax.runtime.programs.compilations import count_compilations
 
 FOLDER, *OPTIONS = sys.argv[1:]
 GIVEN = {k: ast.literal_eval(v) for k, v in (option.split("=", 1) for option in OPTIONS)}

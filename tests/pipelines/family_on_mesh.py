@@ -11,8 +11,8 @@ import numpy as np
 from pairs import picture
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
-from diffusax.runtime import mesh as mesh_rules
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.runtime.devices import mesh as mesh_rules
 
 mesh_rules.MIN_SHARDED_SIZE = 1
 NAME, FOLDER = sys.argv[1:]

@@ -19,13 +19,13 @@ from hooks import defined
 from PIL import Image
 
 import diffusax
-from diffusax.models import attention
-from diffusax.models.rngs import ShapeRngs
-from diffusax.models.transformer import TENSOR_RULES, BasicTransformerBlock
-from diffusax.pipelines import programs
-from diffusax.runtime import mesh as meshes
-from diffusax.runtime.mesh import in_mesh, make_mesh
-from diffusax.runtime.program import PROGRAMS, lower
+from diffusax.models.layers.rngs import ShapeRngs
+from diffusax.models.layers.transformer import TENSOR_RULES, BasicTransformerBlock
+from diffusax.models.ops import attention
+from diffusax.pipelines.run import programs
+from diffusax.runtime.devices import mesh as meshes
+from diffusax.runtime.devices.mesh import in_mesh, make_mesh
+from diffusax.runtime.programs.program import PROGRAMS, lower
 
 MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,tensor=2")
 CALL = {"num_inference_steps": 2, "output_type": "np", "seed": 3, "guidance_scale": 3.0}

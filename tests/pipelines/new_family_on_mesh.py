@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from toy_family import ToyPipeline, toy_pipeline
 
-from diffusax.runtime import mesh as mesh_rules
+from diffusax.runtime.devices import mesh as mesh_rules
 
 mesh_rules.MIN_SHARDED_SIZE = 1
 CALL = {"prompt": ["a red apple", "a house", "a ship", "two dogs"], "seed": 0}

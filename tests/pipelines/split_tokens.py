@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 import diffusax
-from diffusax.pipelines import ahead
-from diffusax.runtime import mesh as mesh_rules
-from diffusax.runtime.mesh import in_mesh, make_mesh
-from diffusax.runtime.program import lower
+from diffusax.pipelines.pipeline import ahead
+from diffusax.runtime.devices import mesh as mesh_rules
+from diffusax.runtime.devices.mesh import in_mesh, make_mesh
+from diffusax.runtime.programs.program import lower
 
 mesh_rules.MIN_SHARDED_SIZE = 1
 CALL = {

@@ -11,9 +11,7 @@ import torch
 from adapted import random_adapter
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
-from diffusax.pipelines.adapter_weights import WeightGroups
-from diffusax.pipelines.adapters import (
+from diffusax.lora.adapter import (
     covers,
     group_of,
     read_adapter,
@@ -21,8 +19,10 @@ from diffusax.pipelines.adapters import (
     stack,
     stack_shapes,
 )
-from diffusax.runtime.compilations import count_compilations
-from diffusax.runtime.program import PROGRAMS, forget_executables
+from diffusax.lora.weights import WeightGroups
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.runtime.programs.compilations import count_compilations
+from diffusax.runtime.programs.program import PROGRAMS, forget_executables
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 3.0, "seed": 1}
 

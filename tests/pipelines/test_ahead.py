@@ -16,15 +16,16 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
 
 import diffusax
-from diffusax.models.attention import attention
-from diffusax.pipelines import ahead, fits
-from diffusax.runtime import saved
-from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.runtime.compilations import count_compilations
-from diffusax.runtime.exporting import export_requests, flat_arguments
-from diffusax.runtime.mesh import in_mesh, make_mesh
-from diffusax.runtime.program import PROGRAMS, Program, forget_executables, lower
-from diffusax.runtime.topology import topology_mesh
+from diffusax.models.ops.attention import attention
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.pipeline import ahead as fits
+from diffusax.runtime.devices.mesh import in_mesh, make_mesh
+from diffusax.runtime.programs import saved
+from diffusax.runtime.programs.cache import enable_compilation_cache
+from diffusax.runtime.programs.compilations import count_compilations
+from diffusax.runtime.programs.exporting import export_requests, flat_arguments
+from diffusax.runtime.programs.program import PROGRAMS, Program, forget_executables, lower
+from diffusax.runtime.programs.topology import topology_mesh
 
 CALL = {"num_inference_steps": 3, "output_type": "np", "seed": 1}
 
@@ -122,7 +123,7 @@ def test_saved_programs_are_loaded_where_they_fit_and_only_there(pipe, tmp_path,
 
 def test_a_new_shape_is_one_line_in_the_log(pipe, caplog):
     jax.clear_caches()
-    with caplog.at_level(logging.INFO, "diffusax.runtime.program"):
+    with caplog.at_level(logging.INFO, "diffusax.runtime.programs.program"):
         pipe("a frog", **CALL)
         lines = [m for m in caplog.messages if "compiled, or read from the cache, in" in m]
         assert [line.split(":")[0] for line in lines] == [
@@ -152,8 +153,8 @@ def test_memory_of_a_call_needs_a_topology(pipe):
 
 
 def test_figures_of_a_cost():
-    from diffusax.runtime.chips import CARDS, CHIPS
-    from diffusax.runtime.cost import Cost
+    from diffusax.runtime.devices.chips import CARDS, CHIPS
+    from diffusax.runtime.programs.cost import Cost
 
     chip = CARDS["l4"].chip
     cost = Cost(2.42, 3.0, arguments=4.0, temporaries=2.0, code=0.5, peak=7.0, kernels=9)
@@ -182,7 +183,7 @@ def test_figures_of_a_cost():
 )
 def test_tables_say_which_share_of_a_card_they_mean(gb, verdict):
     from diffusax.cli.fits import verdict as said
-    from diffusax.runtime.chips import CARDS
+    from diffusax.runtime.devices.chips import CARDS
 
     assert said(gb, CARDS["l4"].chip) == verdict
 
@@ -190,8 +191,8 @@ def test_tables_say_which_share_of_a_card_they_mean(gb, verdict):
 def test_a_table_ends_with_the_whole_call(capsys):
     """Programs that fit one by one may not fit together with the others' parameters."""
     from diffusax.cli.fits import print_cost, print_pipeline
-    from diffusax.runtime.chips import CARDS
-    from diffusax.runtime.cost import Cost
+    from diffusax.runtime.devices.chips import CARDS
+    from diffusax.runtime.programs.cost import Cost
 
     chip = CARDS["l4"].chip
     print_cost("denoise", Cost(1.0, 1.0, 17.0, 1.0, 0.0, peak=18.0), chip)
@@ -245,7 +246,7 @@ def test_memory_on_devices_that_are_elsewhere(pipe):
     pytest.importorskip("libtpu")
     sizes = {name: sum(x.nbytes for x in jax.tree.leaves(p)) for name, p in pipe.params.items()}
     for mesh, parts in (("data=2", 1), ("data=1,fsdp=2", 2)):
-        with mock.patch("diffusax.runtime.mesh.MIN_SHARDED_SIZE", 0):
+        with mock.patch("diffusax.runtime.devices.mesh.MIN_SHARDED_SIZE", 0):
             report = pipe.memory("v5e:2x2", mesh=mesh, batch_size=2, guidance_scale=3.0)
         whole = report["pipeline"]
         assert whole["fits"]
@@ -339,8 +340,8 @@ def test_the_compiler_for_tpus_takes_attention_on_a_mesh(d):
 @pytest.mark.parametrize("mesh", ["data=1", "data=2,tensor=2", "data=1,fsdp=4"])
 def test_the_compiler_for_tpus_takes_every_program(shapes, mesh):
     pytest.importorskip("libtpu")
-    from diffusax.runtime.chips import chip_of
-    from diffusax.runtime.cost import cost_of
+    from diffusax.runtime.devices.chips import chip_of
+    from diffusax.runtime.programs.cost import cost_of
 
     devices = topology_mesh("v5e:2x2", mesh)
     chip = chip_of(devices.devices.flat[0])

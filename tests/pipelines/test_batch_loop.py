@@ -7,19 +7,17 @@ import pytest
 from adapted import random_adapter
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
-from diffusax.pipelines import batch as programs
-from diffusax.pipelines.adapters import Adapter
-from diffusax.pipelines.alone import RunsAlone
-from diffusax.pipelines.batch_loop import BatchLoop, Sizes, images_of
-from diffusax.pipelines.batch_run import BatchRun
-from diffusax.pipelines.entries import prepare_pictures
-from diffusax.pipelines.generation import Generation
-from diffusax.pipelines.intake import Intake
-from diffusax.pipelines.measures import RowSeconds
-from diffusax.pipelines.policies import running
-from diffusax.pipelines.requests import make_request, prepare
-from diffusax.pipelines.text_cache import TextCache
+from diffusax.batch import programs as programs
+from diffusax.batch.alone import RunsAlone
+from diffusax.batch.image import prepare_pictures
+from diffusax.batch.loop import BatchLoop, Sizes, images_of
+from diffusax.batch.policies import RowSeconds, running
+from diffusax.batch.request import Generation, make_request, prepare
+from diffusax.batch.run import BatchRun
+from diffusax.batch.scheduler import Intake
+from diffusax.lora.adapter import Adapter
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.pipelines.tasks.text_cache import TextCache
 
 SECONDS = 60
 CALL = {"num_inference_steps": 4, "guidance_scale": 3.0, "seed": 1, "output_type": "latent"}

@@ -7,7 +7,7 @@ from pairs import generators
 
 import diffusax
 from diffusax import callbacks
-from diffusax.pipelines.step_callbacks import Embeddings
+from diffusax.pipelines.run.callbacks import Embeddings
 
 SD, XL = "StableDiffusionPipeline", "StableDiffusionXLPipeline"
 

@@ -8,8 +8,8 @@ from pairs import mask, picture
 
 import diffusax
 from diffusax import samplers
-from diffusax.pipelines import programs
-from diffusax.runtime.compilations import count_compilations
+from diffusax.pipelines.run import programs
+from diffusax.runtime.programs.compilations import count_compilations
 
 STEPS = 3
 

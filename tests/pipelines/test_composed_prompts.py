@@ -6,8 +6,8 @@ import torch
 from pairs import slow
 
 import diffusax
-from diffusax.pipelines.arguments import check_call
-from diffusax.runtime.compilations import count_compilations
+from diffusax.pipelines.plan.arguments import check_call
+from diffusax.runtime.programs.compilations import count_compilations
 
 STEPS, SCALE = 6, 3.0
 CALL = {"num_inference_steps": STEPS, "guidance_scale": SCALE, "seed": 4, "output_type": "latent"}

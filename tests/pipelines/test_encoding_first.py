@@ -8,7 +8,7 @@ from z_images import LANGUAGE, SIZE, pipeline
 
 import diffusax
 from diffusax.cli.console import main
-from diffusax.pipelines import loading
+from diffusax.pipelines.components import loading
 
 PROMPTS = ["a red apple", "an old house on a hill by the sea, and two dogs that run before it"]
 CALL = {"num_inference_steps": 2, "seed": 3, "output_type": "np", **SIZE}

@@ -10,7 +10,7 @@ import z_images
 from jax.sharding import Mesh
 from many_devices import run_on_devices
 
-from diffusax.runtime.mesh import batch_size, check_processes, make_mesh
+from diffusax.runtime.devices.mesh import batch_size, check_processes, make_mesh
 
 # The last arguments are those of calls.
 FAMILIES = {

@@ -6,8 +6,8 @@ from fluxes import FILL, SIZE, controlnet, pipeline
 from pairs import mask, picture
 
 import diffusax
-from diffusax.pipelines.arguments import check_call
-from diffusax.pipelines.tasks import image_to_image
+from diffusax.pipelines.plan.arguments import check_call
+from diffusax.pipelines.tasks.tasks import image_to_image
 
 PROMPT = "an old house on a hill"
 KEPT = {"output_type": "np", **SIZE}

@@ -9,10 +9,10 @@ from jax import export
 import diffusax
 from diffusax import samplers
 from diffusax.offline.run import pipeline_facts
-from diffusax.pipelines import ahead
-from diffusax.pipelines.ahead_of_time import compile_all
-from diffusax.runtime.exporting import export_requests, flat_arguments
-from diffusax.runtime.program import PROGRAMS, forget_executables
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.pipeline.ahead_of_time import compile_all
+from diffusax.runtime.programs.exporting import export_requests, flat_arguments
+from diffusax.runtime.programs.program import PROGRAMS, forget_executables
 
 NUMBERS = (0.9, 0.2, 1.2, 1.4)
 CALL = {"num_inference_steps": 3, "output_type": "np", "guidance_scale": 3.0}

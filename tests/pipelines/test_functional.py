@@ -16,8 +16,8 @@ from tiny import (
 )
 
 import diffusax
-from diffusax.pipelines import ahead
-from diffusax.runtime.program import key, recorded_requests
+from diffusax.pipelines.pipeline import ahead
+from diffusax.runtime.programs.program import key, recorded_requests
 
 CALL = {"num_inference_steps": 2, "seed": 0, "guidance_scale": 3.0}
 PICTURES = {

@@ -13,7 +13,7 @@ from effort import first
 from pairs import mask, picture
 
 import diffusax
-from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.plan.arguments import Call
 
 CASES, CHUNK = 500, 50
 SECONDS = 300

@@ -3,7 +3,7 @@
 import concurrent.futures
 import threading
 
-from diffusax.pipelines.generation import Generation
+from diffusax.batch.request import Generation
 
 SECONDS = 10
 

@@ -17,7 +17,7 @@ from offline import runs
 from tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 
 import diffusax
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.samplers import scheduler_from_function
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from ip_adapters import EMBED, build_image_encoder, write_ip_adapters
 from pairs import PROMPTS, picture
 
 import diffusax
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 CALL = {"num_inference_steps": 2, "output_type": "latent", "guidance_scale": 3.0}
 
@@ -230,8 +230,8 @@ def test_an_encoder_of_another_kind_is_named(loaded, tmp_path, tiny_checkpoints,
 def test_random_scales_are_those_of_diffusers(tiny_checkpoints):
     from diffusers.loaders.unet_loader_utils import _maybe_expand_lora_scales
 
-    from diffusax.models.image_prompts import cross_attentions
-    from diffusax.pipelines.ip_adapter_scales import read_scale
+    from diffusax.models.adapters.image_prompts import cross_attentions
+    from diffusax.pipelines.components.ip_adapters import read_scale
 
     for kind, blocks in (("sd", ("block_0", "block_1")), ("xl", ("block_1", "block_0"))):
         folder, theirs = tiny_checkpoints.pipeline(kind)

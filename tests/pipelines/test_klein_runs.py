@@ -10,9 +10,9 @@ from pairs import mask, picture
 from peft import get_peft_model_state_dict
 
 import diffusax
-from diffusax.pipelines import ahead
-from diffusax.runtime.compilations import count_compilations
-from diffusax.serving.entries import describe_model
+from diffusax.pipelines.pipeline import ahead
+from diffusax.runtime.programs.compilations import count_compilations
+from diffusax.serving.catalogue.entries import describe_model
 
 PROMPT = "an old house on a hill"
 KEPT = {"output_type": "np", **CALL}

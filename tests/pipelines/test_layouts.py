@@ -6,9 +6,9 @@ import pytest
 from adapted import random_adapter
 
 import diffusax
-from diffusax.pipelines import ahead
-from diffusax.runtime import layouts
-from diffusax.runtime.program import PROGRAMS, forget_executables, key, lower
+from diffusax.pipelines.pipeline import ahead
+from diffusax.runtime.devices import layouts
+from diffusax.runtime.programs.program import PROGRAMS, forget_executables, key, lower
 
 ORDER = (3, 0, 1, 2)
 CALL = {"num_inference_steps": 2, "output_type": "np", "seed": 1, "guidance_scale": 3.0}

@@ -12,12 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
-from diffusax.pipelines.adapter_store import resolve_adapters
-from diffusax.pipelines.arguments import check_call
-from diffusax.pipelines.entries import prepare_pictures
-from diffusax.pipelines.requests import prepare
-from diffusax.runtime.compilations import count_compilations
+from diffusax.batch.image import prepare_pictures
+from diffusax.batch.request import prepare
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.pipelines.components.adapters import resolve_adapters
+from diffusax.pipelines.plan.arguments import check_call
+from diffusax.runtime.programs.compilations import count_compilations
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 3.0, "seed": 1}
 TEXT = (".q_proj", ".k_proj", ".v_proj", ".out_proj")

@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 
-from diffusax.pipelines import measures
-from diffusax.pipelines.measures import Arrivals, RowSeconds
+from diffusax.batch import policies as measures
+from diffusax.batch.policies import Arrivals, RowSeconds
 
 
 class Kind:

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh
 
 import diffusax
 from diffusax.models import Network, UNet2DConditionConfig, UNet2DConditionModel
-from diffusax.runtime.mesh import (
+from diffusax.runtime.devices.mesh import (
     AXES,
     _axis_to_gather,
     check_processes,
@@ -27,7 +27,7 @@ from diffusax.runtime.mesh import (
     tree_name,
     tree_sharding,
 )
-from diffusax.training.program import tensor_rules
+from diffusax.training.loop.program import tensor_rules
 
 HERE = Path(__file__).parent
 MIXED = "data=2,fsdp=2,tensor=2"

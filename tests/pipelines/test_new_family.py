@@ -14,10 +14,10 @@ from toy_family import ToyImg2ImgPipeline, ToyPipeline, toy_pipeline
 
 import diffusax
 from diffusax import offline
-from diffusax.offline.pictures import check_picture
-from diffusax.pipelines import ahead
-from diffusax.pipelines.arguments import Call
-from diffusax.runtime.compilations import count_compilations
+from diffusax.offline.requests import check_picture
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.plan.arguments import Call
+from diffusax.runtime.programs.compilations import count_compilations
 
 PROMPTS = ["a red apple", "an old house on a hill by the sea"]
 CALL = {"prompt": PROMPTS, "prompt_3": ["apple", "a house, in detail"], "seed": [3, 4]}

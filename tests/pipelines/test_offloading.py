@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import diffusax
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 HERE = Path(__file__).parent
 FLAGS = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count="

@@ -8,10 +8,10 @@ import PIL.Image
 import pytest
 
 import diffusax
-from diffusax.pipelines.arguments import check_call
-from diffusax.pipelines.padding import padded
-from diffusax.pipelines.text_cache import TextCache
-from diffusax.runtime.compilations import count_compilations
+from diffusax.batch.request import padded
+from diffusax.pipelines.plan.arguments import check_call
+from diffusax.pipelines.tasks.text_cache import TextCache
+from diffusax.runtime.programs.compilations import count_compilations
 
 SECONDS = 120
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from diffusax.pipelines import policies
-from diffusax.pipelines.policies import Candidate, Device
+from diffusax.batch import policies
+from diffusax.batch.policies import Candidate, Device
 
 LINEAR = {1: 6e-3, 2: 12e-3, 4: 24e-3, 8: 48e-3}
 """Seconds of a row by lanes where sharing gains nothing."""

@@ -9,13 +9,12 @@ import PIL.Image
 import pytest
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
-from diffusax.models.weight_changes import LoHa
-from diffusax.pipelines import adapter_store
-from diffusax.pipelines.adapters import Adapter
-from diffusax.pipelines.generation import Generation
-from diffusax.pipelines.requests import make_request, prepare
-from diffusax.pipelines.text_cache import TextCache
+from diffusax.batch.request import Generation, make_request, prepare
+from diffusax.lora.adapter import Adapter
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.models.adapters.weight_changes import LoHa
+from diffusax.pipelines.components import adapters as adapter_store
+from diffusax.pipelines.tasks.text_cache import TextCache
 
 torch = pytest.importorskip("torch")
 

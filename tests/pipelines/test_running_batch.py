@@ -17,15 +17,15 @@ from mixtures import calls, picture
 
 import diffusax
 from diffusax import samplers
-from diffusax.models.adapters import kernel_shapes
-from diffusax.pipelines import batch as programs
-from diffusax.pipelines.arguments import check_call
-from diffusax.pipelines.batch_run import BatchRun
-from diffusax.pipelines.entries import prepare_pictures
-from diffusax.pipelines.lanes import Lanes, Seat
-from diffusax.pipelines.measures import RowSeconds
-from diffusax.pipelines.text_cache import TextCache
-from diffusax.runtime.compilations import count_compilations
+from diffusax.batch import programs as programs
+from diffusax.batch.image import prepare_pictures
+from diffusax.batch.lanes import Lanes, Seat
+from diffusax.batch.policies import RowSeconds
+from diffusax.batch.run import BatchRun
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.pipelines.plan.arguments import check_call
+from diffusax.pipelines.tasks.text_cache import TextCache
+from diffusax.runtime.programs.compilations import count_compilations
 
 SECONDS = 120
 TEXT = "text_encoder"

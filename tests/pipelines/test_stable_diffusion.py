@@ -13,7 +13,7 @@ from tiny import build_stable_diffusion
 import diffusax
 from diffusax import samplers
 from diffusax.models.network import Model
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 PROMPT = "a photo of a cat"
 

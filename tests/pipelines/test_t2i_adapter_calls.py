@@ -16,9 +16,9 @@ from tiny import (
 )
 
 import diffusax
-from diffusax.pipelines import ahead
-from diffusax.runtime.compilations import count_compilations
-from diffusax.runtime.program import key, recorded_requests
+from diffusax.pipelines.pipeline import ahead
+from diffusax.runtime.programs.compilations import count_compilations
+from diffusax.runtime.programs.program import key, recorded_requests
 
 SD, XL = "StableDiffusionAdapterPipeline", "StableDiffusionXLAdapterPipeline"
 CALL = {"prompt": "a cat", "num_inference_steps": 3, "output_type": "np", "seed": 0}

@@ -8,7 +8,7 @@ from pairs import mask
 from tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 
 import diffusax
-from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.plan.arguments import check_call
 
 SIDE = 16
 

@@ -9,8 +9,8 @@ from jax.sharding import AbstractMesh, AxisType
 from tiny import build_stable_diffusion
 
 import diffusax
-from diffusax.pipelines import ahead
-from diffusax.pipelines.programs import advance
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.run.programs import advance
 
 FAMILIES = {
     "sd1": (build_stable_diffusion, {}),

@@ -9,11 +9,10 @@ import pytest
 from adapted import random_adapter
 
 import diffusax
-from diffusax.models.adapters import kernel_shapes
-from diffusax.pipelines import text_cache
-from diffusax.pipelines.generation import Generation
-from diffusax.pipelines.requests import make_request, prepare
-from diffusax.pipelines.text_cache import TextCache
+from diffusax.batch.request import Generation, make_request, prepare
+from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.pipelines.tasks import text_cache
+from diffusax.pipelines.tasks.text_cache import TextCache
 
 
 @pytest.fixture

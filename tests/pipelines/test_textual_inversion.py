@@ -13,9 +13,9 @@ from pairs import Pair
 from safetensors.numpy import save_file
 
 import diffusax
-from diffusax.models.token_table import ROWS
-from diffusax.runtime.compilations import count_compilations
-from diffusax.runtime.program import PROGRAMS, forget_executables
+from diffusax.models.encoders.token_table import ROWS
+from diffusax.runtime.programs.compilations import count_compilations
+from diffusax.runtime.programs.program import PROGRAMS, forget_executables
 from diffusax.text.prompts import tokenize_prompts
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 3.0, "seed": 1}

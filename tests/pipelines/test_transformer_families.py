@@ -23,9 +23,9 @@ import diffusax
 from diffusax import offline
 from diffusax.cli.console import main
 from diffusax.offline.requests import Requests
-from diffusax.pipelines import ahead
-from diffusax.runtime.compilations import count_compilations
-from diffusax.runtime.program import forget_executables
+from diffusax.pipelines.pipeline import ahead
+from diffusax.runtime.programs.compilations import count_compilations
+from diffusax.runtime.programs.program import forget_executables
 
 PROMPT = "an old house on a hill"
 LONG = "an old house on a hill by the sea, and two dogs that run before it"

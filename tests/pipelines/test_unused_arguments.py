@@ -12,9 +12,9 @@ from effort import few
 from pairs import mask, picture
 
 import diffusax
-from diffusax.pipelines.adapter_store import resolve_adapters
-from diffusax.pipelines.arguments import bound_arguments, check_call
-from diffusax.pipelines.unused import prepared
+from diffusax.pipelines.components.adapters import resolve_adapters
+from diffusax.pipelines.plan.arguments import bound_arguments, check_call
+from diffusax.pipelines.tasks.unused import prepared
 
 
 def rule(predictions, step):
@@ -100,7 +100,7 @@ def outcome(pipe, caplog, call, name, value):
         after = fingerprint(pipe, {**call, name: value})
     except (ValueError, TypeError) as error:
         return f"refuses: {error}"
-    said = [r.getMessage() for r in caplog.records if r.name == "diffusax.pipelines.unused"]
+    said = [r.getMessage() for r in caplog.records if r.name == "diffusax.pipelines.tasks.unused"]
     said = [line for line in said if name in line.partition(" nothing in this call: ")[0]]
     if said:
         return f"warns: {said[-1]}"
@@ -273,7 +273,7 @@ def test_no_argument_is_ignored_in_silence(pipe_of, caplog, name):
 def test_a_sentence_names_arguments_and_why_they_change_nothing(pairs, caplog, call, warning):
     pipe = pairs("StableDiffusionPipeline", "sd").ours
     fingerprint(pipe, {"seed": None, **call})
-    said = [r.getMessage() for r in caplog.records if r.name == "diffusax.pipelines.unused"]
+    said = [r.getMessage() for r in caplog.records if r.name == "diffusax.pipelines.tasks.unused"]
     assert said == ([] if warning is None else [warning])
 
 

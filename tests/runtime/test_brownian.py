@@ -6,7 +6,7 @@ import torch
 import torchsde
 from diffusers.schedulers.scheduling_dpmsolver_sde import BrownianTreeNoiseSampler
 
-from diffusax.runtime.brownian import BrownianNoise, BrownianTree, Motion
+from diffusax.runtime.random.brownian import BrownianNoise, BrownianTree, Motion
 
 LOW, HIGH = 0.0291675, 14.614647
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from diffusax.runtime.chips import CARDS, chip_of
+from diffusax.runtime.devices.chips import CARDS, chip_of
 
 
 @pytest.mark.parametrize(

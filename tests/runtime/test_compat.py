@@ -20,7 +20,7 @@ import tyro.extras
 import diffusax
 from diffusax.cli import parsing  # noqa: F401  (tyro as the command line has it)
 from diffusax.runtime import compat
-from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.programs.compilations import count_compilations
 
 SOURCES = Path(diffusax.__file__).parent
 COMPAT = {"runtime/compat.py", "interop/torch/compat.py"}

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffusax.runtime import lowering
-from diffusax.runtime.lowering import compiler_options
-from diffusax.runtime.program import Program
+from diffusax.runtime.devices import lowering
+from diffusax.runtime.devices.lowering import compiler_options
+from diffusax.runtime.programs.program import Program
 
 
 def mesh_of(platform):

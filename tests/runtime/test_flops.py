@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from diffusax.models.attention import attention
-from diffusax.models.conv import conv2d
-from diffusax.runtime.flops import count_flops, count_training_flops
+from diffusax.models.ops.attention import attention
+from diffusax.models.ops.conv import conv2d
+from diffusax.runtime.programs.flops import count_flops, count_training_flops
 
 PADDING = ((1, 1), (1, 1))
 

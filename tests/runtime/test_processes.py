@@ -5,7 +5,7 @@ import logging
 import jax
 import pytest
 
-from diffusax.runtime.processes import gpus_of_task, initialize
+from diffusax.runtime.devices.processes import gpus_of_task, initialize
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from effort import first
 
-from diffusax.runtime import room
-from diffusax.runtime.compilations import count_compilations
-from diffusax.runtime.program import PROGRAMS, Program, forget_executables, make_room
-from diffusax.runtime.room import memory_maps
+from diffusax.runtime.programs import room
+from diffusax.runtime.programs.compilations import count_compilations
+from diffusax.runtime.programs.program import PROGRAMS, Program, forget_executables, make_room
+from diffusax.runtime.programs.room import memory_maps
 
 pytestmark = pytest.mark.skipif(not memory_maps(), reason="the system does not list memory maps")
 ROOM = 80

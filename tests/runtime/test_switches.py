@@ -31,9 +31,9 @@ from z_images import TRANSFORMER as Z_IMAGE
 import diffusax
 from diffusax.models import MODELS, Network
 from diffusax.models.transformers.blocks import Rotation
-from diffusax.runtime.noise import noise_source
-from diffusax.training.denoising import DenoisingLoss
-from diffusax.training.step import initial_state, make_train_step
+from diffusax.runtime.random.noise import noise_source
+from diffusax.training.step.denoising import DenoisingLoss
+from diffusax.training.step.step import initial_state, make_train_step
 
 SWITCHES = {
     "64 bits": {"jax_enable_x64": True},

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffusax.runtime.torch_random import TorchGenerator, _fma
+from diffusax.runtime.random.torch_random import TorchGenerator, _fma
 
 avx2 = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),

@@ -29,7 +29,7 @@ from upstream import (
 )
 
 from diffusax import samplers
-from diffusax.runtime.torch_random import TorchGenerator
+from diffusax.runtime.random.torch_random import TorchGenerator
 from diffusax.samplers import by_hand
 
 pytestmark = [

@@ -10,7 +10,7 @@ from test_against_diffusers import CASES
 from upstream import SD, SHAPE, build, compare, config_of, model, noised, ours, reference, same
 
 from diffusax import samplers
-from diffusax.runtime.brownian import BrownianNoise
+from diffusax.runtime.random.brownian import BrownianNoise
 
 pytestmark = [
     pytest.mark.filterwarnings("error"),

@@ -24,8 +24,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import diffusax
-from diffusax.serving.errors import Refused
-from diffusax.serving.infotext import read_image
+from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.drawings.infotext import read_image
 from diffusax.serving.web.pictures import open_with_texts
 
 PAGE = Path(diffusax.__file__).parent / "serving/page"

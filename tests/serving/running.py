@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from PIL import Image, ImageDraw
 
-from diffusax.serving.catalogue import Catalogue
-from diffusax.serving.engine import Engine, EngineSettings
+from diffusax.serving.catalogue.catalogue import Catalogue
+from diffusax.serving.engine.engine import Engine, EngineSettings
 from diffusax.serving.web.app import create_app
 from diffusax.serving.web.pictures import data_uri
 from diffusax.serving.web.pictures import png as encode_png

@@ -12,12 +12,12 @@ from single_files import hollow, model_shapes, original_shapes
 
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.checkpoints.single_file import configs
-from diffusax.serving.calls import adapters_of
-from diffusax.serving.catalogue import Catalogue
-from diffusax.serving.drawing import Control, Drawing
-from diffusax.serving.entries import describe_model
-from diffusax.serving.errors import NotFound, Refused
-from diffusax.training.base_model import BaseModel
+from diffusax.serving.catalogue.calls import adapters_of
+from diffusax.serving.catalogue.catalogue import Catalogue
+from diffusax.serving.catalogue.entries import describe_model
+from diffusax.serving.drawings.drawing import Control, Drawing
+from diffusax.serving.drawings.errors import NotFound, Refused
+from diffusax.training.recipes.base_model import BaseModel
 
 PICTURE = Image.new("RGB", (70, 65), "navy")
 MASK = Image.new("L", (70, 65), 255)
@@ -157,11 +157,11 @@ def test_pictures_are_resampled_once(monkeypatch):
     def fail(*_, **__):
         raise AssertionError("resampled for nothing")
 
-    monkeypatch.setattr("diffusax.serving.calls.blur", fail)
+    monkeypatch.setattr("diffusax.serving.catalogue.calls.blur", fail)
     over = catalogue.check(Drawing(image=PICTURE))
     painted = catalogue.check(Drawing(image=PICTURE, mask_image=MASK, mask_blur=4))
     assert (over.image.size, painted.image.size) == ((64, 64), (70, 65))
-    monkeypatch.setattr("diffusax.serving.calls.resize", fail)
+    monkeypatch.setattr("diffusax.serving.catalogue.calls.resize", fail)
     pipe, arguments = catalogue.acquire(over)
     catalogue.release(pipe)
     assert arguments["image"] is over.image

@@ -10,7 +10,7 @@ from serving.running import picture, running
 
 from diffusax.cli import main
 from diffusax.serving.client import Client, Refusal
-from diffusax.serving.engine import EngineSettings
+from diffusax.serving.engine.engine import EngineSettings
 
 KEY = "a-key-of-this-test"
 BRIEF = ["--steps", "2", "--seed", "7"]

@@ -13,9 +13,9 @@ from serving.running import mask, picture
 
 import diffusax
 from diffusax.checkpoints.hub import EMBEDDED
-from diffusax.serving.catalogue import Catalogue
-from diffusax.serving.drawing import Control, Drawing
-from diffusax.serving.engine import Engine
+from diffusax.serving.catalogue.catalogue import Catalogue
+from diffusax.serving.drawings.drawing import Control, Drawing
+from diffusax.serving.engine.engine import Engine
 
 pytestmark = pytest.mark.slow
 

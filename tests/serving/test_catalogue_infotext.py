@@ -12,17 +12,16 @@ from PIL import Image
 from diffusax.images.pictures import png_parameters
 from diffusax.infotext.files import open_image
 from diffusax.samplers import SAMPLER_NAMES, SCHEDULERS
-from diffusax.serving.drawing import Control, Drawing
-from diffusax.serving.errors import NotFound, Refused
-from diffusax.serving.fields import FIELDS
-from diffusax.serving.infotext import (
+from diffusax.serving.drawings.drawing import FIELDS, Control, Drawing
+from diffusax.serving.drawings.errors import NotFound, Refused
+from diffusax.serving.drawings.infotext import (
     read_image,
     read_infotext,
     read_settings,
     read_text,
     write_infotext,
 )
-from diffusax.serving.samplers import WEBUI_SAMPLERS, from_webui, to_webui
+from diffusax.serving.drawings.samplers import WEBUI_SAMPLERS, from_webui, to_webui
 
 PICTURE = Image.new("RGB", (64, 64))
 DRAWN = {

@@ -23,7 +23,7 @@ DRAWING = {"prompt": "a red apple", "num_inference_steps": 1, "seed": 1}
 
 @pytest.fixture(scope="module")
 def url():
-    from diffusax.serving.catalogue import Catalogue
+    from diffusax.serving.catalogue.catalogue import Catalogue
     from diffusax.serving.with_ray import application
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from diffusax.pipelines.batch_run import BatchRun
-from diffusax.runtime.program import PROGRAMS, Program, forget_executables
+from diffusax.batch.executables import Executables
+from diffusax.batch.run import BatchRun
+from diffusax.runtime.programs.program import PROGRAMS, Program, forget_executables
 from diffusax.samplers import scheduler_from_name
-from diffusax.serving.catalogue import Catalogue
-from diffusax.serving.drawing import Drawing
-from diffusax.serving.engine import Engine, EngineSettings
-from diffusax.serving.errors import Busy, Closing, NotFound, Refused
-from diffusax.serving.executables import Executables
+from diffusax.serving.catalogue.catalogue import Catalogue
+from diffusax.serving.drawings.drawing import Drawing
+from diffusax.serving.drawings.errors import Busy, Closing, NotFound, Refused
+from diffusax.serving.engine.engine import Engine, EngineSettings
 
 APPLE = Drawing(
     prompt="a red apple", seed=1, num_inference_steps=6, guidance_scale=2.0, sampler="euler"
@@ -179,7 +179,7 @@ def test_where_memory_is_used_up_the_batch_halves_and_its_images_begin_again(sta
         return own(run, rows)
 
     monkeypatch.setattr(BatchRun, "advance", advance)
-    monkeypatch.setattr("diffusax.pipelines.measures.RowSeconds.estimate", lambda *_: 0.01)
+    monkeypatch.setattr("diffusax.batch.policies.RowSeconds.estimate", lambda *_: 0.01)
     jobs = [engine.submit(dataclasses.replace(APPLE, seed=seed)) for seed in range(3)]
     assert [job.wait(SECONDS) for job in jobs] == ["done"] * 3
     (kind,) = engine._schedule._sizes._kinds

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffusax.serving.admission import FairQueue
-from diffusax.serving.drawing import Drawing
-from diffusax.serving.engine import Engine, EngineSettings
-from diffusax.serving.errors import Busy, Failed, Refused
-from diffusax.serving.jobs import Job
-from diffusax.serving.metrics import Histogram, Metrics
-from diffusax.serving.parts import Part, is_out_of_memory, refusal
-from diffusax.serving.previews import expected_latents
-from diffusax.serving.schedule import Schedule
-from diffusax.serving.sizes import KindSizes
+from diffusax.batch.sizes import KindSizes
+from diffusax.runtime.devices.memory import is_out_of_memory
+from diffusax.serving.drawings.drawing import Drawing
+from diffusax.serving.drawings.errors import Busy, Failed, Refused
+from diffusax.serving.engine.engine import Engine, EngineSettings
+from diffusax.serving.engine.jobs import Job
+from diffusax.serving.engine.metrics import Histogram, Metrics
+from diffusax.serving.engine.parts import Part, refusal
+from diffusax.serving.engine.previews import expected_latents
+from diffusax.serving.engine.queue import FairQueue
+from diffusax.serving.engine.schedule import Schedule
 
 
 class Kind:

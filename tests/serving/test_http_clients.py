@@ -13,7 +13,7 @@ from serving.running import mask, picture, running, sent
 
 import diffusax
 from diffusax.serving.client import ENDED
-from diffusax.serving.drawing import SEEDS
+from diffusax.serving.drawings.drawing import SEEDS
 
 FEW = {"num_inference_steps": 3}
 
@@ -400,7 +400,7 @@ def test_all_iterations_of_a_call_count_as_its_images(server):
 def evaluated(monkeypatch):
     """The numbers of rows of the runs that are prepared."""
     evaluated = []
-    schedule = diffusax.pipelines.schedules.cached_schedule
+    schedule = diffusax.pipelines.tasks.schedules.cached_schedule
 
     def counted(*args, **options):
         found = schedule(*args, **options)
@@ -408,7 +408,7 @@ def evaluated(monkeypatch):
             evaluated.append(len(found))
         return found
 
-    monkeypatch.setattr("diffusax.pipelines.schedules.cached_schedule", counted)
+    monkeypatch.setattr("diffusax.pipelines.tasks.schedules.cached_schedule", counted)
     return evaluated
 
 

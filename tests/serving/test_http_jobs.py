@@ -13,11 +13,10 @@ from serving.running import mask, picture, running, sent
 
 import diffusax
 from diffusax.infotext.files import open_image
-from diffusax.serving.drawing import Drawing
-from diffusax.serving.infotext import read_settings, write_infotext
+from diffusax.serving.drawings.drawing import Drawing
+from diffusax.serving.drawings.infotext import read_settings, write_infotext
 from diffusax.serving.web.pictures import encode
-from diffusax.serving.web.replies import Json
-from diffusax.serving.web.streams import sse
+from diffusax.serving.web.replies import Json, sse
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from serving.running import picture, running, sent
 
 from diffusax.images.masks import mask_of
-from diffusax.serving.errors import Busy, Refused
+from diffusax.serving.drawings.errors import Busy, Refused
 from diffusax.serving.web.budget import PixelBudget, take_pixels
 
 

@@ -14,10 +14,10 @@ import pytest
 from serving.running import running
 from starlette.requests import Request
 
-from diffusax.serving.engine import EngineSettings
+from diffusax.serving.engine.engine import EngineSettings
 from diffusax.serving.web import bodies
-from diffusax.serving.web.keys import client_name, key_of
 from diffusax.serving.web.log import JsonLines
+from diffusax.serving.web.settings import client_name, key_of
 
 KEY, OTHER = "first-key-1234", "user:second-key-5678"
 

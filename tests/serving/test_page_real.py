@@ -20,8 +20,8 @@ from serving.browser import visiting
 from serving.running import running
 
 import diffusax
-from diffusax.serving.drawing import Drawing
-from diffusax.serving.infotext import write_infotext
+from diffusax.serving.drawings.drawing import Drawing
+from diffusax.serving.drawings.infotext import write_infotext
 
 pytestmark = pytest.mark.slow
 DATA = Path(diffusax.__file__).parent / "data"

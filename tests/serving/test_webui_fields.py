@@ -10,11 +10,11 @@ from PIL import Image
 from serving.running import picture, running, sent
 
 import diffusax
-from diffusax.pipelines.schedules import first_step
-from diffusax.pipelines.tasks import image_to_image
-from diffusax.serving.drawing import Drawing
-from diffusax.serving.errors import Refused
-from diffusax.serving.strength import step_arguments
+from diffusax.pipelines.tasks.schedules import first_step
+from diffusax.pipelines.tasks.tasks import image_to_image
+from diffusax.serving.drawings.drawing import Drawing
+from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.drawings.strength import step_arguments
 from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.hires import enlargement, second_pass, settings_of_second_pass
 from diffusax.serving.web.a1111.missing import with_noise

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.training.data.class_pictures import ClassPictures
+from diffusax.training.recipes.class_pictures import ClassPictures
 
 
 def main(model: str, folder: str, mesh: str) -> None:

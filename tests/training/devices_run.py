@@ -8,7 +8,7 @@ text-to-image.
 
 import sys
 
-from diffusax.runtime.processes import initialize
+from diffusax.runtime.devices.processes import initialize
 from diffusax.training import (
     DreamBoothConfig,
     InstructPix2PixConfig,

@@ -17,7 +17,7 @@ from test_devices import wait_for as wait_for_both
 from test_resume import TOY, finish, results, start, steps_logged, wait_for
 from toy_run import BucketedToy, Toy
 
-from diffusax.runtime.mesh import make_mesh
+from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
@@ -34,16 +34,15 @@ from diffusax.training import (
     controlnet,
     dreambooth,
     instruct_pix2pix,
-    loop,
     read_config,
     text_to_image,
     train,
 )
-from diffusax.training.compiling import compile_in_background
 from diffusax.training.data.batches import Batches
 from diffusax.training.data.buckets import SIZE
-from diffusax.training.program import abstract_arguments
-from diffusax.training.signals import Interrupted, Preempted
+from diffusax.training.loop import loop
+from diffusax.training.loop.program import abstract_arguments, compile_in_background
+from diffusax.training.loop.signals import Interrupted, Preempted
 
 SHAPES = [(40, 32), (32, 40), (60, 24), (36, 36)]
 BUCKETS = ("32x32", "40x24", "24x40")

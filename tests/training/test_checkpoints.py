@@ -11,10 +11,10 @@ import pytest
 from effort import first
 from toy_run import Toy
 
+from diffusax.lora.trained import LayerPlan, LoRA
 from diffusax.training import TrainConfig, train
-from diffusax.training.checkpoints import Checkpoints
-from diffusax.training.lora.adapters import LayerPlan, LoRA
-from diffusax.training.step import TrainState, initial_state
+from diffusax.training.loop.checkpoints import Checkpoints
+from diffusax.training.step.step import TrainState, initial_state
 
 
 def state(megabytes: float, seed: int = 0) -> TrainState:

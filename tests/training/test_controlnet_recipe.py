@@ -15,7 +15,7 @@ from PIL import Image
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors
 from diffusax.cli.console import main
-from diffusax.pipelines.control import control_text_to_image
+from diffusax.pipelines.tasks.steering import control_text_to_image
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,

@@ -11,9 +11,9 @@ import pytest
 from pictures import picture, png, row
 from PIL import Image, ImageCms
 
-from diffusax.training.data.class_pictures import class_source
 from diffusax.training.data.examples import CaptionedDataConfig, ControlDataConfig
 from diffusax.training.data.opening import open_data
+from diffusax.training.recipes.class_pictures import class_source
 from diffusax.training.recipes.dreambooth import DreamBoothDataConfig
 
 COLUMNS = ("image", "text")

@@ -26,9 +26,9 @@ from test_devices import RUN, start_both, wait_for
 from test_devices import train as train_on_devices
 
 import diffusax
-from diffusax.checkpoints.lora.files import WEIGHT_NAME
 from diffusax.cli.console import main
 from diffusax.cli.train import plain, read_recipe
+from diffusax.lora.files import WEIGHT_NAME
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
@@ -44,9 +44,9 @@ from diffusax.training import (
     train,
 )
 from diffusax.training.data.batches import Batches
-from diffusax.training.data.class_pictures import ClassPictures
 from diffusax.training.data.pairs import Repeated
-from diffusax.training.program import optimizer_of
+from diffusax.training.loop.program import optimizer_of
+from diffusax.training.recipes.class_pictures import ClassPictures
 
 INSTANCE, CLASS = "a photo of sks dog", "a photo of dog"
 

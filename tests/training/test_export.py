@@ -11,7 +11,7 @@ from toy_run import Toy
 from upload_server import Hub, serve_uploads
 
 from diffusax.training import DataConfig, EMAConfig, TrainConfig
-from diffusax.training.results.export import write_model_card
+from diffusax.training.loop.export import write_model_card
 
 
 @pytest.fixture

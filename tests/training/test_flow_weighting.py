@@ -10,8 +10,7 @@ from diffusers.training_utils import (
     compute_loss_weighting_for_sd3,
 )
 
-from diffusax.samplers.flow_weighting import FlowWeighting
-from diffusax.samplers.processes import Diffusion, Flow
+from diffusax.samplers.processes import Diffusion, Flow, FlowWeighting
 from diffusax.training import TextToImageConfig
 
 SCHEMES = ("logit_normal", "mode", "cosmap", "sigma_sqrt", "none")

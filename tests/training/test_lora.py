@@ -12,8 +12,10 @@ from safetensors.numpy import save_file
 from test_text_to_image import keys, prepared
 
 import diffusax
-from diffusax.checkpoints.lora.files import WEIGHT_NAME
-from diffusax.models.adapters import kernel_shapes
+from diffusax.lora.files import WEIGHT_NAME
+from diffusax.lora.trained import LoRA
+from diffusax.lora.trained_files import KOHYA_NAME, write_result
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
@@ -29,8 +31,6 @@ from diffusax.training import (
     text_to_image,
 )
 from diffusax.training.data.batches import Batches
-from diffusax.training.lora.adapters import LoRA
-from diffusax.training.lora.files import KOHYA_NAME, write_result
 
 
 def recipe_of(checkpoint, pictures, lora: LoRAConfig, **options):
@@ -277,8 +277,10 @@ def test_pictures_are_drawn_as_a_pipeline_with_the_result_draws_them(
     validation = DenoiserValidationConfig(every=1, prompts=("a dog", "a cat"), steps=3)
     recipe = recipe_of(checkpoint, pictures, lora, train_text_encoder=True, validation=validation)
     trained = changed(recipe.trained())
-    before = recipe.draw(recipe.trained(), recipe.frozen(), diffusax.pipelines.tasks.text_to_image)
-    drawn = recipe.draw(trained, recipe.frozen(), diffusax.pipelines.tasks.text_to_image)
+    before = recipe.draw(
+        recipe.trained(), recipe.frozen(), diffusax.pipelines.tasks.tasks.text_to_image
+    )
+    drawn = recipe.draw(trained, recipe.frozen(), diffusax.pipelines.tasks.tasks.text_to_image)
     recipe.save(trained, tmp_path)
     pipe = diffusax.DiffusionPipeline.from_pretrained(checkpoint, dtype="float32")
     pipe.load_lora_weights(tmp_path)

@@ -6,11 +6,11 @@ import jax
 import pytest
 from test_text_to_image import prepared
 
-from diffusax.runtime.flops import count_training_flops
-from diffusax.runtime.mesh import make_mesh
+from diffusax.runtime.devices.mesh import make_mesh
+from diffusax.runtime.programs.flops import count_training_flops
 from diffusax.training import LoRAConfig, TextToImageConfig, text_to_image
-from diffusax.training.memory import bytes_on_device
-from diffusax.training.program import abstract_arguments, optimizer_of, step_program
+from diffusax.training.loop.memory import bytes_on_device
+from diffusax.training.loop.program import abstract_arguments, optimizer_of, step_program
 
 BATCH = 4
 

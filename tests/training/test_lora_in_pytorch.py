@@ -19,10 +19,11 @@ from test_text_to_image import prepared
 from tiny import randomize
 
 import diffusax
-from diffusax.checkpoints.lora.files import WEIGHT_NAME
 from diffusax.checkpoints.original.unet import unet_names
-from diffusax.models.adapters import AdaptedNetwork
-from diffusax.pipelines import tasks
+from diffusax.lora.files import WEIGHT_NAME
+from diffusax.lora.trained_files import KOHYA_NAME
+from diffusax.models.adapters.low_rank import AdaptedNetwork
+from diffusax.pipelines.tasks import tasks
 from diffusax.training import (
     ControlDataConfig,
     ControlNetConfig,
@@ -35,7 +36,6 @@ from diffusax.training import (
     instruct_pix2pix,
     text_to_image,
 )
-from diffusax.training.lora.files import KOHYA_NAME
 
 STEPS = 3
 

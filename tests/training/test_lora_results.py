@@ -22,14 +22,14 @@ from test_resume import steps_logged
 from test_text_to_image import prepared
 
 import diffusax
-from diffusax.checkpoints.lora.files import WEIGHT_NAME
 from diffusax.cli.console import main
+from diffusax.lora.files import WEIGHT_NAME
+from diffusax.lora.trained_files import KOHYA_NAME
 from diffusax.training import LoRAConfig, TextToImageConfig, text_to_image
-from diffusax.training.denoising import Draws
-from diffusax.training.diffusion.conditioning_dropout import Dropped
-from diffusax.training.lora.files import KOHYA_NAME
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
-from diffusax.training.step import initial_state, make_train_step
+from diffusax.training.step.denoising import Draws
+from diffusax.training.step.losses import Dropped
+from diffusax.training.step.step import initial_state, make_train_step
 
 DRAW = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "np"}
 

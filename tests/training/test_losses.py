@@ -12,7 +12,7 @@ from diffusers.training_utils import compute_snr
 
 import diffusax
 from diffusax.samplers.processes import Diffusion, Flow, add_noise
-from diffusax.training.diffusion import losses
+from diffusax.training.step import losses
 
 TIMESTEPS = np.array([0, 1, 250, 700, 999])
 

@@ -30,7 +30,7 @@ from diffusax.training import (
 from diffusax.training.data.buckets import SIZE
 from diffusax.training.data.examples import cut_pictures, mask_weights, write_caption
 from diffusax.training.data.opening import open_data
-from diffusax.training.diffusion.losses import squared_error
+from diffusax.training.step.losses import squared_error
 
 
 def grey(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:

@@ -4,10 +4,10 @@ import jax
 import pytest
 from toy_run import INPUTS, OUTPUTS, Toy
 
-from diffusax.runtime.memory import device_memory, host_memory
-from diffusax.runtime.mesh import make_mesh
+from diffusax.runtime.devices.memory import device_memory, host_memory
+from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.training import TrainConfig, train
-from diffusax.training.memory import does_not_fit
+from diffusax.training.loop.memory import does_not_fit
 
 
 def next_power(number: float) -> int:

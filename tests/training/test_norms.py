@@ -6,9 +6,13 @@ import optax
 import pytest
 from effort import first
 
-from diffusax.training.norms import global_norm, global_norm_by_rows
-from diffusax.training.optimizers import OptimizerConfig, make_optimizer
-from diffusax.training.step import initial_state, make_train_step
+from diffusax.training.optimizers import (
+    OptimizerConfig,
+    global_norm,
+    global_norm_by_rows,
+    make_optimizer,
+)
+from diffusax.training.step.step import initial_state, make_train_step
 
 SHAPES = {"kernel": (3, 3, 4, 6), "pixel": (1, 1, 5, 7), "matrix": (8, 3), "bias": (6,), "one": ()}
 

@@ -14,8 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from toy_run import INPUTS, OUTPUTS, Toy
 
 from diffusax.training import TrainConfig, train
+from diffusax.training.loop.reports import Reports, batch_arithmetic
 from diffusax.training.optimizers import OptimizerConfig, learning_rate
-from diffusax.training.results.reports import Reports, batch_arithmetic
 
 
 class Wandb:

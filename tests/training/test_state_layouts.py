@@ -7,11 +7,11 @@ import pytest
 from effort import first
 from toy_run import INPUTS, Toy
 
-from diffusax.runtime.layouts import ORDERS, order_of
-from diffusax.runtime.mesh import make_mesh
+from diffusax.runtime.devices.layouts import ORDERS, order_of
+from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.training import TrainConfig, read_config, train
-from diffusax.training.checkpoints import Checkpoints
-from diffusax.training.program import abstract_arguments, lower_step
+from diffusax.training.loop.checkpoints import Checkpoints
+from diffusax.training.loop.program import abstract_arguments, lower_step
 
 ORDER = (3, 0, 1, 2)
 

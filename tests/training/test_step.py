@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from diffusax.training.ema.update import EMAConfig, copy_as_average
-from diffusax.training.step import initial_state, make_train_step
+from diffusax.training.step.step import initial_state, make_train_step
 
 PARAMS = {"w": {"kernel": np.random.default_rng(0).standard_normal((5, 3)).astype(np.float16)}}
 FROZEN = {"bias": jnp.ones(3)}

@@ -11,7 +11,7 @@ from effort import first
 from pictures import picture, row, write_parquet
 
 import diffusax
-from diffusax.runtime.mesh import make_mesh
+from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.training import (
     AutoencoderConfig,
     CacheConfig,
@@ -26,12 +26,12 @@ from diffusax.training import (
     text_to_image,
     unconditional,
 )
-from diffusax.training.checkpoints import Checkpoints
 from diffusax.training.data.batches import Batches
-from diffusax.training.data.cached import is_cache
-from diffusax.training.loop import _Run
+from diffusax.training.loop.checkpoints import Checkpoints
+from diffusax.training.loop.loop import _Run
+from diffusax.training.loop.signals import TrainingStop
 from diffusax.training.options import from_values
-from diffusax.training.signals import TrainingStop
+from diffusax.training.recipes.cached import is_cache
 
 
 def prepared(path, kind=CaptionedDataConfig, **options) -> CaptionedDataConfig:

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 from diffusax.samplers.processes import Diffusion
-from diffusax.training.diffusion.timesteps import (
-    TimestepBiasConfig,
-    timestep_probabilities,
-)
+from diffusax.training.step.timesteps import TimestepBiasConfig, timestep_probabilities
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from diffusax.cli.console import main
-from diffusax.runtime.mesh import make_mesh
-from diffusax.runtime.topology import DoesNotFitError, compile_there, topology_mesh
+from diffusax.runtime.devices.mesh import make_mesh
+from diffusax.runtime.programs.topology import DoesNotFitError, compile_there, topology_mesh
 from diffusax.training import (
     AutoencoderConfig,
     CacheConfig,
@@ -25,7 +25,7 @@ from diffusax.training import (
     text_to_image,
 )
 from diffusax.training.data.batches import Batches
-from diffusax.training.program import abstract_arguments
+from diffusax.training.loop.program import abstract_arguments
 
 SIZE = {"resolution": 32}
 

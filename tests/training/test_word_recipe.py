@@ -19,7 +19,7 @@ from tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 
 import diffusax
 from diffusax.checkpoints.embeddings import read_embeddings, write_embedding
-from diffusax.runtime.mesh import make_mesh
+from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
@@ -31,10 +31,10 @@ from diffusax.training import (
     read_config,
     textual_inversion,
 )
-from diffusax.training.data.templates import TEMPLATES
+from diffusax.training.data.examples import TEMPLATES
+from diffusax.training.loop.program import abstract_arguments
 from diffusax.training.optimizers import make_optimizer
-from diffusax.training.program import abstract_arguments
-from diffusax.training.step import initial_state
+from diffusax.training.step.step import initial_state
 
 WORD = {"placeholder_token": "<toy>", "initializer_token": "toy"}
 PAIRS = [f"{name}={value}" for name, value in WORD.items()]

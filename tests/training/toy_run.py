@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.runtime.processes import initialize
+from diffusax.runtime.devices.processes import initialize
 from diffusax.training import TrainConfig, read_config, train
 from diffusax.training.data.buckets import SIZE, BucketedSource, Buckets
 

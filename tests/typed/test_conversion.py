@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from msgspec import Meta
 
-from diffusax.models.clip_configs import CLIPTextConfig
-from diffusax.pipelines.arguments import check_call
+from diffusax.boundary.convert import Mismatch, alternatives, convert, field_types
+from diffusax.boundary.options import Options
+from diffusax.models.encoders.configs import CLIPTextConfig
+from diffusax.pipelines.plan.arguments import check_call
 from diffusax.samplers import DDPMScheduler
-from diffusax.typed.convert import Mismatch, alternatives, convert, field_types
-from diffusax.typed.options import Options
 
 Whole = Annotated[int, Meta(ge=1, le=9)]
 

@@ -5,18 +5,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+from diffusax.boundary.config import config_to_dict
+from diffusax.boundary.files import load_json
+from diffusax.boundary.messages import NETWORK, hinting
 from diffusax.checkpoints.hub import resolve
 from diffusax.checkpoints.keywords import take_keywords
-from diffusax.checkpoints.locate import config_folder, find_file
 from diffusax.checkpoints.networks import class_name_of, load_network, network_of
 from diffusax.checkpoints.single_file import Reading, opened_view
 from diffusax.checkpoints.single_file.original_config import prediction_of
-from diffusax.files import load_json
-from diffusax.missing import NETWORK, hinting
+from diffusax.checkpoints.weight_file import config_folder, find_file
 from diffusax.models import MODELS
-from diffusax.models.clip_vision import tower
+from diffusax.models.encoders.clip_vision import tower
 from diffusax.models.network import Model, initialize_params, parse_dtype
-from diffusax.typed.config import config_to_dict
 
 _HUB = ("revision", "token", "local_files_only", "cache_dir")
 _WITHOUT_MEANING = ("num_in_channels", "upcast_attention", "image_size", "checkpoint")

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.checkpoints.model_index import NAME as MODEL_INDEX
-from diffusax.checkpoints.model_index import read_model_index
+from diffusax.boundary.files import load_json, write_json
+from diffusax.checkpoints.files import MODEL_INDEX, read_model_index
 from diffusax.checkpoints.networks import config_of, read_network, stored_tensors, weights_stem
 from diffusax.checkpoints.original.autoencoder import is_projection
 from diffusax.checkpoints.original.open_clip import TEXT_PROJECTION, open_clip_names
@@ -20,7 +20,6 @@ from diffusax.checkpoints.single_file import Reading, opened_view, part_of, read
 from diffusax.checkpoints.single_file.names import CLASSES, NAMES
 from diffusax.checkpoints.tensors import Entry, check_unscaled, copy_tensors
 from diffusax.checkpoints.tree import fitted, torch_shapes
-from diffusax.files import load_json, write_json
 from diffusax.models.network import Network
 
 Tensors = dict[str, Sequence[Entry | np.ndarray]]

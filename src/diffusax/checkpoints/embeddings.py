@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diffusax.boundary.tensors import as_numpy
 from diffusax.checkpoints.tensors import TensorFile, copy_tensors, read_metadata
 from diffusax.checkpoints.weight_file import PICKLES, fetch_file
-from diffusax.tensors import as_numpy
 
 FILE = "learned_embeds.safetensors"
 """The file that diffusers' training script writes, and that is looked for in folders."""

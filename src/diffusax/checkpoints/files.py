@@ -1,12 +1,15 @@
 """Finds the files with configuration and weights in a component's folder."""
 
 import itertools
+import os
 import re
+import reprlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from diffusax.files import load_json
+from diffusax.boundary.convert import Mismatch, convert
+from diffusax.boundary.files import load_json, write_json
 
 STEMS = ("diffusion_pytorch_model", "model")
 _SHARD = r"-\d{5}-of-\d{5}"
@@ -144,3 +147,86 @@ def _nothing_to_load(folder: Path, names: list[str]) -> str:
             ".save_pretrained(folder, safe_serialization=True)"
         )
     return f"{folder} has no safetensors file; expected {' or '.join(STEMS)}.safetensors"
+
+
+MODEL_INDEX = "model_index.json"
+
+
+def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dict[str, Any]]:
+    """Reads the pipeline's class ("" if none), its components as (library, class), and its options.
+
+    Components that are null, without which the pipeline runs, are left out.
+
+    Raises:
+        ValueError: the file is missing or broken; names it.
+    """
+    path = Path(folder) / MODEL_INDEX
+    if not path.exists() and (path.parent / "config.json").is_file():
+        raise ValueError(
+            f"{path.parent.name} holds one network and no {MODEL_INDEX}, which a pipeline needs; "
+            "load it with from_pretrained or from_single_file of the network's class, and give it "
+            "to a pipeline"
+        )
+    data = load_json(path)
+    class_name = data.get("_class_name", "")
+    if not isinstance(class_name, str):
+        raise ValueError(f"{path}: _class_name must be a string (got {class_name!r})")
+    components = {}
+    for name, value in data.items():
+        if isinstance(value, list) and list(map(type, value)) == [str, str]:
+            components[name] = (value[0], value[1])
+        elif value not in (None, [None, None]) and os.path.isdir(path.parent / name):
+            raise ValueError(
+                f"{path}: {name} must be a list of library and class (got {reprlib.repr(value)})"
+            )
+    options = {
+        name: value
+        for name, value in data.items()
+        if not name.startswith("_") and not isinstance(value, list)
+    }
+    return class_name, components, options
+
+
+def listed_class(folder: Path) -> str | None:
+    """Returns the class that a checkpoint's model_index.json lists for a component in it.
+
+    folder: the component's. None where it lies in no checkpoint, or is not listed.
+
+    Raises:
+        ValueError: the file is broken.
+    """
+    if not (folder.parent / MODEL_INDEX).is_file():
+        return None
+    return read_model_index(folder.parent)[1].get(folder.name, ("", None))[1]
+
+
+def read_call_defaults(folder: Path) -> dict[str, float]:
+    """Reads arguments of a call that suit this checkpoint better than diffusers' own defaults.
+
+    They are under the key `_call_defaults`; diffusers ignores keys that begin with an underscore.
+
+    Raises:
+        ValueError: they are not numbers by name.
+    """
+    path = Path(folder) / MODEL_INDEX
+    defaults = load_json(path).get("_call_defaults", {})
+    try:
+        return convert(defaults, dict[str, float | int])
+    except Mismatch as wrong:
+        raise ValueError(f"{path}: _call_defaults must be numbers by name ({wrong})") from None
+
+
+def write_model_index(
+    folder: Path,
+    class_name: str,
+    components: dict[str, Any],
+    *,
+    call_defaults: dict[str, float] | None = None,
+    **options: Any,
+) -> None:
+    """Writes model_index.json; a component of None is one without which the pipeline runs."""
+    listed = {name: list(value or (None, None)) for name, value in components.items()}
+    data = {"_class_name": class_name, "_diffusers_version": "0.40.0", **options, **listed}
+    if call_defaults:
+        data["_call_defaults"] = call_defaults
+    write_json(Path(folder) / MODEL_INDEX, data)

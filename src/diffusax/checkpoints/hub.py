@@ -13,17 +13,17 @@ from typing import Any
 import huggingface_hub
 from huggingface_hub import constants, errors
 
+from diffusax.boundary.files import load_json
 from diffusax.checkpoints.files import (
+    MODEL_INDEX,
     choose_variant,
     choose_weights,
     component_folder,
+    read_model_index,
     shard_names,
     variants,
 )
-from diffusax.checkpoints.model_index import NAME as MODEL_INDEX
-from diffusax.checkpoints.model_index import read_model_index
 from diffusax.checkpoints.single_file import is_single_file, lasting_view
-from diffusax.files import load_json
 
 # No pipeline here runs the safety checker, which is 1.2 GB.
 _SKIPPED = ("safety_checker",)

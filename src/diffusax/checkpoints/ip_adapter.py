@@ -17,14 +17,14 @@ import jax
 import numpy as np
 from huggingface_hub import constants
 
+from diffusax.boundary.tensors import as_numpy
 from diffusax.checkpoints.hub import local_folder
 from diffusax.checkpoints.tensors import TensorFile
 from diffusax.checkpoints.tree import fit_params
 from diffusax.checkpoints.weight_file import fetch_file
-from diffusax.models.image_projections import projection_of
-from diffusax.models.image_prompts import KeysValues, Layers, cross_attentions
+from diffusax.models.adapters.image_prompts import KeysValues, Layers, cross_attentions
+from diffusax.models.encoders.image_projections import projection_of
 from diffusax.models.network import Network, Params
-from diffusax.tensors import as_numpy
 
 _PROJECTION, _LAYERS = "image_proj", "ip_adapter"
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.callers import for_reader
+from diffusax.boundary.files import write_json
+from diffusax.boundary.tensors import as_numpy, for_reader
 from diffusax.checkpoints.networks import check_saveable, config_of
 from diffusax.checkpoints.tree import (
     MAX_LISTED,
@@ -20,10 +21,8 @@ from diffusax.checkpoints.tree import (
     to_torch,
     torch_shape,
 )
-from diffusax.files import write_json
+from diffusax.models.encoders.token_table import has_table, replace_table
 from diffusax.models.network import Model
-from diffusax.models.token_table import has_table, replace_table
-from diffusax.tensors import as_numpy
 
 
 class IncompatibleKeys(NamedTuple):

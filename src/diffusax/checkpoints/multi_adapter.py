@@ -8,7 +8,7 @@ from diffusax.checkpoints.files import numbered, numbered_folders
 from diffusax.checkpoints.named import T2IAdapter
 from diffusax.checkpoints.networks import check_safe, save_network
 from diffusax.models.network import Model
-from diffusax.models.t2i_adapter import check_alike
+from diffusax.models.unet.t2i_adapter import check_alike
 
 
 class MultiAdapter:

@@ -11,8 +11,8 @@ from diffusax.checkpoints.networks import check_safe, save_network
 from diffusax.checkpoints.publishing import Publishing, publishing_keywords
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.models import MODELS
-from diffusax.models.control_from_unet import controlnet_from_unet
 from diffusax.models.network import Model
+from diffusax.models.unet.derived import controlnet_from_unet
 from diffusax.text.language_tokenizer import Qwen2Tokenizer, T5Tokenizer
 from diffusax.text.tokenizer import CLIPTokenizer
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding
 
-from diffusax.checkpoints.files import STEMS, weight_files
+from diffusax.boundary.config import config_from_dict, config_to_dict
+from diffusax.boundary.files import load_json, write_json
+from diffusax.checkpoints.files import STEMS, listed_class, weight_files
 from diffusax.checkpoints.hub import resolve
-from diffusax.checkpoints.model_index import listed_class
 from diffusax.checkpoints.single_file import named_entries, part_of
 from diffusax.checkpoints.tensors import Entry, read_entries, split_into_shards, write_tensors
 from diffusax.checkpoints.tree import (
@@ -20,11 +21,9 @@ from diffusax.checkpoints.tree import (
     params_to_tensors,
     torch_shapes,
 )
-from diffusax.files import load_json, write_json
 from diffusax.models import MODELS
 from diffusax.models.network import Model, Network, parse_dtype
-from diffusax.runtime.mesh import param_sharding, tree_name
-from diffusax.typed.config import config_from_dict, config_to_dict
+from diffusax.runtime.devices.mesh import param_sharding, tree_name
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from diffusax.files import written_whole
+from diffusax.boundary.files import written_whole
 
 _DTYPES = {
     "F64": np.dtype(np.float64),

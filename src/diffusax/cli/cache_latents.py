@@ -4,11 +4,11 @@ import dataclasses
 import functools
 from typing import ClassVar
 
+from diffusax.boundary.messages import escaped
 from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import FromFiles, parse_with_files
 from diffusax.cli.train import plain
-from diffusax.printable import escaped
-from diffusax.runtime.processes import initialize
+from diffusax.runtime.devices.processes import initialize
 from diffusax.training import CacheConfig, cache_latents, read_config
 
 

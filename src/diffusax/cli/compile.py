@@ -10,18 +10,18 @@ from tqdm.auto import tqdm
 from tyro.conf import Positional
 
 import diffusax
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import Count, Options
 from diffusax.checkpoints import resolve
 from diffusax.cli.drawing import Dtype
 from diffusax.cli.fits import print_cost, print_head, print_pipeline
 from diffusax.cli.parsing import OWN, parse
-from diffusax.pipelines import ahead
-from diffusax.pipelines.fits import memory_there
-from diffusax.printable import escaped
-from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.runtime.chips import chip_of
-from diffusax.runtime.cost import Cost
-from diffusax.runtime.topology import DoesNotFitError, topology_mesh
-from diffusax.typed.options import Count, Options
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.pipeline.ahead import memory_there
+from diffusax.runtime.devices.chips import chip_of
+from diffusax.runtime.programs.cache import enable_compilation_cache
+from diffusax.runtime.programs.cost import Cost
+from diffusax.runtime.programs.topology import DoesNotFitError, topology_mesh
 
 TASKS: dict[str, Any] = {
     "text-to-image": diffusax.AutoPipelineForText2Image,

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from diffusax._version import __version__
+from diffusax.boundary.messages import escaped, require_extra
 from diffusax.cli.parsing import choose
-from diffusax.extras import require_extra
-from diffusax.printable import escaped
 
 COMMANDS = {
     "generate": "Generate images from a prompt, an image, a mask or control maps.",

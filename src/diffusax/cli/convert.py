@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import Options
 from diffusax.checkpoints import resolve
 from diffusax.cli.parsing import OWN, parse
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.printable import escaped
-from diffusax.training.converting import to_instruct_pix2pix
-from diffusax.typed.options import Options
+from diffusax.training.recipes.base_model import to_instruct_pix2pix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import Options
 from diffusax.checkpoints.converting import pack_single_file, unpack_single_file
 from diffusax.checkpoints.hub import resolve
-from diffusax.checkpoints.locate import config_folder, find_file
 from diffusax.checkpoints.single_file import Reading
+from diffusax.checkpoints.weight_file import config_folder, find_file
 from diffusax.cli.parsing import OWN, parse
 from diffusax.models.network import parse_dtype
-from diffusax.printable import escaped
-from diffusax.typed.options import Options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

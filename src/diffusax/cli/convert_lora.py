@@ -6,13 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import Options
 from diffusax.checkpoints import resolve
-from diffusax.checkpoints.lora import find_layers, read_lora, with_alphas, write_lora
-from diffusax.checkpoints.model_index import read_model_index
+from diffusax.checkpoints.files import read_model_index
 from diffusax.checkpoints.networks import read_network
 from diffusax.cli.parsing import parse
-from diffusax.printable import escaped
-from diffusax.typed.options import Options
+from diffusax.lora import find_layers, read_lora, with_alphas, write_lora
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from tyro.conf import FlagCreatePairsOff, Positional, configure
 
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import Count, Options
 from diffusax.cli.parsing import OWN, parse
 from diffusax.cli.parts import jax_part, parse_part
 from diffusax.hub_data import (
@@ -17,8 +19,6 @@ from diffusax.hub_data import (
     open_dataset,
     write_urls,
 )
-from diffusax.printable import escaped
-from diffusax.typed.options import Count, Options
 
 
 @configure(FlagCreatePairsOff)

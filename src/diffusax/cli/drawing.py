@@ -16,10 +16,9 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction
 
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import Options, Scale, Seed, Steps
 from diffusax.cli.parsing import OWN
-from diffusax.printable import escaped
-from diffusax.typed.options import Options, Seed
-from diffusax.typed.ranges import Scale, Steps
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Drawer = Callable[[Any, int], tuple[list[Any], list[str]]]
@@ -142,7 +141,7 @@ def call(pipe: Any, **options: Any) -> list[Any]:
     Raises:
         ValueError: the pipeline does not know an option, or refuses its value.
     """
-    from diffusax.pipelines.sizes import size_warning
+    from diffusax.pipelines.tasks.start import size_warning
 
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:

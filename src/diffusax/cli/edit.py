@@ -10,11 +10,11 @@ from PIL import Image, ImageOps
 from tyro.conf import FlagCreatePairsOff, Positional, configure
 
 import diffusax
+from diffusax.boundary.options import ImageCount, Pixels, Scale
 from diffusax.cli import drawing, loras
 from diffusax.cli.parsing import OWN, parse
 from diffusax.images.sheets import labelled_grid
 from diffusax.text.lora_tags import read_tags
-from diffusax.typed.ranges import Count, Pixels, Scale
 
 # Sides are multiples of this, so that a network can halve the latents three times.
 MULTIPLE = 64
@@ -41,7 +41,7 @@ class Edit(drawing.ToFile):
     """How closely to keep to the image, from 1 up; the pipeline's own by default."""
     resolution: Annotated[Pixels | None, OWN] = None
     """Resize the image's longer side to this many pixels; the model's own size by default."""
-    num_images: Count = 1
+    num_images: ImageCount = 1
     """The number of versions to generate."""
     sweep: bool = False
     """Generate a labelled grid over both guidance scales, to choose them by."""

@@ -7,16 +7,16 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 import diffusax.training
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import Count, Options, Share
 from diffusax.cli.parsing import OWN, parse
 from diffusax.cli.train import RECIPES
-from diffusax.printable import escaped
 from diffusax.training import TrainConfig
-from diffusax.training.ema.averages import make_average
 from diffusax.training.ema.posthoc import Length
 from diffusax.training.ema.snapshots import AVERAGES, read_snapshots
 from diffusax.training.ema.update import Start
+from diffusax.training.loop.averages import make_average
 from diffusax.training.options import read_config
-from diffusax.typed.options import Count, Options, Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,15 +8,14 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, Positional, configure
 
+from diffusax.boundary.messages import escaped, install_command
 from diffusax.cli.drawing import Drawing
 from diffusax.cli.edit import load_editor
 from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import parse
 from diffusax.evaluation import CLIP, Edits, EditScores, EditSettings, evaluate_edits
 from diffusax.evaluation.metrics import Mean, table
-from diffusax.extras import install_command
 from diffusax.images.sheets import labelled_grid
-from diffusax.printable import escaped
 
 METRICS = {
     "image_similarity": "CLIP image similarity",

@@ -11,6 +11,8 @@ from tyro.conf import FlagCreatePairsOff, configure
 
 import diffusax
 from diffusax import offline
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import Count, Pixels, Seed
 from diffusax.cli.drawing import Drawing, call
 from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import OWN, parse
@@ -26,9 +28,6 @@ from diffusax.evaluation import (
 )
 from diffusax.evaluation.features import batched
 from diffusax.evaluation.images import read_pictures
-from diffusax.printable import escaped
-from diffusax.typed.options import Count, Seed
-from diffusax.typed.ranges import Pixels
 
 Pictures = Iterable[tuple[Any, str | None]]
 

@@ -7,21 +7,20 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional
 
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import Count, Options, Steps
 from diffusax.checkpoints import resolve
 from diffusax.cli.compile import TASKS, parse_size
 from diffusax.cli.drawing import Dtype
 from diffusax.cli.parsing import OWN, parse
-from diffusax.pipelines import ahead
-from diffusax.pipelines.exporting import (
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.pipeline.exporting import (
     parameter_files,
     reads_plain_texts,
     write_example,
     write_parameters,
 )
-from diffusax.printable import escaped
-from diffusax.runtime.exporting import export_requests
-from diffusax.typed.options import Count, Options
-from diffusax.typed.ranges import Steps
+from diffusax.runtime.programs.exporting import export_requests
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

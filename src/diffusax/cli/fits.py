@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 import jax
 from jax.sharding import Mesh
 
-from diffusax.runtime.chips import GPU_SHARE, Chip, chip_of
-from diffusax.runtime.cost import Cost, cost_of
-from diffusax.runtime.topology import DoesNotFitError, compile_there
+from diffusax.runtime.devices.chips import GPU_SHARE, Chip, chip_of
+from diffusax.runtime.programs.cost import Cost, cost_of
+from diffusax.runtime.programs.topology import DoesNotFitError, compile_there
 
 
 def print_head(mesh: Mesh, note: str) -> None:

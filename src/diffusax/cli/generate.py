@@ -11,10 +11,10 @@ from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
 
 import diffusax
+from diffusax.boundary.options import Fraction, ImageCount, Pixels, Scale
 from diffusax.cli import drawing, grid, loras, remote, torch_backend
 from diffusax.cli.parsing import OWN, parse
 from diffusax.text.lora_tags import read_tags
-from diffusax.typed.ranges import Count, Fraction, Pixels, Scale
 
 
 @configure(FlagCreatePairsOff)
@@ -61,7 +61,7 @@ class Generate(drawing.ToFile):
     """Height in pixels; by default the image's or the model's own."""
     width: Annotated[Pixels | None, OWN] = None
     """Width in pixels; by default the image's or the model's own."""
-    num_images: Count = 1
+    num_images: ImageCount = 1
     """The number of images to generate for each prompt."""
     grid: Annotated[tuple[str, ...], OWN] = ()
     """Generate a labelled grid over one or two of sampler, steps, guidance, seed, strength and

@@ -12,12 +12,12 @@ from tyro.conf import FlagCreatePairsOff, configure
 
 import diffusax
 from diffusax import offline
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import ImageCount, Pixels
 from diffusax.cli import loras
 from diffusax.cli.drawing import Drawing, lines_of_input
 from diffusax.cli.parsing import OWN, parse
 from diffusax.cli.parts import jax_part, parse_part
-from diffusax.printable import escaped
-from diffusax.typed.ranges import Count, Pixels
 
 LEFT_OUT = 3
 """The exit code of a run that has generated all possible images, and has left lines out."""
@@ -60,7 +60,7 @@ class GenerateMany(Drawing, offline.Settings):
     JAX_PROCESS_ID."""
     engine: Literal["local", "ray"] = "local"
     """Generate in this process, or in the workers of a Ray cluster."""
-    ray_workers: Count = 2
+    ray_workers: ImageCount = 2
     """The number of Ray workers that generate at the same time."""
     ray_resources: Annotated[str | None, OWN] = None
     """The resources of each Ray worker, such as GPU=1 or TPU=4,CPU=8; by default one CPU."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from PIL import Image
 
+from diffusax.boundary.convert import Mismatch, convert, field_types
 from diffusax.images.sheets import labelled_grid
-from diffusax.typed.convert import Mismatch, convert, field_types
 
 AXES = ("sampler", "steps", "guidance", "seed", "strength", "clip_skip")
 """The options that may vary over a grid."""

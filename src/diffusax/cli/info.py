@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
+from diffusax.boundary.files import load_json
+from diffusax.boundary.messages import escaped
 from diffusax.cli.parsing import OWN, parse
-from diffusax.files import load_json
-from diffusax.printable import escaped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Info:
     def run(self) -> None:
         """Prints the components from the headers of their files; loads no weights."""
         # These imports take seconds, and a wrong option is refused without them.
-        from diffusax.runtime.cache import enable_compilation_cache
+        from diffusax.runtime.programs.cache import enable_compilation_cache
 
         config = None if self.model is None else self._checkpoint(self.model)
         print(f"devices: {', '.join(device_kinds())}")

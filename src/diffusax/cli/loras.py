@@ -58,7 +58,7 @@ def adapters_of(pipe: Any, prompt: str) -> tuple[str, dict[str, Any]]:
 
 
 def _file(folder: Path, name: str) -> Path:
-    from diffusax.checkpoints.lora import called, output_name
+    from diffusax.lora import called, output_name
 
     files = sorted(folder.rglob("*.safetensors"))
     found = called(name, {path: (path.stem, None) for path in files})

@@ -5,7 +5,7 @@ import re
 import jax
 
 from diffusax.runtime.compat import forget_joining, joined_part
-from diffusax.runtime.processes import initialize
+from diffusax.runtime.devices.processes import initialize
 
 
 def jax_part() -> tuple[int, int]:

@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, UseAppendAction, configure
 
+from diffusax.boundary.messages import escaped
+from diffusax.boundary.options import Count, Options
 from diffusax.cli.drawing import Dtype
 from diffusax.cli.parsing import OWN, parse
-from diffusax.printable import escaped
-from diffusax.typed.options import Count, Options
 
 _OWN = ("127.0.0.1", "::1", "localhost")
 KEYS = "DIFFUSAX_API_KEYS"
@@ -101,8 +101,8 @@ class Serve(Options):
     def run(self) -> None:
         """Serves until a signal asks to stop."""
         from diffusax.cli.compile import parse_size
-        from diffusax.serving.catalogue import Catalogue
-        from diffusax.serving.engine import Engine, EngineSettings
+        from diffusax.serving.catalogue.catalogue import Catalogue
+        from diffusax.serving.engine.engine import Engine, EngineSettings
         from diffusax.serving.web.app import create_app
         from diffusax.serving.web.log import log_to_stderr
         from diffusax.serving.web.server import Server, address_of, listen

@@ -4,8 +4,8 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+from diffusax.boundary.messages import require_extra
 from diffusax.cli.drawing import Drawer
-from diffusax.extras import require_extra
 
 _NATIVE_ONLY = (
     "sampler",

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
+from diffusax.boundary.messages import escaped
 from diffusax.checkpoints import resolve
 from diffusax.cli.fits import print_head, print_line
 from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import OWN, FromFiles, choose, parse_with_files
-from diffusax.printable import escaped
-from diffusax.runtime.mesh import in_mesh
-from diffusax.runtime.processes import initialize
-from diffusax.runtime.topology import topology_mesh
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.devices.processes import initialize
+from diffusax.runtime.programs.topology import topology_mesh
 from diffusax.training import (
     AutoencoderConfig,
     ControlNetConfig,
@@ -35,7 +35,7 @@ from diffusax.training import (
     train,
     unconditional,
 )
-from diffusax.training.program import lower_step, step_operations
+from diffusax.training.loop.program import lower_step, step_operations
 
 
 @dataclasses.dataclass(frozen=True)

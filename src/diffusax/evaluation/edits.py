@@ -9,6 +9,7 @@ from msgspec import Meta
 from PIL import Image
 from tqdm.auto import tqdm
 
+from diffusax.boundary.options import Count, Options, Seed
 from diffusax.evaluation.features import CLIP, batched
 from diffusax.evaluation.metrics import (
     Mean,
@@ -21,7 +22,6 @@ from diffusax.training.data.examples import prepare_images, read_picture
 from diffusax.training.data.finding import open_source
 from diffusax.training.data.sources import Kind, Source
 from diffusax.training.data.summary import log_summary
-from diffusax.typed.options import Count, Options, Seed
 
 ImageGuidance = Annotated[float, Meta(ge=1, le=1000)]
 Guidance = Annotated[float, Meta(gt=1, le=1000)]

@@ -13,12 +13,12 @@ from PIL import Image
 
 from diffusax.checkpoints import load_network, resolve
 from diffusax.checkpoints.tree import load_params
+from diffusax.evaluation.inception import SIDE, InceptionConfig, InceptionV3
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.images.reading import load_image
-from diffusax.models.inception import SIDE, InceptionConfig, InceptionV3
 from diffusax.models.network import Model, Network
-from diffusax.pipelines.placement import put
-from diffusax.runtime.mesh import in_mesh, make_mesh, replicated
+from diffusax.pipelines.families.placement import put
+from diffusax.runtime.devices.mesh import in_mesh, make_mesh, replicated
 from diffusax.text.tokenizer import CLIPTokenizer
 
 

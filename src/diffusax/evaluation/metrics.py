@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.files import written_whole
+from diffusax.boundary.files import written_whole
 
 _SMALLEST_NORM = 1e-8
 

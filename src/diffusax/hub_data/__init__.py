@@ -1,8 +1,7 @@
 """Data sets on the Hugging Face Hub: lists their files and downloads them."""
 
-from diffusax.hub_data.aria2 import write_urls
 from diffusax.hub_data.repository import HubDataset, HubFile, Reference, open_dataset
-from diffusax.hub_data.transfer import Downloaded, download, in_bytes
+from diffusax.hub_data.transfer import Downloaded, download, in_bytes, write_urls
 
 __all__ = [
     "Downloaded",

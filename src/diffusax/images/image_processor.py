@@ -10,10 +10,10 @@ import numpy as np
 from msgspec import Meta
 from PIL import Image
 
-from diffusax.files import load_json, write_json
+from diffusax.boundary.convert import Mismatch, convert
+from diffusax.boundary.files import load_json, write_json
+from diffusax.boundary.tensors import BatchEncoding, as_kind
 from diffusax.images.reading import load_image
-from diffusax.tensors import BatchEncoding, as_kind
-from diffusax.typed.convert import Mismatch, convert
 
 Side = Annotated[int, Meta(ge=1, le=16384)]
 Number = Annotated[float, Meta(ge=-1e6, le=1e6)]

@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from diffusax.boundary.tensors import as_numpy
 from diffusax.images.reading import load_image
-from diffusax.tensors import as_numpy
 
 ResizeMode = Literal["default", "fill", "crop"]
 Box = tuple[int, int, int, int]

@@ -7,10 +7,9 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from diffusax.callers import wants_tensors
+from diffusax.boundary.tensors import alike, as_numpy, as_tensor, is_tensor, wants_tensors
 from diffusax.images import masks
 from diffusax.images.pictures import Box, ResizeMode, resize, target_size, to_control, to_pixels
-from diffusax.tensors import alike, as_numpy, as_tensor, is_tensor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,25 +4,29 @@ from flax import nnx
 
 # Importing the kinds of models makes them known to Model.
 from diffusax.models import calls as calls
-from diffusax.models.autoencoder_asymmetric import (
+from diffusax.models.autoencoders.asymmetric import (
     AsymmetricAutoencoderKL,
     AsymmetricAutoencoderKLConfig,
 )
-from diffusax.models.autoencoder_flux2 import AutoencoderKLFlux2, AutoencoderKLFlux2Config
-from diffusax.models.autoencoder_tiny import AutoencoderTiny, AutoencoderTinyConfig
-from diffusax.models.clip import CLIPTextModel, CLIPTextModelWithProjection
-from diffusax.models.clip_configs import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
-from diffusax.models.clip_vision import (
+from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2, AutoencoderKLFlux2Config
+from diffusax.models.autoencoders.kl import AutoencoderKL, AutoencoderKLConfig
+from diffusax.models.autoencoders.tiny import AutoencoderTiny, AutoencoderTinyConfig
+from diffusax.models.encoders.clip import CLIPTextModel, CLIPTextModelWithProjection
+from diffusax.models.encoders.clip_vision import (
     CLIPModel,
     CLIPVisionModel,
     CLIPVisionModelWithProjection,
 )
-from diffusax.models.controlnet import ControlNetConfig, ControlNetModel
-from diffusax.models.language.configs import Qwen3Config, T5Config
-from diffusax.models.language.qwen3 import Qwen3ForCausalLM, Qwen3Model
-from diffusax.models.language.t5 import T5EncoderModel
+from diffusax.models.encoders.configs import (
+    CLIPConfig,
+    CLIPTextConfig,
+    CLIPVisionConfig,
+    Qwen3Config,
+    T5Config,
+)
+from diffusax.models.encoders.qwen3 import Qwen3ForCausalLM, Qwen3Model
+from diffusax.models.encoders.t5 import T5EncoderModel
 from diffusax.models.network import Model, Network, Params, initialize
-from diffusax.models.t2i_adapter import T2IAdapter, T2IAdapterConfig
 from diffusax.models.transformers.configs import (
     Flux2Transformer2DConfig,
     FluxControlNetConfig,
@@ -33,10 +37,11 @@ from diffusax.models.transformers.flux import FluxTransformer2DModel
 from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
 from diffusax.models.transformers.flux_controlnet import FluxControlNetModel
 from diffusax.models.transformers.z_image import ZImageTransformer2DModel
-from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
-from diffusax.models.unet_2d import UNet2DConfig, UNet2DModel
-from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig
-from diffusax.runtime.mesh import Rules
+from diffusax.models.unet.controlnet import ControlNetConfig, ControlNetModel
+from diffusax.models.unet.t2i_adapter import T2IAdapter, T2IAdapterConfig
+from diffusax.models.unet.unet import UNet2DConditionConfig, UNet2DConditionModel
+from diffusax.models.unet.unet_2d import UNet2DConfig, UNet2DModel
+from diffusax.runtime.devices.mesh import Rules
 
 MODELS: dict[str, type[nnx.Module]] = {
     cls.__name__: cls

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import jax
 
-from diffusax.missing import LAYERS, missing_attribute
+from diffusax.boundary.messages import LAYERS, missing_attribute
 
 log = logging.getLogger(__name__)
 

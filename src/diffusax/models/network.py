@@ -11,17 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from diffusax.callers import for_reader
-from diffusax.missing import NETWORK, hinting
-from diffusax.models.adapters import Attachable, attach
-from diffusax.models.freeu import FreeU, check_freeu
-from diffusax.models.image_prompts import ImagePrompts, attach_images
+from diffusax.boundary.messages import NETWORK, hinting
+from diffusax.boundary.tensors import for_reader
+from diffusax.models.adapters.freeu import FreeU, check_freeu
+from diffusax.models.adapters.image_prompts import ImagePrompts, attach_images
+from diffusax.models.adapters.low_rank import Attachable, attach, layer_at
+from diffusax.models.layers.rngs import ShapeRngs
 from diffusax.models.module_methods import ModuleMethods
 from diffusax.models.parameter_tree import fitted_tree
-from diffusax.models.paths import layer_at
-from diffusax.models.rngs import ShapeRngs
-from diffusax.models.tensor_rules import counted_tensor_rules
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.devices.mesh import Rule, Rules, counted_rules
 from diffusax.runtime.switches import in_auto_axes, settled, standard_promotion
 
 Params = Any
@@ -463,3 +461,23 @@ def initialize_params(
         return jnp.asarray(rng.standard_normal(leaf.shape, np.float32) * deviation, dtype)
 
     return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+@functools.lru_cache(64)
+def counted_tensor_rules(module_class: Any, config: Any) -> Rules:
+    """Returns the rules of a class of networks with the heads that its layers have by a config.
+
+    Heads that the devices do not divide are not cut: their projections stay whole on each device,
+    because a head's channels would have to be gathered again before they can be used.
+    """
+    rules: Rules = getattr(module_class, "tensor_rules", ())
+    pieces = {rule.pieces for rule in rules if isinstance(rule, Rule)}
+    names = sorted(name for name in pieces if isinstance(name, str))
+    if not names:
+        return rules
+    counts: dict[str, dict[str, int]] = {name: {} for name in names}
+    for path, layer in nnx.iter_modules(module_class(config, rngs=ShapeRngs())):
+        for name in names:
+            if hasattr(layer, name):
+                counts[name][".".join(map(str, path))] = getattr(layer, name)
+    return counted_rules(rules, counts)

@@ -8,18 +8,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffusax.offline.pictures import Picture
+from diffusax.batch import image
+from diffusax.batch.lanes import Lanes
+from diffusax.batch.run import BatchRun, check_local, count_shares
+from diffusax.lora.weights import WeightGroups
+from diffusax.offline.requests import Picture
 from diffusax.offline.seating import Seated
-from diffusax.pipelines import entries, programs
-from diffusax.pipelines.adapter_store import adaptable_networks
-from diffusax.pipelines.adapter_weights import WeightGroups
-from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares
-from diffusax.pipelines.components import Components
-from diffusax.pipelines.lanes import Lanes
-from diffusax.pipelines.tasks import most_branches, prepare_run, text_to_image
-from diffusax.pipelines.text_cache import TextCache
-from diffusax.runtime.mesh import in_mesh
-from diffusax.runtime.noise import JaxNoise, image_keys
+from diffusax.pipelines.components.adapters import adaptable_networks
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.run import programs
+from diffusax.pipelines.tasks.tasks import most_branches, prepare_run, text_to_image
+from diffusax.pipelines.tasks.text_cache import TextCache
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.random.noise import JaxNoise, image_keys
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def new_lanes(c: Components, images: int) -> Lanes:
     return Lanes(-(-images // devices) * devices * branches, branches, devices)
 
 
-def prepare(c: Components, picture: Picture) -> entries.Picture:
+def prepare(c: Components, picture: Picture) -> image.Picture:
     """Encodes an image's prompt and draws its noise, to join a running batch."""
     c = dataclasses.replace(c, scheduler=picture.scheduler)
     height, width = picture.kind[:2]
@@ -45,7 +46,7 @@ def prepare(c: Components, picture: Picture) -> entries.Picture:
         x = noise.draw("start", c.latents.shape(height, width))
         x = programs.begin(x, np.float32(picture.schedule.init_noise_sigma), None, None)
         run = prepare_run(c, call, picture.schedule, noise, x, size=(height, width))
-    prepared = entries.prepare_pictures(c, text_to_image, run)[0]
+    prepared = image.prepare_pictures(c, text_to_image, run)[0]
     # All images of a batch have the same adapters in the same order, some with a weight of zero.
     groups = WeightGroups(adaptable_networks(c)).count
     zeros = np.zeros(groups, np.float32)
@@ -72,7 +73,7 @@ class Batches:
         self._c = dataclasses.replace(c, texts=TextCache())
         self._images = images
         self._waiting: dict[Any, collections.deque[Seated]] = {}
-        self._prepared: dict[Seated, entries.Picture] = {}
+        self._prepared: dict[Seated, image.Picture] = {}
         self._runs: dict[Any, BatchRun] = {}
         self._seated: dict[Any, dict[int, Seated]] = {}
         self.live, self.all = 0, 0
@@ -160,7 +161,7 @@ class Batches:
                 left.append(one)
         queue.extendleft(reversed(left))
 
-    def _prepare(self, one: Seated) -> entries.Picture:
+    def _prepare(self, one: Seated) -> image.Picture:
         if one not in self._prepared:
             self._prepared[one] = prepare(self._c, one.request.picture)
         return self._prepared[one]

@@ -19,8 +19,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from diffusax.files import load_json, locked
-from diffusax.offline.durable import sync_folder, write_durably
+from diffusax.boundary.files import load_json, locked, sync_folder, write_durably
 from diffusax.offline.formats import Format
 
 _SECONDS_FOR_MANIFEST = 60

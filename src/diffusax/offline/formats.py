@@ -12,8 +12,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Protocol
 
-from diffusax.extras import require_extra
-from diffusax.offline.durable import sync_folder, write_durably
+from diffusax.boundary.files import sync_folder, write_durably
+from diffusax.boundary.messages import require_extra
 
 Info = Mapping[str, Any]
 Item = tuple[Info, bytes]

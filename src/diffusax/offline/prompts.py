@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
-from diffusax.extras import require_extra
-from diffusax.tables import csv_rows, unique_keys
+from diffusax.boundary.files import csv_rows, unique_keys
+from diffusax.boundary.messages import require_extra
 
 MAX_LINE_BYTES = 2**20
 """The longest line in bytes; longer ones are reported and skipped."""

@@ -11,8 +11,8 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from diffusax.batch.lanes import Lanes, Seat
 from diffusax.offline.requests import Request
-from diffusax.pipelines.lanes import Lanes, Seat
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,14 +1,15 @@
 """The stages of a shard: its lines are read, its images are generated, its files are written."""
 
+import collections
 import contextlib
 import dataclasses
 import io
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -19,11 +20,10 @@ from diffusax.infotext import text as infotext
 from diffusax.offline.batches import Batches, new_lanes
 from diffusax.offline.folder import Folder, Shard
 from diffusax.offline.formats import Item, open_format
-from diffusax.offline.overlap import ahead
 from diffusax.offline.prompts import Line, Part
 from diffusax.offline.requests import Request, Requests, Settings, unknown_columns
 from diffusax.offline.seating import Seated, seat_requests
-from diffusax.pipelines.sample import decode
+from diffusax.pipelines.run.sample import decode
 from diffusax.runtime.signals import StopRequest
 from diffusax.samplers import sampler_name
 
@@ -272,3 +272,28 @@ def png_text(request: Request, order: Order) -> str:
         "adapters": call.adapters or {},
     }
     return infotext.write(fields)
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def ahead(pool: Executor, work: Callable[[T], R], items: Iterable[T], depth: int) -> Iterator[R]:
+    """Yields the results of `work` in order, begun up to `depth` items before they are asked for.
+
+    With a depth of 0 the work is done in the caller's thread when it asks for a result.
+    """
+    if depth == 0:
+        yield from map(work, items)
+        return
+    futures: collections.deque[Future[R]] = collections.deque()
+    try:
+        for item in items:
+            futures.append(pool.submit(work, item))
+            if len(futures) > depth:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
+    finally:
+        for future in futures:
+            future.cancel()

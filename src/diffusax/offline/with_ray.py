@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from diffusax.extras import require_extra
+from diffusax.boundary.messages import require_extra
 from diffusax.offline.prompts import Part, Source, open_prompts
 from diffusax.offline.requests import Settings
 from diffusax.offline.run import (

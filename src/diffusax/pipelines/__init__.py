@@ -2,15 +2,14 @@
 
 from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.pipelines import classes
-from diffusax.pipelines.auto import (
+from diffusax.pipelines.classes import *  # noqa: F403
+from diffusax.pipelines.classes.auto import (
     AutoPipelineForImage2Image,
     AutoPipelineForInpainting,
     AutoPipelineForText2Image,
 )
-from diffusax.pipelines.classes import *  # noqa: F403
-from diffusax.pipelines.components import MultiControlNetModel
-from diffusax.pipelines.pipeline import DiffusionPipeline
-from diffusax.pipelines.running_batch import RunningBatch
+from diffusax.pipelines.components.components import MultiControlNetModel
+from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
 
 __all__ = [
     "AutoPipelineForImage2Image",
@@ -19,6 +18,5 @@ __all__ = [
     "DiffusionPipeline",
     "ImagePipelineOutput",
     "MultiControlNetModel",
-    "RunningBatch",
     *classes.__all__,
 ]

@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.runtime.program import Program
-from diffusax.runtime.step_noise import StepNoise, default_generator, is_stateful
+from diffusax.boundary.tensors import Output, alike, as_numpy
+from diffusax.runtime.programs.program import Program
+from diffusax.runtime.random.step_noise import StepNoise, default_generator, is_stateful
 from diffusax.runtime.switches import is_traced, settled
 from diffusax.samplers.rows import SLOTS, Row, Schedule, Table
 from diffusax.samplers.runs import Sampler, cached_schedule
 from diffusax.samplers.step import step
 from diffusax.samplers.terms import NAMES
-from diffusax.tensors import Output, alike, as_numpy
 
 _X, _RAW, _NOISE = (NAMES.index(name) for name in ("X", "RAW", "NOISE"))
 METHOD = ("eta", "use_clipped_model_output")

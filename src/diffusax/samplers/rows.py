@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diffusax.runtime.brownian import Motion
+from diffusax.runtime.random.brownian import Motion
 from diffusax.samplers.terms import NAMES, Terms, coefficients_of
 
 SLOTS = 6

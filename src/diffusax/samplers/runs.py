@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from diffusax.runtime.brownian import Motion
+from diffusax.runtime.random.brownian import Motion
 from diffusax.runtime.switches import check_untraced
 from diffusax.samplers.rows import CLEAN, Row, Schedule
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from diffusax.extras import require_extra
-from diffusax.serving.catalogue import Catalogue
-from diffusax.serving.engine import Engine, EngineSettings
+from diffusax.boundary.messages import require_extra
+from diffusax.serving.catalogue.catalogue import Catalogue
+from diffusax.serving.engine.engine import Engine, EngineSettings
 from diffusax.serving.web.app import create_app
 from diffusax.serving.web.settings import WebSettings
 

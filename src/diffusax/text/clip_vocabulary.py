@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from diffusax.files import write_json
+from diffusax.boundary.files import write_json
 from diffusax.text.tokenizer_files import FLAGS, MODEL_MAX_LENGTH
 
 _MERGES = Path(__file__).parents[1] / "data" / "clip_bpe" / "merges.txt.gz"

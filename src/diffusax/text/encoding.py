@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.tensors import as_kind
+from diffusax.boundary.tensors import as_kind
 
 _PADDING = {
     True: "longest",

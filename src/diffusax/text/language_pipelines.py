@@ -21,7 +21,7 @@ from tokenizers import (
 )
 from tokenizers.models import BPE, Unigram
 
-from diffusax.files import load_json
+from diffusax.boundary.files import load_json
 from diffusax.text.sentence_piece import read_sentence_pieces
 
 SPIECE = "spiece.model"

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from diffusax.files import load_json, read_text, write_json, written_whole
-from diffusax.tensors import BatchEncoding
+from diffusax.boundary.files import load_json, read_text, write_json, written_whole
+from diffusax.boundary.tensors import BatchEncoding
 from diffusax.text.chat import render_chat
 from diffusax.text.encoding import as_tensors, check_options, padded, padding_of, truncates
 from diffusax.text.language_pipelines import byte_pairs, put_around, unigrams

@@ -28,8 +28,8 @@ from tokenizers import (
 )
 from tokenizers.models import BPE
 
-from diffusax.files import write_json
-from diffusax.tensors import BatchEncoding
+from diffusax.boundary.files import write_json
+from diffusax.boundary.tensors import BatchEncoding
 from diffusax.text.encoding import as_tensors, check_options, padded, padding_of, truncates
 from diffusax.text.tokenizer_files import (
     DEFAULTS,

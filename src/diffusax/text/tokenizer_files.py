@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers.models import BPE
 
-from diffusax.files import load_json
+from diffusax.boundary.files import load_json
 
 MODEL_MAX_LENGTH = 77
 DEFAULTS = {

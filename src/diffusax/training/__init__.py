@@ -1,26 +1,25 @@
 """Training of diffusion models; it needs the extra `train`."""
 
+from diffusax.lora.trained import LoRAConfig
 from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data.batches import DataConfig
-from diffusax.training.data.cached import CacheConfig, CacheDataConfig, cache_latents
 from diffusax.training.data.examples import (
     CaptionedDataConfig,
     ControlDataConfig,
     EditDataConfig,
     ImageDataConfig,
 )
-from diffusax.training.diffusion.timesteps import TimestepBiasConfig
 from diffusax.training.ema.update import EMAConfig
-from diffusax.training.loop import train
-from diffusax.training.lora.config import LoRAConfig
+from diffusax.training.loop.loop import train
+from diffusax.training.loop.signals import Preempted
 from diffusax.training.optimizers import FineTuningOptimizerConfig, OptimizerConfig
 from diffusax.training.options import read_config
-from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.autoencoder import (
     AutoencoderConfig,
     AutoencoderValidationConfig,
     autoencoder,
 )
+from diffusax.training.recipes.cached import CacheConfig, CacheDataConfig, cache_latents
 from diffusax.training.recipes.controlnet import (
     ControlNetConfig,
     ControlNetValidationConfig,
@@ -37,6 +36,7 @@ from diffusax.training.recipes.instruct_pix2pix import (
     InstructPix2PixValidationConfig,
     instruct_pix2pix,
 )
+from diffusax.training.recipes.recipe import Recipe
 from diffusax.training.recipes.text_to_image import TextToImageConfig, text_to_image
 from diffusax.training.recipes.textual_inversion import (
     TextualInversionConfig,
@@ -49,7 +49,7 @@ from diffusax.training.recipes.unconditional import (
     UnconditionalValidationConfig,
     unconditional,
 )
-from diffusax.training.signals import Preempted
+from diffusax.training.step.timesteps import TimestepBiasConfig
 
 __all__ = [
     "AutoencoderConfig",

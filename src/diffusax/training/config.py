@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from diffusax.runtime.mesh import parse_mesh
+from diffusax.boundary.options import Count, Options, Seed
+from diffusax.runtime.devices.mesh import parse_mesh
 from diffusax.training.data.batches import DataConfig
 from diffusax.training.ema.update import EMAConfig
 from diffusax.training.optimizers import OptimizerConfig
-from diffusax.typed.options import Count, Options, Seed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from diffusax.typed.convert import field_types
-from diffusax.typed.options import Options, is_group
+from diffusax.boundary.convert import field_types
+from diffusax.boundary.options import Options, is_group
 
 ComputeDtype = Literal["float32", "bfloat16"]
 

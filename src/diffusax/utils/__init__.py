@@ -9,11 +9,11 @@ from typing import Any
 
 from PIL import Image
 
+from diffusax.boundary.tensors import Output as BaseOutput
+from diffusax.boundary.tensors import as_numpy, is_tensor
 from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.images.vae_image_processor import VaeImageProcessor
-from diffusax.tensors import Output as BaseOutput
-from diffusax.tensors import as_numpy, is_tensor
 from diffusax.utils import logging
 from diffusax.utils.export_utils import export_to_gif, export_to_video
 from diffusax.utils.logging import get_logger

@@ -8,10 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.callers import wants_tensors
+from diffusax.boundary.tensors import as_tensor, wants_tensors
 from diffusax.models.network import floating_dtype
-from diffusax.runtime.noise import draw_like
-from diffusax.tensors import as_tensor
+from diffusax.runtime.random.noise import draw_like
 
 
 def randn_tensor(

@@ -3,9 +3,9 @@
 import jax
 
 from diffusax.checkpoints.tree import checkpoint_name
-from diffusax.models.autoencoder_flux2 import AutoencoderKLFlux2, AutoencoderKLFlux2Config
+from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2, AutoencoderKLFlux2Config
+from diffusax.models.autoencoders.kl import AutoencoderKL, AutoencoderKLConfig
 from diffusax.models.network import Network
-from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig
 
 _ATTENTION = {
     "group_norm": "norm",

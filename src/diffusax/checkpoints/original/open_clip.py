@@ -4,7 +4,7 @@ OpenCLIP keeps the three projections of attention in one tensor, queries, keys a
 other, and the projection of the pooled text as a matrix to multiply by from the right.
 """
 
-from diffusax.models.clip_configs import CLIPTextConfig
+from diffusax.models.encoders.configs import CLIPTextConfig
 
 _FIXED = {
     "token_embedding.weight": "text_model.embeddings.token_embedding.weight",

@@ -5,10 +5,10 @@ from typing import Any
 import jax
 
 from diffusax.checkpoints.tree import checkpoint_name
-from diffusax.models.controlnet import ControlNetConfig, ControlNetModel
 from diffusax.models.network import Network
-from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
-from diffusax.models.unet_encoder import UNetEncoderConfig
+from diffusax.models.unet.controlnet import ControlNetConfig, ControlNetModel
+from diffusax.models.unet.unet import UNet2DConditionConfig, UNet2DConditionModel
+from diffusax.models.unet.unet_encoder import UNetEncoderConfig
 
 _RESNET = {
     "norm1": "in_layers.0",

@@ -9,7 +9,7 @@ from diffusax.checkpoints.original.transformers import ORIGINALS, transformer_na
 from diffusax.checkpoints.original.unet import controlnet_names, unet_names
 from diffusax.checkpoints.single_file.contents import Part
 from diffusax.checkpoints.tensors import Entry
-from diffusax.models.adapters import kernel_shapes
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.models.network import Network
 
 NAMES: dict[str, Callable[[Any], dict[str, str]]] = {

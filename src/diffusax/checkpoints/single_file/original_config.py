@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from diffusax.extras import require_extra
-from diffusax.files import read_text
+from diffusax.boundary.files import read_text
+from diffusax.boundary.messages import require_extra
 
 _MAX_BYTES = 2**20
 

@@ -16,16 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.checkpoints.model_index import (
-    read_call_defaults,
-    read_model_index,
-    write_model_index,
-)
+from diffusax.boundary.files import load_json, write_json
+from diffusax.checkpoints.files import read_call_defaults, read_model_index, write_model_index
 from diffusax.checkpoints.single_file import configs
 from diffusax.checkpoints.single_file.contents import Contents, Part, read_contents
 from diffusax.checkpoints.single_file.transformer_configs import repository, transformer_config
 from diffusax.checkpoints.tensors import TensorFile
-from diffusax.files import load_json, write_json
 from diffusax.text.clip_vocabulary import write_clip_vocabulary
 
 log = logging.getLogger(__name__)

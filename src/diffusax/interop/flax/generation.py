@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from diffusax.interop.flax.models import FlaxModelMixin, channels_last
-from diffusax.models.latents import to_unit
-from diffusax.pipelines import programs
+from diffusax.models.autoencoders.latents import to_unit
 from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unet import UNetDenoiser
-from diffusax.pipelines.plan import Conditions, Plan, Prompt, StepInputs, Tokens
-from diffusax.pipelines.sample import BoundDenoiser, differentiably, sample
-from diffusax.runtime.noise import as_key
+from diffusax.pipelines.plan.plan import Conditions, Plan, Prompt, StepInputs, Tokens
+from diffusax.pipelines.run import programs
+from diffusax.pipelines.run.sample import BoundDenoiser, differentiably, sample
+from diffusax.runtime.random.noise import as_key
 from diffusax.samplers import Schedule
 
 Params = Mapping[str, Any]

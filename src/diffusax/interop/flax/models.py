@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax.core import FrozenDict
 
+from diffusax.boundary.config import config_from_dict, config_to_dict
+from diffusax.boundary.files import load_json
 from diffusax.checkpoints import save_network
-from diffusax.files import load_json
 from diffusax.interop.flax.outputs import (
     FlaxAutoencoderKLOutput,
     FlaxControlNetOutput,
@@ -21,10 +22,9 @@ from diffusax.interop.flax.outputs import (
 )
 from diffusax.interop.flax.weights import fetch, load_weights
 from diffusax.models import AutoencoderKL, ControlNetModel, UNet2DConditionModel
-from diffusax.models.controlnet import scale_residuals
 from diffusax.models.network import Model, Network, Params, cast_params, initialize_params
+from diffusax.models.unet.controlnet import scale_residuals
 from diffusax.samplers.schedulers.options import Options
-from diffusax.typed.config import config_from_dict, config_to_dict
 
 LOADING = frozenset(
     (

@@ -7,9 +7,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from diffusax.models.outputs import DiagonalGaussianDistribution
-from diffusax.runtime.noise import as_key
-from diffusax.tensors import Output
+from diffusax.boundary.tensors import Output
+from diffusax.models.calls.outputs import DiagonalGaussianDistribution
+from diffusax.runtime.random.noise import as_key
 
 
 @dataclasses.dataclass

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.boundary.files import load_json, write_json
 from diffusax.checkpoints.hub import EMBEDDED, hub_errors
-from diffusax.files import load_json, write_json
 from diffusax.interop.flax.models import LOADING
 from diffusax.interop.flax.outputs import FlaxSchedulerOutput
 from diffusax.interop.flax.signatures import Constructed

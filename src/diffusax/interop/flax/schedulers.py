@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from diffusax import samplers
 from diffusax.interop.flax.scheduler import LEVELS, FlaxTableScheduler, SchedulerState
-from diffusax.runtime.noise import as_key, seed_key
+from diffusax.runtime.random.noise import as_key, seed_key
 
 
 def _arguments(**own: Any) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from diffusax.interop.flax.inputs import pictures
 from diffusax.interop.flax.outputs import FlaxStableDiffusionPipelineOutput
 from diffusax.interop.flax.pipeline import FlaxDiffusionPipeline, of_components
 from diffusax.interop.flax.text import empty_ids, prompt_ids
-from diffusax.pipelines import guidance
-from diffusax.pipelines.plan import Conditions
+from diffusax.pipelines.plan import guidance
+from diffusax.pipelines.plan.plan import Conditions
 
 CFG = (0, 1)
 """The branches of classifier-free guidance: the prompt, the negative prompt."""

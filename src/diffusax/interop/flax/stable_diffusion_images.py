@@ -10,9 +10,10 @@ from diffusax.interop.flax.generation import Params
 from diffusax.interop.flax.inputs import masks, pictures
 from diffusax.interop.flax.stable_diffusion import StableDiffusion, guided
 from diffusax.interop.flax.text import prompt_ids
-from diffusax.pipelines import guidance, programs
-from diffusax.pipelines.plan import Conditions
-from diffusax.runtime.noise import as_key
+from diffusax.pipelines.plan import guidance
+from diffusax.pipelines.plan.plan import Conditions
+from diffusax.pipelines.run import programs
+from diffusax.runtime.random.noise import as_key
 
 
 class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):

@@ -14,8 +14,9 @@ from diffusax.interop.flax.outputs import FlaxStableDiffusionXLPipelineOutput
 from diffusax.interop.flax.pipeline import of_components
 from diffusax.interop.flax.stable_diffusion import StableDiffusion
 from diffusax.interop.flax.text import prompt_ids
-from diffusax.pipelines import guidance, programs
-from diffusax.pipelines.plan import Conditions
+from diffusax.pipelines.plan import guidance
+from diffusax.pipelines.plan.plan import Conditions
+from diffusax.pipelines.run import programs
 
 
 class FlaxStableDiffusionXLPipeline(StableDiffusion):

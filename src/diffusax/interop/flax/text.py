@@ -10,7 +10,7 @@ import numpy as np
 from diffusax.interop.flax.models import FlaxModelMixin
 from diffusax.interop.flax.outputs import FlaxCLIPTextOutput
 from diffusax.models import CLIPTextModel, CLIPTextModelWithProjection
-from diffusax.models.inputs import check_token_ids
+from diffusax.models.layers.inputs import check_token_ids
 from diffusax.models.network import Params
 from diffusax.samplers.schedulers.options import Options
 from diffusax.text.prompts import tokenize_prompts

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from diffusax.interop.flax.outputs import FlaxKarrasVeOutput, FlaxSdeVeOutput
 from diffusax.interop.flax.scheduler import FlaxSchedulerMixin
-from diffusax.runtime.noise import as_key
+from diffusax.runtime.random.noise import as_key
 
 
 class KarrasVeSchedulerState(flax.struct.PyTreeNode):

@@ -24,7 +24,7 @@ from diffusax.interop.torch.structures import Structure, fix, flatten, rebuild
 from diffusax.interop.torch.switches import Switches
 from diffusax.interop.torch.tensors import to_array, to_tensor
 from diffusax.models.network import parse_dtype
-from diffusax.runtime.mesh import (
+from diffusax.runtime.devices.mesh import (
     Rules,
     batch_sharding,
     batch_size,
@@ -34,7 +34,7 @@ from diffusax.runtime.mesh import (
     replicated,
     turned_sharding,
 )
-from diffusax.runtime.program import Program
+from diffusax.runtime.programs.program import Program
 
 log = logging.getLogger(__name__)
 

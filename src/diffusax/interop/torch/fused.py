@@ -18,15 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from diffusax.extras import require_extra
+from diffusax.boundary.messages import require_extra
 from diffusax.interop.torch.environment import computing, environment
 from diffusax.interop.torch.passes import Done, Finishing, Recording, Run, Tracing, going_through
 from diffusax.interop.torch.session import NotUniform
 from diffusax.interop.torch.tensors import to_array, to_tensor
 from diffusax.interop.torch.watching import Known, Unlike, Watching, outline
-from diffusax.pipelines.programs import device_table
-from diffusax.runtime.mesh import in_mesh
-from diffusax.runtime.program import Program
+from diffusax.pipelines.run.programs import device_table
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.programs.program import Program
 from diffusax.samplers import Schedule, init_state, run, scheduler_from_config
 
 log = logging.getLogger(__name__)

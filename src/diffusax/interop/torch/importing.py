@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from diffusax.extras import require_extra
+from diffusax.boundary.messages import require_extra
 
 _BROKEN_TORCHAX = "0.0.13"
 """The last torchax that names overloads which torch has removed."""

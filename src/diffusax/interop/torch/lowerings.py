@@ -10,8 +10,8 @@ import torch
 from diffusax.interop.torch.aliasing import contiguous
 from diffusax.interop.torch.assigning import get_item, index_put
 from diffusax.interop.torch.compat import UNSAFE_INDEX_PUT, torchax_convolution
-from diffusax.models.attention import attention
-from diffusax.models.conv import conv2d
+from diffusax.models.ops.attention import attention
+from diffusax.models.ops.conv import conv2d
 
 
 def scaled_dot_product_attention(
@@ -62,7 +62,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> jax.Array:
-    """Implements aten::convolution; plain two-dimensional ones run `diffusax.models.conv`.
+    """Implements aten::convolution; plain two-dimensional ones run `diffusax.models.ops.conv`.
 
     x: b c h w, weight: d c kh kw, bias: d -> b d h' w'.
     """

@@ -32,7 +32,7 @@ from diffusax.interop.torch.networks import (
 from diffusax.interop.torch.tensors import to_array
 from diffusax.models import MODELS
 from diffusax.models.network import Model, Network, Params
-from diffusax.runtime.mesh import param_sharding
+from diffusax.runtime.devices.mesh import param_sharding
 
 log = logging.getLogger(__name__)
 

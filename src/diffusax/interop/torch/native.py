@@ -9,12 +9,12 @@ from diffusax.interop.torch.models import to_model
 from diffusax.interop.torch.networks import ALTERNATIVE
 from diffusax.models.network import parse_dtype
 from diffusax.pipelines import DiffusionPipeline
+from diffusax.pipelines.components.foreign import CONVERTERS, own_component
+from diffusax.pipelines.components.loading import CLASSES, fitting_class
 from diffusax.pipelines.families import Component
 from diffusax.pipelines.families.family import NUMBERED_ROLES
-from diffusax.pipelines.foreign import CONVERTERS, own_component
-from diffusax.pipelines.loading import CLASSES, fitting_class
-from diffusax.pipelines.placement import component_mesh
-from diffusax.runtime.mesh import devices_for
+from diffusax.pipelines.families.placement import component_mesh
+from diffusax.runtime.devices.mesh import devices_for
 
 
 def from_torch(

@@ -14,9 +14,9 @@ from diffusax.interop.torch.environment import unwrap, wrap
 from diffusax.interop.torch.explaining import NotTraceable
 from diffusax.interop.torch.functional import named_tensors, run_traced
 from diffusax.models import MODELS
-from diffusax.models.clip import CLIPTextOutput
+from diffusax.models.encoders.clip import CLIPTextOutput
 from diffusax.models.network import Params
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.devices.mesh import Rules
 
 ALTERNATIVE = "diffusax.torch.compile(pipe) runs the PyTorch pipeline in JAX as it is"
 

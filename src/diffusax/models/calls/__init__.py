@@ -5,7 +5,6 @@ back; where samples or texts are tensors of PyTorch, so are the results. Calls a
 for each shape.
 """
 
-from diffusax.models.calls.adapter import Adapter
 from diffusax.models.calls.autoencoders import (
     AsymmetricAutoencoder,
     Autoencoder,
@@ -19,8 +18,7 @@ from diffusax.models.calls.encoders import (
 )
 from diffusax.models.calls.flux import FluxControlNet, FluxTransformer
 from diffusax.models.calls.flux2 import Flux2Transformer
-from diffusax.models.calls.unet import ControlNet, UNet
-from diffusax.models.calls.unet_2d import UNet2D
+from diffusax.models.calls.unet import Adapter, ControlNet, UNet, UNet2D
 from diffusax.models.calls.z_image import ZImageTransformer
 
 __all__ = [

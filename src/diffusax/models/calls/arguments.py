@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffusax.tensors import alike, as_array, as_numpy
+from diffusax.boundary.tensors import alike, as_array, as_numpy
 
 
 def arrays(tree: Any) -> Any:

@@ -4,16 +4,21 @@ from typing import Any
 
 import numpy as np
 
+from diffusax.boundary.tensors import alike
+from diffusax.models.autoencoders.tiling import (
+    TILED_ENCODERS,
+    tile_of,
+    tiled_decode,
+    tiled_encode,
+)
 from diffusax.models.calls.arguments import arrays, check_rows, result, take_map
-from diffusax.models.network import Model
-from diffusax.models.outputs import (
+from diffusax.models.calls.outputs import (
     AutoencoderKLOutput,
     AutoencoderTinyOutput,
     DecoderOutput,
     DiagonalGaussianDistribution,
 )
-from diffusax.models.tiling import TILED_ENCODERS, tile_of, tiled_decode, tiled_encode
-from diffusax.tensors import alike
+from diffusax.models.network import Model
 
 
 class Autoencoder(Model):

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.boundary.tensors import alike, as_array
 from diffusax.models.calls.arguments import check_absent, result, take_map
-from diffusax.models.inputs import check_token_ids
-from diffusax.models.network import Model
-from diffusax.models.outputs import (
+from diffusax.models.calls.outputs import (
     BaseModelOutput,
     BaseModelOutputWithPooling,
     CausalLMOutput,
@@ -17,8 +16,9 @@ from diffusax.models.outputs import (
     CLIPTextModelOutput,
     CLIPVisionModelOutput,
 )
+from diffusax.models.layers.inputs import check_token_ids
+from diffusax.models.network import Model
 from diffusax.runtime.switches import is_traced
-from diffusax.tensors import alike, as_array
 
 _ATTENTIONS = "output_attentions must be None or False: attention's weights are never held whole"
 

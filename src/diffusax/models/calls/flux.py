@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from diffusax.boundary.tensors import as_array, as_numpy
 from diffusax.models.calls.arguments import (
     check_absent,
     check_rows,
@@ -12,11 +13,10 @@ from diffusax.models.calls.arguments import (
     take_map,
     take_numbers,
 )
+from diffusax.models.calls.outputs import FluxControlNetOutput, Transformer2DModelOutput
 from diffusax.models.network import Model
-from diffusax.models.outputs import FluxControlNetOutput, Transformer2DModelOutput
 from diffusax.models.transformers.blocks import Rotation
 from diffusax.models.transformers.flux import token_rotation
-from diffusax.tensors import as_array, as_numpy
 
 
 class FluxTransformer(Model):

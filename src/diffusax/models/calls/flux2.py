@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
+from diffusax.boundary.tensors import as_array
 from diffusax.models.calls.arguments import check_absent, check_rows, result
 from diffusax.models.calls.flux import spread, take_positions
+from diffusax.models.calls.outputs import Transformer2DModelOutput
 from diffusax.models.network import Model
-from diffusax.models.outputs import Transformer2DModelOutput
 from diffusax.models.transformers.blocks import rotation_at
-from diffusax.tensors import as_array
 
 
 class Flux2Transformer(Model):

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from diffusax.boundary.tensors import alike
 from diffusax.models.calls.arguments import (
     arrays,
     check_absent,
@@ -13,10 +14,10 @@ from diffusax.models.calls.arguments import (
     take_map,
     take_numbers,
 )
-from diffusax.models.controlnet import guess_scales
+from diffusax.models.calls.outputs import ControlNetOutput, UNet2DConditionOutput, UNet2DOutput
 from diffusax.models.network import Model
-from diffusax.models.outputs import ControlNetOutput, UNet2DConditionOutput
-from diffusax.models.unet_encoder import skip_widths
+from diffusax.models.unet.controlnet import guess_scales
+from diffusax.models.unet.unet_encoder import skip_widths
 
 _MASK = "{} must be None: Stable Diffusion's networks attend to all tokens"
 _ADDED = ("text_embeds", "time_ids")
@@ -232,3 +233,46 @@ def _check_residuals(config: Any, residuals: Sequence[Any] | None) -> None:
         )
     for i, (residual, width) in enumerate(zip(residuals, widths, strict=True)):
         take_map(f"down_block_additional_residuals[{i}]", residual, width)
+
+
+class Adapter(Model):
+    """A T2I-Adapter, called as diffusers' T2IAdapter."""
+
+    class_names = ("T2IAdapter",)
+
+    def __call__(self, x: Any) -> list[Any]:
+        """Returns the maps b c h w for the levels of a UNet, the largest first.
+
+        x: images in [0, 1], b c H W.
+
+        Raises:
+            ValueError: x has another shape.
+        """
+        maps = self.run(take_map("x", x, self.config.in_channels), channels_first=True)
+        return list(alike(maps, x))
+
+
+class UNet2D(Model):
+    """A UNet without a context, called as diffusers' UNet2DModel."""
+
+    class_names = ("UNet2DModel",)
+
+    def __call__(
+        self, sample: Any, timestep: Any, class_labels: Any = None, return_dict: bool = True
+    ) -> Any:
+        """Predicts the noise (or v, or the sample): `.sample`, b c h w.
+
+        Args:
+            sample: the noisy images, b c h w.
+            timestep: one number or b.
+            class_labels: b (or b t, for the type "identity"), where the network has classes.
+            return_dict: whether to return a UNet2DOutput instead of a tuple.
+
+        Raises:
+            ValueError: an array has another shape, or classes are missing or not for this network.
+        """
+        x, labels = take_map("sample", sample, self.config.in_channels), arrays(class_labels)
+        check_rows("class_labels", labels, x.shape[0])
+        times = take_numbers("timestep", timestep, x.shape[0])
+        y = self.run(x, times, channels_first=True, class_labels=labels)
+        return result(UNet2DOutput(y), return_dict, sample)

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from diffusax.boundary.tensors import as_numpy
 from diffusax.models.calls.arguments import check_absent, result, take_numbers
+from diffusax.models.calls.outputs import Transformer2DModelOutput
 from diffusax.models.network import Model
-from diffusax.models.outputs import Transformer2DModelOutput
-from diffusax.tensors import as_numpy
 
 _MULTIPLE = 32
 

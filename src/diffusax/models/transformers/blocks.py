@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from diffusax.models.activations import approximate_gelu, gated_silu
-from diffusax.models.attention import attention
-from diffusax.models.layers import ArrangedLinear, Linear, RMSNorm, normalized
-from diffusax.models.matmul import apart, concatenate, matmul
-from diffusax.runtime.lowering import by_platform, is_plain
-from diffusax.runtime.mesh import (
+from diffusax.models.layers.layers import ArrangedLinear, Linear, RMSNorm, normalized
+from diffusax.models.ops.activations import approximate_gelu, gated_silu
+from diffusax.models.ops.attention import attention
+from diffusax.models.ops.matmul import apart, concatenate, matmul
+from diffusax.runtime.devices.lowering import by_platform, is_plain
+from diffusax.runtime.devices.mesh import (
     Rule,
     Rules,
     gather_channels,
@@ -347,26 +347,3 @@ class SwiGLU(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.w2(gated_silu(self.w1(x), self.w3(x)))
-
-
-def patchify(x: jax.Array, size: int, *, channels_first: bool = False) -> jax.Array:
-    """Cuts maps into tokens of size x size pixels, row by row. x: b h w c -> b t (size size c).
-
-    channels_first: whether a token is (c size size), as FLUX has it.
-    """
-    b, h, w, c = x.shape
-    cut = x.reshape(b, h // size, size, w // size, size, c)
-    order = (0, 1, 3, 5, 2, 4) if channels_first else (0, 1, 3, 2, 4, 5)
-    return cut.transpose(order).reshape(b, (h // size) * (w // size), size * size * c)
-
-
-def unpatchify(
-    x: jax.Array, size: int, h: int, w: int, *, channels_first: bool = False
-) -> jax.Array:
-    """Inverts `patchify` for maps of h rows and w columns: b t (size size c) -> b h w c."""
-    b, c, rows, columns = x.shape[0], x.shape[-1] // size**2, h // size, w // size
-    if channels_first:
-        cut = x.reshape(b, rows, columns, c, size, size).transpose(0, 1, 4, 2, 5, 3)
-    else:
-        cut = x.reshape(b, rows, columns, size, size, c).transpose(0, 1, 3, 2, 4, 5)
-    return cut.reshape(b, h, w, c)

@@ -5,7 +5,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from diffusax.typed.config import Channels, Epsilon, Heads, Keyed, Layers, Positive, check_types
+from diffusax.boundary.config import (
+    Channels,
+    Epsilon,
+    Heads,
+    Keyed,
+    Layers,
+    Positive,
+    check_types,
+)
 
 Axes = Annotated[tuple[Channels, ...], Meta(min_length=3, max_length=3)]
 Blocks = Annotated[int, Meta(ge=0, le=64)]

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from diffusax.models.activations import approximate_gelu
-from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
-from diffusax.models.inputs import check_rows, check_tokens, check_width
-from diffusax.models.layers import Linear
+from diffusax.models.layers.embeddings import TimestepEmbedding, timestep_embedding
+from diffusax.models.layers.inputs import check_rows, check_tokens, check_width
+from diffusax.models.layers.layers import Linear
+from diffusax.models.layers.resnet import rematerialized
+from diffusax.models.ops.activations import approximate_gelu
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
     GELUFeedForward,
@@ -30,8 +31,7 @@ from diffusax.models.transformers.blocks import (
     written,
 )
 from diffusax.models.transformers.configs import FluxTransformer2DConfig
-from diffusax.models.unet_blocks import rematerialized
-from diffusax.runtime.mesh import Rules, split_tokens
+from diffusax.runtime.devices.mesh import Rules, split_tokens
 
 PATCH = 2
 """Latents per token, in each direction."""

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from diffusax.models.activations import gated_silu
-from diffusax.models.attention import attention
-from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
-from diffusax.models.inputs import check_map, check_rows, check_tokens
-from diffusax.models.layers import Linear, RMSNorm, SplitLinear
+from diffusax.models.layers.embeddings import TimestepEmbedding, timestep_embedding
+from diffusax.models.layers.inputs import check_map, check_rows, check_tokens
+from diffusax.models.layers.layers import Linear, RMSNorm, SplitLinear
+from diffusax.models.layers.resnet import rematerialized
+from diffusax.models.ops.activations import gated_silu
+from diffusax.models.ops.attention import attention
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
     JoinedLinear,
@@ -30,8 +31,7 @@ from diffusax.models.transformers.blocks import (
     written,
 )
 from diffusax.models.transformers.configs import Flux2Transformer2DConfig
-from diffusax.models.unet_blocks import rematerialized
-from diffusax.runtime.mesh import Rules, split_tokens
+from diffusax.runtime.devices.mesh import Rules, split_tokens
 
 REFERENCE_TIMES = 10
 """The distance between images to look at on the first of the four axes of positions."""

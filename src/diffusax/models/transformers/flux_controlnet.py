@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from diffusax.models.controlnet import ConditioningEmbedding
-from diffusax.models.inputs import check_map, check_tokens
-from diffusax.models.layers import Embedding, Linear
-from diffusax.models.transformers.blocks import Rotation, activations, patchify
+from diffusax.models.autoencoders.latents import patchify
+from diffusax.models.layers.inputs import check_map, check_tokens
+from diffusax.models.layers.layers import Embedding, Linear
+from diffusax.models.transformers.blocks import Rotation, activations
 from diffusax.models.transformers.configs import FluxControlNetConfig
 from diffusax.models.transformers.flux import (
     FLUX_RULES,
@@ -19,6 +19,7 @@ from diffusax.models.transformers.flux import (
     FluxTransformerBlock,
     TimeTextEmbedding,
 )
+from diffusax.models.unet.controlnet import ConditioningEmbedding
 
 Residuals = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]
 """Residuals b t c for the transformer's blocks of either kind."""

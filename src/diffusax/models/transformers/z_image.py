@@ -7,24 +7,23 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import normal
 
-from diffusax.models.embeddings import timestep_embedding
-from diffusax.models.inputs import check_map, check_rows, check_tokens
-from diffusax.models.layers import Linear, RMSNorm, normalized
-from diffusax.models.matmul import apart
-from diffusax.models.rngs import shaped
+from diffusax.models.autoencoders.latents import patchify, unpatchify
+from diffusax.models.layers.embeddings import timestep_embedding
+from diffusax.models.layers.inputs import check_map, check_rows, check_tokens
+from diffusax.models.layers.layers import Linear, RMSNorm, normalized
+from diffusax.models.layers.resnet import rematerialized
+from diffusax.models.layers.rngs import shaped
+from diffusax.models.ops.matmul import apart
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
     RotaryAttention,
     Rotation,
     SwiGLU,
-    patchify,
     rotary_positions,
-    unpatchify,
     written,
 )
 from diffusax.models.transformers.configs import ZImageTransformer2DConfig
-from diffusax.models.unet_blocks import rematerialized
-from diffusax.runtime.mesh import split_tokens
+from diffusax.runtime.devices.mesh import split_tokens
 
 _PATCH = 2
 _NAME = f"{_PATCH}-1"

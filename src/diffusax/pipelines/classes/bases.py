@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from diffusax.boundary.tensors import alike, as_numpy, as_tensor, is_tensor
 from diffusax.models.transformers.flux2 import text_ids
 from diffusax.pipelines.families import (
     FLUX,
@@ -11,10 +12,9 @@ from diffusax.pipelines.families import (
     STABLE_DIFFUSION_XL,
     Z_IMAGE,
 )
-from diffusax.pipelines.lora import LoraMethods, write_layers
-from diffusax.pipelines.pipeline import DiffusionPipeline
-from diffusax.pipelines.prompts import encodes_prompts
-from diffusax.tensors import alike, as_numpy, as_tensor, is_tensor
+from diffusax.pipelines.pipeline.lora_methods import LoraMethods, write_layers
+from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
+from diffusax.pipelines.tasks.prompts import encodes_prompts
 
 # fmt: off
 

@@ -3,15 +3,15 @@
 The calls' arguments, their order and defaults are diffusers'; those after the star are added.
 """
 
-from diffusax.pipelines import diffusers_methods
-from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.bases import StableDiffusion, StableDiffusionXL
-from diffusax.pipelines.control import (
+from diffusax.pipelines.families.family import CONTROLNET, IMAGE_PROMPTS
+from diffusax.pipelines.pipeline import diffusers_methods
+from diffusax.pipelines.plan.arguments import TENSORS, documented
+from diffusax.pipelines.tasks.steering import (
     control_image_to_image,
     control_inpaint,
     control_text_to_image,
 )
-from diffusax.pipelines.families.family import CONTROLNET, IMAGE_PROMPTS
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.
 # fmt: off

@@ -3,11 +3,11 @@
 The call's arguments, their order and defaults are diffusers'; those after the star are added.
 """
 
-from diffusax.pipelines import diffusers_methods
-from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.bases import Flux2Klein
-from diffusax.pipelines.inpainting import inpaint
-from diffusax.pipelines.tasks import image_to_image, text_to_image
+from diffusax.pipelines.pipeline import diffusers_methods
+from diffusax.pipelines.plan.arguments import TENSORS, documented
+from diffusax.pipelines.tasks.inpainting import inpaint
+from diffusax.pipelines.tasks.tasks import image_to_image, text_to_image
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.
 # fmt: off

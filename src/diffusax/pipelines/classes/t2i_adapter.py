@@ -3,11 +3,11 @@
 The calls' arguments, their order and defaults are diffusers'; those after the star are added.
 """
 
-from diffusax.pipelines import diffusers_methods
-from diffusax.pipelines.arguments import documented
 from diffusax.pipelines.classes.bases import StableDiffusion, StableDiffusionXL
 from diffusax.pipelines.families.family import IMAGE_PROMPTS, T2I_ADAPTER
-from diffusax.pipelines.t2i_adapter import adapter_text_to_image
+from diffusax.pipelines.pipeline import diffusers_methods
+from diffusax.pipelines.plan.arguments import documented
+from diffusax.pipelines.tasks.steering import adapter_text_to_image
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.
 # fmt: off

@@ -5,10 +5,10 @@ The calls' arguments, their order and defaults are diffusers'; those after the s
 
 from typing import Any
 
-from diffusax.pipelines.arguments import documented
 from diffusax.pipelines.families import UNCONDITIONAL
-from diffusax.pipelines.pipeline import DiffusionPipeline
-from diffusax.pipelines.unconditional import unconditional
+from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
+from diffusax.pipelines.plan.arguments import documented
+from diffusax.pipelines.tasks.tasks import unconditional
 from diffusax.samplers import DDIMScheduler, Scheduler
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from diffusax.pipelines.plan import Tokens
+from diffusax.pipelines.plan.plan import Tokens
 from diffusax.text.prompts import PromptTokens, tokenize_prompts
 from diffusax.text.tokenizer import checked_texts
 

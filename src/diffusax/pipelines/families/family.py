@@ -8,12 +8,12 @@ from typing import Any, Literal, Protocol
 import jax
 
 from diffusax.images.image_processor import CLIPImageProcessor
-from diffusax.models.latents import LatentFormat
+from diffusax.models.autoencoders.kl import AutoencoderKLConfig
+from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
-from diffusax.models.vae import AutoencoderKLConfig
-from diffusax.pipelines.guidance import above_one
-from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
-from diffusax.runtime.mesh import Rules
+from diffusax.pipelines.plan.guidance import above_one
+from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.runtime.devices.mesh import Rules
 from diffusax.samplers import Scheduler
 
 Role = Literal[
@@ -119,8 +119,8 @@ class Denoiser(Protocol):
 
         Args:
             params: the parameters by component, and in calls with some, under "adapters" the
-                layers of adapters by component (`diffusax.models.adapters.Layers`), and under
-                "ip_adapters" those of IP-Adapters (`diffusax.models.image_prompts.Layers`).
+                layers of adapters by component (`models.adapters.low_rank.Layers`), and under
+                "ip_adapters" those of IP-Adapters (`models.adapters.image_prompts.Layers`).
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
             conditions: conditions without the axis of the branches, which is merged into the batch.

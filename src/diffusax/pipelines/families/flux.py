@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.checkpoints.files import numbered
-from diffusax.models.adapters import adapter_options
-from diffusax.models.latents import LatentFormat
+from diffusax.models.adapters.low_rank import adapter_options
+from diffusax.models.autoencoders.latents import LatentFormat, patchify, unpatchify
 from diffusax.models.network import Network, Params
-from diffusax.models.transformers.blocks import Rotation, patchify, unpatchify
+from diffusax.models.transformers.blocks import Rotation
 from diffusax.models.transformers.flux import PATCH, image_rotation
-from diffusax.pipelines.families import flow
+from diffusax.pipelines.families import transformer
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
 from diffusax.pipelines.families.transformer import TransformerDenoiser
-from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.text.language_tokenizer import T5Tokenizer
 from diffusax.text.tokenizer import CLIPTokenizer
 
@@ -219,7 +219,7 @@ def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[
     """
     own = getattr(components.scheduler, "use_flow_sigmas", False)
     given = call.image is not None or call.control_image is not None
-    return flow.schedule_options(components, call, size, even=given or not own)
+    return transformer.schedule_options(components, call, size, even=given or not own)
 
 
 def tokenize(
@@ -301,7 +301,7 @@ FLUX = Family(
     latents=functools.partial(LatentFormat.of, patch=PATCH, packed=True),
     schedule_options=schedule_options,
     true_guidance=True,
-    batch_key=flow.longest_text,
+    batch_key=transformer.longest_text,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),
     callback_tensors={"prompt_embeds": "context"},
     prompts_alone=True,

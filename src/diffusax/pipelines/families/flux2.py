@@ -14,15 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.images.references import as_images, reference_size
-from diffusax.models.adapters import adapter_options
-from diffusax.models.autoencoder_flux2 import AutoencoderKLFlux2Config
-from diffusax.models.latents import LatentFormat
+from diffusax.models.adapters.low_rank import adapter_options
+from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2Config
+from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, Params
-from diffusax.pipelines.families.chats import chat_tokens, padded_tokens
 from diffusax.pipelines.families.family import Family, diffusers_components
-from diffusax.pipelines.families.flow import longest_text, shifts_by_size
-from diffusax.pipelines.families.transformer import TransformerDenoiser
-from diffusax.pipelines.plan import Conditions, HiddenLayers, Prompt, StepInputs, Tokens
+from diffusax.pipelines.families.transformer import (
+    TransformerDenoiser,
+    chat_tokens,
+    longest_text,
+    padded_tokens,
+    shifts_by_size,
+)
+from diffusax.pipelines.plan.plan import Conditions, HiddenLayers, Prompt, StepInputs, Tokens
 from diffusax.text.language_tokenizer import Qwen2Tokenizer
 
 _LONGEST = 512

@@ -11,12 +11,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.models.latents import LatentFormat
+from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.clip import as_windows, count_windows, tokenize, tokenize_caption
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
 from diffusax.pipelines.families.unet import CALLBACK_TENSORS, UNetDenoiser, timestep_condition
-from diffusax.pipelines.plan import Conditions, Prompt, Tokens
+from diffusax.pipelines.plan.plan import Conditions, Prompt, Tokens
 from diffusax.text.prompts import apply_weights
 from diffusax.text.tokenizer import CLIPTokenizer
 

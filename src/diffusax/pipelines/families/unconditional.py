@@ -9,8 +9,8 @@ import jax
 
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.family import Component, Family
-from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
-from diffusax.runtime.mesh import Rules
+from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.runtime.devices.mesh import Rules
 from diffusax.samplers import Scheduler
 
 

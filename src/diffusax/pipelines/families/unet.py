@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.checkpoints.files import numbered
-from diffusax.models.adapters import adapter_options
-from diffusax.models.context_keys import project_context
-from diffusax.models.controlnet import scale_residuals
-from diffusax.models.embeddings import guidance_scale_embedding
-from diffusax.models.image_prompts import ImagePrompts
+from diffusax.models.adapters.image_prompts import ImagePrompts
+from diffusax.models.adapters.low_rank import adapter_options
+from diffusax.models.layers.embeddings import guidance_scale_embedding
 from diffusax.models.network import Network, Params
-from diffusax.models.t2i_adapter import weigh_maps
-from diffusax.pipelines.guidance import apply_guidance
-from diffusax.pipelines.plan import Conditions, StepInputs
-from diffusax.runtime.mesh import Rules
+from diffusax.models.unet.context_keys import project_context
+from diffusax.models.unet.controlnet import scale_residuals
+from diffusax.models.unet.t2i_adapter import weigh_maps
+from diffusax.pipelines.plan.guidance import apply_guidance
+from diffusax.pipelines.plan.plan import Conditions, StepInputs
+from diffusax.runtime.devices.mesh import Rules
 
 CALLBACK_TENSORS = {
     "prompt_embeds": "context",

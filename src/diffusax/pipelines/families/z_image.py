@@ -13,15 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.models.adapters import adapter_options
-from diffusax.models.latents import LatentFormat
+from diffusax.models.adapters.low_rank import adapter_options
+from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, Params
-from diffusax.pipelines.families.chats import chat_tokens, padded_tokens
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
-from diffusax.pipelines.families.flow import schedule_options
-from diffusax.pipelines.families.transformer import TransformerDenoiser
-from diffusax.pipelines.guidance import above_zero, apply_guidance, limit_norm
-from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.pipelines.families.transformer import (
+    TransformerDenoiser,
+    chat_tokens,
+    padded_tokens,
+    schedule_options,
+)
+from diffusax.pipelines.plan.guidance import above_zero, apply_guidance, limit_norm
+from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.text.language_tokenizer import Qwen2Tokenizer
 from diffusax.text.tokenizer import checked_texts
 

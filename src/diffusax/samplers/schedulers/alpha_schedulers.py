@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from diffusax.callers import for_reader
+from diffusax.boundary.tensors import for_reader
 from diffusax.samplers.methods import alpha_methods
 from diffusax.samplers.rows import NOISE, Row
 from diffusax.samplers.runs import Request, Run

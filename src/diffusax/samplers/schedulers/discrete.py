@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.callers import for_reader
+from diffusax.boundary.tensors import alike, for_reader
 from diffusax.runtime.switches import settled
 from diffusax.samplers import noise_levels
 from diffusax.samplers.by_hand import as_jax, check_alike
@@ -15,7 +15,6 @@ from diffusax.samplers.processes import Diffusion, Process
 from diffusax.samplers.runs import Request
 from diffusax.samplers.schedulers.options import Beta, Betas, BetaSchedule, Offset, Spacing
 from diffusax.samplers.schedulers.scheduler import Scheduler
-from diffusax.tensors import alike
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from typing import Any, Self, cast
 
 import huggingface_hub
 
+from diffusax.boundary.files import load_json, write_json
 from diffusax.checkpoints.hub import EMBEDDED, hub_errors
 from diffusax.checkpoints.keywords import take_keywords
 from diffusax.checkpoints.publishing import Publishing
-from diffusax.files import load_json, write_json
 
 FILE = "scheduler_config.json"
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from msgspec import Meta
 
-from diffusax.samplers import flow_levels
+from diffusax.samplers import noise_levels
 from diffusax.samplers.methods import flow_methods
 from diffusax.samplers.processes import Flow
 from diffusax.samplers.runs import Request, Run, check_highest
@@ -110,7 +110,7 @@ class SpacedFlowMatchScheduler(FlowMatchScheduler, sampler=False):
         Raises:
             ValueError: the options do not define a line.
         """
-        return flow_levels.dynamic_mu(self.config, image_seq_len)
+        return noise_levels.dynamic_mu(self.config, image_seq_len)
 
     def _check_custom(self, name: str, values: np.ndarray) -> None:
         check_highest(name, values, 1 if name == "sigmas" else self.num_train_timesteps)
@@ -120,7 +120,7 @@ class SpacedFlowMatchScheduler(FlowMatchScheduler, sampler=False):
         total = self.num_train_timesteps
         sigmas = self._shifted(self._unshifted(request), request.mu)
         if self.shift_terminal:
-            sigmas = flow_levels.stretched(sigmas, self.shift_terminal)
+            sigmas = noise_levels.stretched(sigmas, self.shift_terminal)
         spaced = respaced(self, len(sigmas), sigmas.astype(np.float64))
         sigmas = (sigmas if spaced is None else spaced).astype(np.float32)
         timesteps = sigmas * total
@@ -153,7 +153,7 @@ class SpacedFlowMatchScheduler(FlowMatchScheduler, sampler=False):
     def _shifted(self, sigmas: np.ndarray, mu: float | None) -> np.ndarray:
         if mu is None:
             return self.forward_process.shifted(sigmas)
-        return flow_levels.time_shifted(sigmas, mu, self.time_shift_type)
+        return noise_levels.time_shifted(sigmas, mu, self.time_shift_type)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from diffusax.callers import for_reader
+from diffusax.boundary.tensors import for_reader
 from diffusax.samplers.methods.predictions import x0_from
 from diffusax.samplers.processes import Kind, Process
 from diffusax.samplers.rows import RAW, SLOTS, Row, X

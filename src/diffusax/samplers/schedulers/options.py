@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from diffusax.runtime.switches import check_untraced
-from diffusax.typed.convert import (
+from diffusax.boundary.convert import (
     Words,
     alternatives,
     choice,
@@ -15,6 +14,7 @@ from diffusax.typed.convert import (
     reason,
     shortened,
 )
+from diffusax.runtime.switches import check_untraced
 
 Prediction = Literal["epsilon", "v_prediction", "sample"]
 NoisePrediction = Literal["epsilon", "v_prediction"]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from diffusax.callers import for_reader
+from diffusax.boundary.tensors import for_reader
 from diffusax.samplers.by_hand import as_jax
 from diffusax.samplers.methods import sa_method, snr_methods
 from diffusax.samplers.methods.alpha_methods import alpha_level

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from diffusax.missing import SCHEDULER, hinting
+from diffusax.boundary.messages import SCHEDULER, hinting
 from diffusax.samplers.processes import Kind, Process
 from diffusax.samplers.rows import Schedule
 from diffusax.samplers.runs import Request, Run, cached_schedule, checked_options, whole_number

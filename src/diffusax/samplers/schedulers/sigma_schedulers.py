@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.callers import for_reader
-from diffusax.runtime.brownian import Motion
+from diffusax.boundary.tensors import for_reader
+from diffusax.runtime.random.brownian import Motion
 from diffusax.samplers import noise_levels
 from diffusax.samplers.methods import sigma_methods
 from diffusax.samplers.methods.predictions import epsilon_from, x0_from

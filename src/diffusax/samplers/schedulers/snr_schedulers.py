@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 import jax
 import numpy as np
 
-from diffusax.callers import for_reader
-from diffusax.samplers import flow_levels, noise_levels
+from diffusax.boundary.tensors import for_reader
+from diffusax.samplers import noise_levels
 from diffusax.samplers.methods import snr_methods
 from diffusax.samplers.methods.alpha_methods import Limits
 from diffusax.samplers.methods.predictions import epsilon_from, x0_from
@@ -134,7 +134,7 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
         shift = self._shift(request)
         n, total = request.steps, self.num_train_timesteps
         sigmas = 1.0 - np.linspace(1, 1 / total, n + 1)
-        return flow_levels.shifted(sigmas, shift)[::-1][:-1]
+        return noise_levels.shifted(sigmas, shift)[::-1][:-1]
 
     def _shift(self, request: Request) -> float:
         """Returns the shift of flow matching's sigmas."""
@@ -366,11 +366,11 @@ class UniPCMultistepScheduler(ShiftedSNRScheduler):
         if sigmas is None:
             sigmas = np.linspace(1, 1 / self.num_train_timesteps, request.steps + 1)[:-1]
         if request.mu is None:
-            sigmas = flow_levels.shifted(sigmas, self.flow_shift)
+            sigmas = noise_levels.shifted(sigmas, self.flow_shift)
         else:
-            sigmas = flow_levels.time_shifted(sigmas, request.mu, self.time_shift_type)
+            sigmas = noise_levels.time_shifted(sigmas, request.mu, self.time_shift_type)
         if self.shift_terminal:
-            sigmas = flow_levels.stretched(sigmas, self.shift_terminal)
+            sigmas = noise_levels.stretched(sigmas, self.shift_terminal)
         # Without signal the log-SNR is infinite.
         if abs(sigmas[0] - 1) < _LEAST_SIGNAL:
             sigmas = np.append(sigmas[0] - _LEAST_SIGNAL, sigmas[1:])

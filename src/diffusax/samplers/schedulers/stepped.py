@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.callers import for_reader
+from diffusax.boundary.tensors import alike, as_numpy, for_reader
 from diffusax.runtime.switches import is_traced, settled
 from diffusax.samplers import by_hand
 from diffusax.samplers.by_hand import METHOD, HandRun, SchedulerOutput, StepOptions, Stepping
@@ -16,7 +16,6 @@ from diffusax.samplers.processes import Diffusion, spread_level
 from diffusax.samplers.rows import P, Row, Table
 from diffusax.samplers.runs import Sampler, cached_schedule, checked_options, whole_number
 from diffusax.samplers.step import init_state
-from diffusax.tensors import alike, as_numpy
 
 
 class FunctionalRun(NamedTuple):

@@ -7,9 +7,9 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from diffusax.serving.drawing import Drawing, Pixels, Text
-from diffusax.serving.errors import Refused
-from diffusax.serving.infotext import write_infotext
+from diffusax.serving.drawings.drawing import Drawing, Pixels, Text
+from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.drawings.infotext import write_infotext
 from diffusax.serving.web.bodies import content_type, read_bytes, read_json
 from diffusax.serving.web.fields import DrawingFields, read_fields
 from diffusax.serving.web.operations import operation

@@ -8,11 +8,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from diffusax.serving.drawing import Drawing
-from diffusax.serving.errors import NotFound
-from diffusax.serving.fields import CONTROL_FIELDS, FIELDS
-from diffusax.serving.infotext import read_image, write_infotext
-from diffusax.serving.jobs import Job, State
+from diffusax.serving.drawings.drawing import CONTROL_FIELDS, FIELDS, Drawing
+from diffusax.serving.drawings.errors import NotFound
+from diffusax.serving.drawings.infotext import read_image, write_infotext
+from diffusax.serving.engine.jobs import Job, State
 from diffusax.serving.web.bodies import content_type, read_form, read_json
 from diffusax.serving.web.fields import Deadline, DrawingFields, Picture, read_fields
 from diffusax.serving.web.operations import operation
@@ -23,7 +22,7 @@ from diffusax.serving.web.pictures import (
     open_with_texts,
     png,
 )
-from diffusax.serving.web.replies import Json
+from diffusax.serving.web.replies import KEEP_ALIVE, Json, sse, stream
 from diffusax.serving.web.service import (
     client_of,
     events_of,
@@ -31,7 +30,6 @@ from diffusax.serving.web.service import (
     service_of,
     to_drawing,
 )
-from diffusax.serving.web.streams import KEEP_ALIVE, sse, stream
 from diffusax.text.prompt_warnings import prompt_warnings
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from diffusax.serving.jobs import Event, Job
+from diffusax.serving.engine.jobs import Event, Job
 from diffusax.text.prompt_warnings import prompt_warnings
 
 _POLLED = ("/health", "/ready", "/metrics")

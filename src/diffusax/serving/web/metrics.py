@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from diffusax.serving.metrics import Histogram, Sample
+from diffusax.serving.engine.metrics import Histogram, Sample
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.service import Service, in_thread
 

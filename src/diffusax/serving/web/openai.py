@@ -12,25 +12,26 @@ from starlette.responses import Response
 
 from diffusax.images.masks import mask_of
 from diffusax.images.reading import in_srgb
-from diffusax.serving.drawing import Drawing
-from diffusax.serving.errors import Refused
-from diffusax.serving.infotext import write_infotext
-from diffusax.serving.jobs import Job
+from diffusax.serving.drawings.drawing import Drawing
+from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.drawings.infotext import write_infotext
+from diffusax.serving.engine.jobs import Job
 from diffusax.serving.web.bodies import content_type, read_form, read_json
-from diffusax.serving.web.fields import DrawingFields, read_fields
-from diffusax.serving.web.openai_fields import (
+from diffusax.serving.web.fields import (
     IGNORED,
+    DrawingFields,
     EditFields,
     EditForm,
     ImageFields,
     ImagesAnswer,
     OpenAIModel,
     OpenAIModels,
+    read_fields,
     read_size,
 )
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.pictures import decode_base64, encode, in_base64, open_picture
-from diffusax.serving.web.replies import Json, error_body
+from diffusax.serving.web.replies import KEEP_ALIVE, Json, error_body, sse, stream
 from diffusax.serving.web.service import (
     Service,
     client_of,
@@ -41,7 +42,6 @@ from diffusax.serving.web.service import (
     service_of,
     to_drawing,
 )
-from diffusax.serving.web.streams import KEEP_ALIVE, sse, stream
 
 _SHARED = {field.name for field in dataclasses.fields(DrawingFields)}
 _USAGE = {

@@ -2,14 +2,14 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from numbers import Real
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from diffusax.serving.errors import Refused
+from diffusax.serving.drawings.errors import Refused
 from diffusax.serving.web.webui_words import in_webui_words
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
@@ -96,3 +96,18 @@ def error_reply(path: str, error: Refused, headers: dict[str, str] | None = None
     if seconds is not None:
         headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     return Json(error_body(path, error), status_code=error.status, headers=headers)
+
+
+KEEP_ALIVE = b": still there\n\n"
+"""A comment, which tells proxies and clients that the connection lives."""
+
+
+def sse(event: str, data: Any) -> bytes:
+    """Encodes one event, whose data become JSON."""
+    return b"event: %s\ndata: %s\n\n" % (event.encode(), encode_json(data))
+
+
+def stream(events: AsyncIterator[bytes]) -> StreamingResponse:
+    """Answers with events as they come; proxies are asked not to hold them back."""
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)

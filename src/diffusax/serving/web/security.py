@@ -11,13 +11,12 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diffusax.serving.errors import Refused
+from diffusax.serving.drawings.errors import Refused
 from diffusax.serving.web.bodies import bounded_receive, too_long
-from diffusax.serving.web.keys import client_name, key_of
 from diffusax.serving.web.log import LOG, log_request
 from diffusax.serving.web.operations import Operation
 from diffusax.serving.web.replies import error_reply
-from diffusax.serving.web.settings import WebSettings
+from diffusax.serving.web.settings import WebSettings, client_name, key_of
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; "

@@ -10,7 +10,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from diffusax.runtime.signals import StopRequest, receiving
-from diffusax.serving.engine import Engine
+from diffusax.serving.engine.engine import Engine
 from diffusax.serving.web.connections import connection_class, most_connections
 from diffusax.serving.web.log import LOG
 

@@ -11,17 +11,16 @@ from anyio import to_thread
 from PIL import Image
 from starlette.requests import Request
 
-from diffusax.serving.catalogue import Catalogue
-from diffusax.serving.drawing import Control, Drawing
-from diffusax.serving.engine import Engine
-from diffusax.serving.errors import Closing, NotFound, Refused
-from diffusax.serving.jobs import Job
+from diffusax.serving.catalogue.catalogue import Catalogue
+from diffusax.serving.drawings.drawing import Control, Drawing
+from diffusax.serving.drawings.errors import Closing, NotFound, Refused
+from diffusax.serving.engine.engine import Engine
+from diffusax.serving.engine.jobs import Job
 from diffusax.serving.web.budget import PixelBudget
 from diffusax.serving.web.fields import DrawingFields
-from diffusax.serving.web.keys import client_name
 from diffusax.serving.web.log import LOG, log_job
 from diffusax.serving.web.pictures import decode_picture
-from diffusax.serving.web.settings import WebSettings, check_most
+from diffusax.serving.web.settings import WebSettings, check_most, client_name
 
 
 @dataclasses.dataclass(eq=False)

@@ -1,9 +1,13 @@
 """The settings of the HTTP server."""
 
+import base64
+import binascii
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
 
-from diffusax.serving.errors import Refused
+from diffusax.serving.drawings.errors import Refused
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,3 +70,33 @@ def check_most(name: str, value: int | None, most: int, unit: str) -> None:
     if (value or 0) > most:
         text = f"{name} must be at most {most} {unit} (got {value}); ask for fewer"
         raise Refused(text, param=name, code="limit_exceeded")
+
+
+def key_of(authorization: str, keys: Sequence[str]) -> str | None:
+    """Returns the key that an Authorization header has, or None where it has none of them.
+
+    With Basic, the password is the key, or "user:password" is. Every key is compared in constant
+    time, so that the time tells nothing.
+    """
+    kind, _, value = authorization.partition(" ")
+    value = value.strip()
+    candidates: list[str] = []
+    if kind.lower() == "bearer":
+        candidates = [value]
+    elif kind.lower() == "basic":
+        try:
+            pair = base64.b64decode(value, validate=True).decode()
+        except (binascii.Error, ValueError):
+            return None
+        candidates = [pair, pair.partition(":")[2]]
+    found = None
+    for key in keys:
+        for candidate in candidates:
+            if hmac.compare_digest(key.encode(), candidate.encode()):
+                found = key
+    return found
+
+
+def client_name(key: str) -> str:
+    """Returns a name for a key, from which the key does not follow."""
+    return "key-" + hashlib.sha256(b"diffusax " + key.encode()).hexdigest()[:12]

@@ -1,21 +1,25 @@
 """Makes batches of rows with Grain: shuffled, split over hosts, prefetched and resumable."""
 
 import dataclasses
+import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta
 
-from diffusax.extras import require_extra
+from diffusax.boundary.messages import require_extra
+from diffusax.boundary.options import Options
+from diffusax.runtime.signals import STOP_SIGNALS
 from diffusax.training.data.broken import BROKEN_WINDOW, MAX_BROKEN, Broken, Tally
 from diffusax.training.data.bucket_order import BucketOrder
 from diffusax.training.data.buckets import buckets_of, parse_sizes
 from diffusax.training.data.sources import Source, SourceFailed
 from diffusax.training.data.streaming import StreamedSource, WindowOrder
-from diffusax.training.signals import follow_parent
-from diffusax.typed.options import Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -379,3 +383,20 @@ class Batches:
         self.tally.set_state(state)
         if self._buckets is not None:
             self.tally.seen -= self.tally.seen % self.batch_size
+
+
+def follow_parent(index: int, count: int) -> None:
+    """Makes a worker process leave signals to its parent, and end when the parent ends.
+
+    A terminal sends Ctrl-C to all processes, and the parent still needs data for its last step.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from diffusax.tables import unique_keys
+from diffusax.boundary.files import unique_keys
 from diffusax.training.data.metadata import not_utf8
 from diffusax.training.data.picture_files import METADATA, Listing, log_unread, stem_of, suffix_of
 

@@ -13,8 +13,8 @@ from typing import Any
 import huggingface_hub
 from huggingface_hub import constants
 
+from diffusax.boundary.files import load_json
 from diffusax.checkpoints.hub import hub_errors
-from diffusax.files import load_json
 from diffusax.hub_data import Reference, open_dataset
 from diffusax.hub_data.splits import (
     ALL,

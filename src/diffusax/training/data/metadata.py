@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from diffusax.extras import require_extra
-from diffusax.tables import csv_rows, unique_keys
+from diffusax.boundary.files import csv_rows, unique_keys
+from diffusax.boundary.messages import require_extra
 
 
 def metadata_rows(file: Path) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from diffusax.files import written_whole
+from diffusax.boundary.files import written_whole
 from diffusax.images.reading import upright_size
 from diffusax.training.data.broken import Broken, Tally
 from diffusax.training.data.examples import image_file

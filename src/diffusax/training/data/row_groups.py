@@ -14,9 +14,9 @@ from typing import Any
 import filelock
 import huggingface_hub
 
+from diffusax.boundary.files import written_whole
+from diffusax.boundary.messages import require_extra
 from diffusax.checkpoints.hub import hub_errors
-from diffusax.extras import require_extra
-from diffusax.files import written_whole
 from diffusax.hub_data import HubFile
 from diffusax.hub_data.transfer import WAITS
 from diffusax.training.data.sources import SourceFailed, cache_folder

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from diffusax.extras import require_extra
+from diffusax.boundary.messages import require_extra
 from diffusax.hub_data.splits import Split
 from diffusax.training.data.broken import MAX_BROKEN
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diffusax.extras import require_extra
+from diffusax.boundary.messages import require_extra
 from diffusax.hub_data import HubFile, Reference, in_bytes, open_dataset
 from diffusax.training.data.row_groups import RowGroups, column_chunks
 from diffusax.training.data.sources import Facts, Kind, check_columns, check_type

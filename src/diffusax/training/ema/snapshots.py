@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from diffusax.checkpoints.tensors import TensorFile, write_tensors
 from diffusax.checkpoints.tree import checkpoint_name, params_to_tensors, to_flax
 from diffusax.models.network import Params
-from diffusax.runtime.mesh import to_host
+from diffusax.runtime.devices.mesh import to_host
 from diffusax.training.ema.update import EMAConfig, EMAState
 
 AVERAGES = "averages"

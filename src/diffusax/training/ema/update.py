@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
 
+from diffusax.boundary.options import Count, Options, Share
 from diffusax.models.network import Params
 from diffusax.training.ema.posthoc import Length, power_gamma
-from diffusax.typed.options import Count, Options, Share
 
 Start = Annotated[int, Meta(ge=0, le=2**31 - 1)] | Share
 """A step, or a fraction of the run."""

@@ -16,10 +16,11 @@ from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
 
+from diffusax.boundary.options import Weight
 from diffusax.checkpoints import load_network, resolve, save_network
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.pictures import to_pil
-from diffusax.models.latents import from_bytes, sample_latents, to_unit
+from diffusax.models.autoencoders.latents import from_bytes, sample_latents, to_unit
 from diffusax.models.network import (
     Model,
     Network,
@@ -33,15 +34,14 @@ from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import SIZE
 from diffusax.training.data.examples import ImageDataConfig, picture_size, read_pixels
 from diffusax.training.data.opening import open_images
-from diffusax.training.diffusion.losses import (
+from diffusax.training.options import ComputeDtype, require_options
+from diffusax.training.recipes.recipe import Recipe
+from diffusax.training.step.losses import (
     gradient_difference,
     kl_divergence,
     structural_dissimilarity,
 )
-from diffusax.training.options import ComputeDtype, require_options
-from diffusax.training.recipe import Recipe
-from diffusax.training.step import Batch
-from diffusax.typed.options import Weight
+from diffusax.training.step.step import Batch
 
 _ENCODER = ("encoder", "quant_conv")
 

@@ -10,19 +10,19 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
+from diffusax.boundary.options import Share
 from diffusax.checkpoints import load_network, resolve, save_network
 from diffusax.images.reading import load_image
-from diffusax.models.control_from_unet import controlnet_params
 from diffusax.models.network import Model, Params
-from diffusax.pipelines.control import control_text_to_image
+from diffusax.models.unet.derived import controlnet_params
+from diffusax.pipelines.tasks.steering import control_text_to_image
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import ControlDataConfig
-from diffusax.training.data.rows import control_example
 from diffusax.training.optimizers import FineTuningOptimizerConfig
-from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser
 from diffusax.training.recipes.denoiser_config import DenoiserConfig, PicturesValidationConfig
-from diffusax.typed.options import Share
+from diffusax.training.recipes.recipe import Recipe
+from diffusax.training.recipes.rows import control_example
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,9 @@ from PIL import Image
 
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.sheets import captioned
-from diffusax.models.latents import latent_statistics
+from diffusax.lora.trained import LoRA
+from diffusax.lora.trained_files import lora_of_file, params_of_file, to_adapter, write_result
+from diffusax.models.autoencoders.latents import latent_statistics
 from diffusax.models.network import (
     Model,
     Network,
@@ -21,28 +23,22 @@ from diffusax.models.network import (
     initialize_params,
 )
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.pipelines.arguments import Call
-from diffusax.pipelines.tasks import Task
-from diffusax.runtime.mesh import to_host
-from diffusax.training.base_model import BaseModel
+from diffusax.pipelines.plan.arguments import Call
+from diffusax.pipelines.tasks.tasks import Task
+from diffusax.runtime.devices.mesh import to_host
 from diffusax.training.data.batches import DataConfig
 from diffusax.training.data.buckets import Size
-from diffusax.training.data.cached import CachedSource, is_cache
 from diffusax.training.data.examples import picture_size
 from diffusax.training.data.opening import log_buckets, open_images
 from diffusax.training.data.sources import Source
 from diffusax.training.data.summary import log_summary
-from diffusax.training.denoising import (
-    STATISTICS,
-    DenoisingLoss,
-)
-from diffusax.training.drawing import draw_images
-from diffusax.training.lora.adapters import LoRA
-from diffusax.training.lora.files import lora_of_file, params_of_file, to_adapter, write_result
 from diffusax.training.options import require_options
-from diffusax.training.prompt_embeddings import embed_texts, embedding_shapes
+from diffusax.training.recipes.base_model import BaseModel, draw_images
+from diffusax.training.recipes.cached import CachedSource, is_cache
 from diffusax.training.recipes.denoiser_config import DenoiserConfig
-from diffusax.training.step import Batch
+from diffusax.training.recipes.prompt_embeddings import embed_texts, embedding_shapes
+from diffusax.training.step.denoising import STATISTICS, DenoisingLoss
+from diffusax.training.step.step import Batch
 
 ZERO_AT_START = frozenset(["conv2", "proj_out", "conv_out"])
 """The ends of residual branches, which start as identities (Dhariwal and Nichol 2021's code)."""

@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from diffusax.lora.trained import LoRAConfig
 from diffusax.training.config import ValidationConfig
-from diffusax.training.denoising import DenoisingConfig
-from diffusax.training.lora.config import LoRAConfig
 from diffusax.training.optimizers import FineTuningOptimizerConfig, OptimizerConfig, Rate
+from diffusax.training.step.denoising import DenoisingConfig
 
 
 @dataclasses.dataclass(frozen=True)

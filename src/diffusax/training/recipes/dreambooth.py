@@ -15,30 +15,30 @@ import numpy as np
 from msgspec import Meta
 from PIL import Image
 
+from diffusax.boundary.options import Count, Weight
 from diffusax.models.network import Params
-from diffusax.pipelines import tasks
+from diffusax.pipelines.tasks import tasks
 from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import SIZE, buckets_of
-from diffusax.training.data.cached import CachedSource, is_cache
-from diffusax.training.data.class_pictures import (
+from diffusax.training.data.examples import LOSS_WEIGHTS, CaptionedDataConfig, write_caption
+from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, Repeated
+from diffusax.training.data.picture_files import IMAGE_SUFFIXES
+from diffusax.training.data.sources import Source
+from diffusax.training.data.summary import log_summary
+from diffusax.training.optimizers import FineTuningOptimizerConfig
+from diffusax.training.options import require_options
+from diffusax.training.recipes.cached import CachedSource, is_cache
+from diffusax.training.recipes.class_pictures import (
     ClassPictures,
     UndrawnPictures,
     class_source,
 )
-from diffusax.training.data.examples import LOSS_WEIGHTS, CaptionedDataConfig, write_caption
-from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, Repeated
-from diffusax.training.data.picture_files import IMAGE_SUFFIXES
-from diffusax.training.data.rows import caption_example
-from diffusax.training.data.sources import Source
-from diffusax.training.data.summary import log_summary
-from diffusax.training.denoising import PRIOR, is_text
-from diffusax.training.optimizers import FineTuningOptimizerConfig
-from diffusax.training.options import require_options
-from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser
 from diffusax.training.recipes.denoiser_config import DenoiserConfig
-from diffusax.training.step import Batch
-from diffusax.typed.options import Count, Weight
+from diffusax.training.recipes.recipe import Recipe
+from diffusax.training.recipes.rows import caption_example
+from diffusax.training.step.denoising import PRIOR, is_text
+from diffusax.training.step.step import Batch
 
 _CAPTION = "text"
 

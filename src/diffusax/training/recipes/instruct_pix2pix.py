@@ -16,14 +16,14 @@ from PIL import Image
 from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.models.network import Params
-from diffusax.pipelines import tasks
-from diffusax.training.converting import instruct_class
+from diffusax.pipelines.tasks import tasks
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import EditDataConfig, prepare_images
-from diffusax.training.data.rows import edit_example
-from diffusax.training.recipe import Recipe
+from diffusax.training.recipes.base_model import instruct_class
 from diffusax.training.recipes.denoiser import Denoiser
 from diffusax.training.recipes.denoiser_config import DenoiserConfig, PicturesValidationConfig
+from diffusax.training.recipes.recipe import Recipe
+from diffusax.training.recipes.rows import edit_example
 
 
 @dataclasses.dataclass(frozen=True)

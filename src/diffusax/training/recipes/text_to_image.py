@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from diffusax.boundary.options import Share
 from diffusax.models.network import Params
-from diffusax.pipelines import tasks
+from diffusax.pipelines.tasks import tasks
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import CaptionedDataConfig
-from diffusax.training.data.rows import caption_example
-from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser
 from diffusax.training.recipes.denoiser_config import DenoiserConfig
-from diffusax.typed.options import Share
+from diffusax.training.recipes.recipe import Recipe
+from diffusax.training.recipes.rows import caption_example
 
 
 @dataclasses.dataclass(frozen=True)

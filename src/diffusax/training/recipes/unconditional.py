@@ -15,30 +15,29 @@ from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
 
+from diffusax.boundary.options import Count
 from diffusax.checkpoints import load_network, read_model_index, resolve
 from diffusax.checkpoints.files import component_folder
 from diffusax.checkpoints.networks import read_network
 from diffusax.models import UNet2DConfig, UNet2DModel
 from diffusax.models.network import Model, Network, Params, initialize_params
 from diffusax.pipelines import DDPMPipeline, DiffusionPipeline
-from diffusax.pipelines.arguments import Call
-from diffusax.pipelines.components import Components
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.components.loading import class_for
 from diffusax.pipelines.families import UNCONDITIONAL
-from diffusax.pipelines.loading import class_for
-from diffusax.pipelines.unconditional import unconditional as draw_from_noise
+from diffusax.pipelines.plan.arguments import Call
+from diffusax.pipelines.tasks.tasks import unconditional as draw_from_noise
 from diffusax.samplers import DDPMScheduler, Scheduler
-from diffusax.training.base_model import read_scheduler
 from diffusax.training.config import ValidationConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import ImageDataConfig, cut_pictures
 from diffusax.training.data.opening import open_images
-from diffusax.training.denoising import DenoisingConfig, DenoisingLoss
-from diffusax.training.drawing import draw_images
 from diffusax.training.options import require_options
-from diffusax.training.recipe import Recipe
+from diffusax.training.recipes.base_model import draw_images, read_scheduler
 from diffusax.training.recipes.denoiser import ZERO_AT_START
-from diffusax.training.step import Batch
-from diffusax.typed.options import Count
+from diffusax.training.recipes.recipe import Recipe
+from diffusax.training.step.denoising import DenoisingConfig, DenoisingLoss
+from diffusax.training.step.step import Batch
 
 _UNET = "unet"
 _CHANNELS = 3

@@ -7,8 +7,8 @@ from typing import Any
 from PIL import Image
 
 from diffusax.images.pictures import resize
-from diffusax.serving.drawing import Control
-from diffusax.serving.errors import Refused
+from diffusax.serving.drawings.drawing import Control
+from diffusax.serving.drawings.errors import Refused
 from diffusax.serving.web.a1111.fields import ControlUnit
 from diffusax.serving.web.fields import read_fields
 from diffusax.serving.web.pictures import as_rgb, decode_picture

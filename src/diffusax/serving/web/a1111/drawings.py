@@ -7,16 +7,15 @@ from typing import Any
 
 from PIL import Image
 
-from diffusax.serving.drawing import SEEDS, Drawing
-from diffusax.serving.entries import ModelEntry
-from diffusax.serving.errors import Refused
-from diffusax.serving.fields import check_seed
-from diffusax.serving.samplers import from_webui
+from diffusax.serving.catalogue.entries import ModelEntry
+from diffusax.serving.drawings.drawing import SEEDS, Drawing, check_seed
+from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.drawings.samplers import from_webui
 from diffusax.serving.web.a1111.controlnet import fit, read_controls
 from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.inpainting import fill_masked, fit_image, read_mask
 from diffusax.serving.web.a1111.missing import check_present, with_noise
-from diffusax.serving.web.a1111.options import Options
+from diffusax.serving.web.a1111.state import Options
 from diffusax.serving.web.pictures import decode_picture
 from diffusax.serving.web.settings import WebSettings, check_most
 from diffusax.text.lora_tags import read_tags

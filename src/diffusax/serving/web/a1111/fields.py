@@ -7,9 +7,18 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
-from diffusax.serving.drawing import Blur, Images, Name, Pixels, Scale, Share, Steps, Text
+from diffusax.boundary.convert import field_types
+from diffusax.serving.drawings.drawing import (
+    Blur,
+    Images,
+    Name,
+    Pixels,
+    Scale,
+    Share,
+    Steps,
+    Text,
+)
 from diffusax.serving.web.fields import Picture, read_fields
-from diffusax.typed.convert import field_types
 
 T = TypeVar("T")
 

@@ -8,12 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax._version import __version__
-from diffusax.serving.drawing import Drawing
-from diffusax.serving.entries import ModelEntry
-from diffusax.serving.errors import Refused
-from diffusax.serving.infotext import write_infotext
-from diffusax.serving.jobs import Job
-from diffusax.serving.samplers import to_webui
+from diffusax.serving.catalogue.entries import ModelEntry
+from diffusax.serving.drawings.drawing import Drawing
+from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.drawings.infotext import write_infotext
+from diffusax.serving.drawings.samplers import to_webui
+from diffusax.serving.engine.jobs import Job
 from diffusax.serving.web.a1111.drawings import image_to_image, size_of, text_to_image
 from diffusax.serving.web.a1111.fields import (
     ImagesReply,
@@ -27,9 +27,14 @@ from diffusax.serving.web.a1111.hires import (
     second_pass,
     settings_of_second_pass,
 )
-from diffusax.serving.web.a1111.options import Options, option_warnings, without_hash
-from diffusax.serving.web.a1111.state import state_of
-from diffusax.serving.web.a1111.work import Work, describe_progress
+from diffusax.serving.web.a1111.state import (
+    Options,
+    Work,
+    describe_progress,
+    option_warnings,
+    state_of,
+    without_hash,
+)
 from diffusax.serving.web.bodies import read_json
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.pictures import encode, in_base64, png

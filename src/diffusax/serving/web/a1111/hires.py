@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from PIL import Image
 
 from diffusax.samplers import scheduler_from_name
-from diffusax.serving.drawing import Drawing
-from diffusax.serving.entries import ModelEntry
-from diffusax.serving.errors import Refused
-from diffusax.serving.samplers import from_webui, to_webui
+from diffusax.serving.catalogue.entries import ModelEntry
+from diffusax.serving.drawings.drawing import Drawing
+from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.drawings.samplers import from_webui, to_webui
 from diffusax.serving.web.a1111.drawings import read_prompt
 from diffusax.serving.web.a1111.fields import TextToImage
 from diffusax.serving.web.a1111.missing import with_noise

@@ -4,7 +4,7 @@ from PIL import Image, ImageFilter, ImageOps
 
 from diffusax.images.masks import mask_of
 from diffusax.images.pictures import resize
-from diffusax.serving.errors import Refused
+from diffusax.serving.drawings.errors import Refused
 from diffusax.serving.web.pictures import as_rgb
 
 RESIZE_MODES = ("default", "crop", "fill", "default")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from diffusax.serving.errors import Refused
+from diffusax.serving.drawings.errors import Refused
 from diffusax.serving.web.a1111.fields import Shared
 
 _NO_STYLES: tuple[Any, ...] = (None, [], "", "None", "none")

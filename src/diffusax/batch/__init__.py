@@ -1,0 +1,1 @@
+"""The running batch: images of many calls in one program, which join and leave at any step."""

@@ -1,0 +1,110 @@
+"""The calls of a running batch that cannot join others, in a thread of their own."""
+
+import collections
+import functools
+import threading
+
+import jax
+
+from diffusax.batch.request import Request, prepare, preview_of
+from diffusax.pipelines.plan.plan import PreparedRun
+from diffusax.pipelines.run.callbacks import view_of, watch_call
+
+_AHEAD = 16
+"""The calls that wait with what was prepared of them; those beyond are prepared at their turn."""
+
+
+class RunsAlone:
+    """Runs calls one after the other, beside the batches.
+
+    Any thread may call the methods.
+    """
+
+    def __init__(self) -> None:
+        """Starts the thread, without calls."""
+        self._waiting: collections.deque[tuple[Request, PreparedRun | None]] = collections.deque()
+        self._changed = threading.Condition()
+        self._running: Request | None = None
+        self._closing = False
+        self.thread = threading.Thread(target=self._serve, name="diffusax-alone", daemon=True)
+        self.thread.start()
+
+    def add(self, request: Request, run: PreparedRun | None = None) -> None:
+        """Adds a call. run: what was prepared of it; None prepares it at its turn."""
+        with self._changed:
+            for waiting in [w for w in self._waiting if w[0].generation.done()]:
+                self._waiting.remove(waiting)
+            prepared = sum(other is not None for _, other in self._waiting)
+            self._waiting.append((request, run if prepared < _AHEAD else None))
+            self._changed.notify()
+
+    def requests(self) -> list[Request]:
+        """Returns the calls that have not ended, the one that runs first."""
+        with self._changed:
+            running = [] if self._running is None else [self._running]
+            return [*running, *(request for request, _ in self._waiting)]
+
+    def close(self, *, wait: bool = True) -> None:
+        """Ends the thread after the calls that were added. wait: whether to wait for it."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if wait:
+            self.thread.join()
+
+    def cancel(self) -> None:
+        """Cancels all calls."""
+        for request in self.requests():
+            request.generation.cancel()
+
+    def _serve(self) -> None:
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Runs the next call; returns whether there was one. No call outlives its turn."""
+        if (given := self._next()) is None:
+            return False
+        if not given[0].generation.done():
+            _run(*given)
+        return True
+
+    def _next(self) -> tuple[Request, PreparedRun | None] | None:
+        """Waits for the next call; returns None if there will be none."""
+        with self._changed:
+            self._running = None
+            while not self._waiting:
+                if self._closing:
+                    return None
+                self._changed.wait()
+            given = self._waiting.popleft()
+            self._running = given[0]
+            return given
+
+
+def _run(request: Request, run: PreparedRun | None) -> None:
+    generation = request.generation
+    try:
+        run = prepare(request) if run is None else run
+        request.finish = run.finish
+        pipe = view_of(request.pipe, request.c)
+        latents = watch_call(
+            *(pipe, request.c, request.call, run),
+            on_rows=functools.partial(_tell, request, run),
+            interrupted=lambda: pipe.interrupt or generation.done(),
+            bar={"disable": True},
+        )
+        if not generation.done():
+            request.complete(request.decode(latents, run.decoding, run.decoder_condition))
+    except BaseException as error:  # Whatever a callback raises ends its own call alone.
+        generation.settle(error=error)
+
+
+def _tell(request: Request, run: PreparedRun, rows: int, state: jax.Array) -> None:
+    """Says how many rows are computed, and shows the images to those who wait for a preview."""
+    # Otherwise rows that are dispatched ahead could not be cancelled.
+    state.block_until_ready()
+    request.generation.set_rows(0, rows, len(run.schedule))
+    if request.generation.wants_preview():
+        now = state[0], run.schedule.levels[rows], run.decoding, run.decoder_condition
+        request.generation.answer_previews(lambda: preview_of(request.c, *now))

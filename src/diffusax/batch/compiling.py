@@ -1,0 +1,225 @@
+"""A thread that makes the programs of batches ready, while others run."""
+
+import collections
+import dataclasses
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from diffusax.batch.executables import Executables
+from diffusax.batch.image import Picture
+from diffusax.batch.programs import insert
+from diffusax.batch.run import BatchRun, Kind
+from diffusax.batch.sizes import KindSizes
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.run import programs
+from diffusax.runtime.devices.memory import return_memory
+from diffusax.runtime.programs.program import Request, key, make_room
+from diffusax.runtime.programs.room import memory_maps
+
+log = logging.getLogger(__name__)
+
+_MOST_MAPS = 24_000
+"""The memory maps of this process beyond which programs are let go; Linux allows 65,530."""
+_MOST_KINDS = 8
+"""The kinds whose programs stay loaded, besides those that are in use."""
+_IDLE = 60.0
+"""The seconds after which the other process ends that has nothing to compile."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class _Wish:
+    """A size of a kind of batch that is to be ready."""
+
+    urgency: int
+    """Lower comes first."""
+    number: int
+    size: int
+    kind: Kind = dataclasses.field(compare=False)
+    c: Components = dataclasses.field(compare=False)
+    picture: Picture = dataclasses.field(compare=False)
+    kept: bool = dataclasses.field(compare=False)
+    """Whether it is granted even if nobody waits for it any more."""
+
+
+class Compiler:
+    """Makes sizes of batches ready in a thread, the urgent ones first."""
+
+    def __init__(
+        self,
+        sizes: KindSizes,
+        compiled: collections.Counter[str],
+        *,
+        is_busy: Callable[[], bool],
+        is_wanted: Callable[[Kind], bool],
+        on_ready: Callable[[], None],
+        on_error: Callable[[Kind, int, Exception], None],
+        folder: Path | None = None,
+    ):
+        """Starts the thread.
+
+        Args:
+            sizes: what is told of sizes that are ready.
+            compiled: counts the programs that were made ready, by where they came from.
+            is_busy: returns whether something runs, so that another process should compile.
+            is_wanted: returns whether images of a kind wait or run.
+            on_ready: called when a size is ready.
+            on_error: called with the kind, the size and the error of what cannot be compiled.
+            folder: the folder of executables, see `Executables`.
+        """
+        self._sizes, self._compiled = sizes, compiled
+        self._executables = Executables(folder)
+        self._is_busy, self._is_wanted = is_busy, is_wanted
+        self._on_ready, self._on_error = on_ready, on_error
+        self._wishes: queue.PriorityQueue[_Wish] = queue.PriorityQueue()
+        self._asked: set[tuple[Kind, int]] = set()
+        self._keys: dict[Kind, set[tuple[Any, Any]]] = {}
+        """The programs of each kind, the kinds that were used last at the end."""
+        self._dropped, self._lock = 0, threading.Lock()
+        self._numbers, self._closing = itertools.count(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="diffusax-compile", daemon=True)
+        self._thread.start()
+
+    def ask(
+        self,
+        kind: Kind,
+        size: int,
+        c: Components,
+        picture: Picture,
+        *,
+        urgency: int = 1,
+        keep: bool = False,
+    ) -> None:
+        """Asks for a size of a kind, once, and not again where it cannot be compiled.
+
+        Args:
+            kind: the kind of batch.
+            size: its lanes.
+            c: the components of an image of this kind.
+            picture: the image.
+            urgency: lower comes first.
+            keep: whether to make it ready even if nobody waits for it any more.
+        """
+        known = size in self._sizes.ready(kind) or self._sizes.is_refused(kind, size)
+        if not known and (kind, size) not in self._asked:
+            self._asked.add((kind, size))
+            wish = _Wish(urgency, next(self._numbers), size, kind, c, picture, keep)
+            self._wishes.put(wish)
+
+    def use(self, kind: Kind) -> None:
+        """Tells that a kind is in use, so that its programs stay."""
+        with self._lock:
+            if kind in self._keys:
+                self._keys[kind] = self._keys.pop(kind)
+
+    @property
+    def waiting(self) -> int:
+        """The sizes that are asked for and not ready."""
+        return len(self._asked)
+
+    def close(self) -> None:
+        """Ends the thread, which finishes the program that it compiles here."""
+        self._closing.set()
+        self._executables.stop()
+        self._thread.join()
+
+    def _work(self) -> None:
+        executables, idle = self._executables, 0.0
+        while not self._closing.is_set():
+            try:
+                wish = self._wishes.get(timeout=0.2)
+            except queue.Empty:
+                idle += 0.2
+                if idle > _IDLE:
+                    executables.rest()
+                continue
+            idle = 0.0
+            try:
+                if wish.kept or self._is_wanted(wish.kind):
+                    self._grant(wish, executables)
+            except Exception as error:
+                if self._closing.is_set():
+                    break
+                self._on_error(wish.kind, wish.size, error)
+            self._asked.discard((wish.kind, wish.size))
+            # Its model may leave memory while the next wish is waited for.
+            del wish
+            self._on_ready()
+        executables.close()
+
+    def _grant(self, wish: _Wish, executables: Executables) -> None:
+        """Makes the programs of a size ready, and those between it and its neighbours."""
+        self._make_room(wish.kind)
+        found = self._programs(wish)
+        for request in found:
+            if self._closing.is_set():
+                return
+            elsewhere = self._is_busy()
+            where = executables.make_ready(request, mesh=wish.c.mesh, elsewhere=elsewhere)
+            self._compiled[where] += 1
+        keys = {(request.program, key(request)) for request in found}
+        with self._lock:
+            self._keys.setdefault(wish.kind, set()).update(keys)
+        self._sizes.set_ready(wish.kind, wish.size, *_bytes_of(found))
+
+    def _programs(self, wish: _Wish) -> list[Request]:
+        """Returns the programs of a size that no other size of the kind has made ready."""
+        ready, size = self._sizes.ready(wish.kind), wish.size
+        around = [other for other in (size // 2, 2 * size) if other in ready]
+        found = self._batch(wish, size).requests(wish.picture, around)
+        for other in around:
+            found += self._batch(wish, other).requests(wish.picture, [size])[2:]
+        if wish.c.mesh is None and not ready:
+            found.append(_decode_request(wish.c, wish.picture))
+        return found
+
+    def _batch(self, wish: _Wish, size: int) -> BatchRun:
+        return BatchRun(wish.c, wish.picture, size, wish.kind)
+
+    def _make_room(self, kind: Kind) -> None:
+        """Lets go of the programs of the kinds that were not used for longest."""
+        with self._lock:
+            self._keys[kind] = self._keys.pop(kind, set())
+            idle = [one for one in self._keys if one is not kind and not self._is_wanted(one)]
+            before = self._dropped
+            while idle and (len(self._keys) > _MOST_KINDS or memory_maps() > _MOST_MAPS):
+                self._drop(idle.pop(0))
+        make_room()
+        if self._dropped // _MOST_KINDS > before // _MOST_KINDS:
+            # Of each size there are small programs as well, which only JAX holds.
+            jax.clear_caches()
+        if self._dropped > before:
+            return_memory()
+
+    def _drop(self, kind: Kind) -> None:
+        self._sizes.forget(kind)
+        gone = self._keys.pop(kind)
+        for program, request_key in gone.difference(*self._keys.values()):
+            program.forget(request_key)
+        self._dropped += 1
+
+
+def _decode_request(c: Components, picture: Picture) -> Request:
+    return programs.decode.request(
+        c.autoencoder,
+        c.autoencoder_params,
+        picture.entry.latents[None],
+        picture.decoder_condition,
+        **dataclasses.asdict(picture.decoding),
+    )
+
+
+def _bytes_of(found: list[Request]) -> tuple[float, float]:
+    """Returns the bytes of a batch's arrays, and the most temporaries of its programs."""
+    batch = next(request.dynamic[0] for request in found if request.program is insert)
+    arrays = sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
+    compiled = [r.program.executables[key(r)].compiled for r in found]
+    analyses: list[Any] = [one.memory_analysis() for one in compiled]
+    temporaries = [getattr(one, "temp_size_in_bytes", 0) for one in analyses]
+    return arrays, max(temporaries)

@@ -1,0 +1,182 @@
+"""Prepares the images of a call to join a running batch."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from diffusax.batch.programs import MIN_ROWS, Entry, entry_arrays
+from diffusax.lora.adapter import Adapter
+from diffusax.lora.weights import WeightGroups
+from diffusax.models.adapters.image_prompts import Layers
+from diffusax.pipelines.components.adapters import adaptable_networks
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.plan.guidance import last_guided_row
+from diffusax.pipelines.plan.plan import (
+    Conditions,
+    DecoderCondition,
+    Decoding,
+    PreparedRun,
+    StepInputs,
+)
+from diffusax.pipelines.run import programs
+from diffusax.pipelines.run.sample import bind
+from diffusax.pipelines.tasks.tasks import Task, most_branches
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.random.noise import TorchNoise
+from diffusax.samplers import Schedule, Table
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Picture:
+    """One image that is ready to join a running batch."""
+
+    entry: Entry
+    key: tuple[Any, ...]
+    """What all images of a batch have in common besides adapters, because programs are compiled for
+    it."""
+    rows: int
+    """The number of rows of its run."""
+    branches: int
+    """The number of branches that it needs, 1 without guidance."""
+    guided_until: int
+    """The row from which on it needs only its first branch."""
+    later: Mapping[int, Conditions]
+    """The conditions of its branches, k ..., from later rows on, which replace the entry's."""
+    levels: np.ndarray
+    """The (signal, noise) of its latents before each row and after the last, n+1 2."""
+    adapters: Mapping[Adapter, np.ndarray]
+    """The adapters of the denoiser, and the weights of their groups of layers."""
+    ip_adapters: tuple[Layers, ...]
+    """The layers of the IP-Adapters, which all images of a batch have in common."""
+    decoding: Decoding
+    decoder_condition: DecoderCondition | None
+    """The image and the mask that the decoder reads beside the latents, or None."""
+
+
+def table_height(rows: int) -> int:
+    """Returns the rows of the tables of a batch that an image of so many rows joins."""
+    return max(MIN_ROWS, 1 << (rows - 1).bit_length())
+
+
+def draws_torch_noise(run: PreparedRun) -> bool:
+    """Returns whether a run draws PyTorch's numbers at its steps, and so cannot join others."""
+    return isinstance(run.noise, TorchNoise) and bool(run.schedule.draws_noise.any())
+
+
+def prepare_pictures(
+    c: Components, task: Task, run: PreparedRun, count: int | None = None
+) -> list[Picture]:
+    """Returns the images of a run, each ready to join a running batch.
+
+    Args:
+        c: the components.
+        task: the task that prepared the run.
+        run: the run of one or several images.
+        count: how many of them are prepared, the first ones; None prepares all.
+    """
+    plan, branches = run.plan, max(most_branches(c, task), 1 + len(run.weights))
+    conditions = plan.conditions
+    with in_mesh(c.mesh):
+        if conditions.control:
+            table = plan.step_inputs.adapters
+            weights = None if table is None else np.asarray(table[0])
+            params = bind(c, run.adapters).params
+            hints = programs.embed_control(c.denoiser, params, conditions.control, weights)
+            conditions = conditions._replace(control=hints)
+        given = plan.latents, plan.noise, conditions, plan.inpainting
+        arrays = [
+            entry_arrays(*given, np.int32(i), branches=branches)
+            for i in range(len(plan.latents) if count is None else count)
+        ]
+        later = [_later(run, conditions, i, branches) for i in range(len(arrays))]
+    pairs = enumerate(zip(arrays, later))
+    return [_picture(c, run, one, i, branches, more) for i, (one, more) in pairs]
+
+
+def _later(
+    run: PreparedRun, conditions: Conditions, i: int, branches: int
+) -> dict[int, Conditions]:
+    """Returns the later conditions of image i by row; equal ones are the same object."""
+    plan, made = run.plan, dict[int, Conditions]()
+    for own in run.later:
+        if id(own.conditions) not in made:
+            given = plan.latents, plan.noise, own.applied(conditions), plan.inpainting
+            made[id(own.conditions)] = entry_arrays(
+                *given, np.int32(i), branches=branches
+            ).conditions
+    return {own.row: made[id(own.conditions)] for own in run.later}
+
+
+def _picture(
+    c: Components,
+    run: PreparedRun,
+    arrays: Entry,
+    i: int,
+    branches: int,
+    later: dict[int, Conditions],
+) -> Picture:
+    rows = len(run.schedule)
+    height = table_height(rows)
+    inputs = _step_inputs(run.plan.step_inputs, height, branches)
+    table, rule = _table(run.schedule, height), run.plan.guide
+    entry = arrays._replace(table=table, step_inputs=inputs, guide=rule)
+    until = last_guided_row(inputs.weights)
+    shown = run.decoder_condition
+    if shown is not None:
+        shown = DecoderCondition(*(x[i : i + 1] for x in shown))
+    return Picture(
+        entry,
+        _key(c, entry, run.ip_adapters),
+        rows,
+        len(run.weights) + 1 if until else 1,
+        until,
+        later,
+        run.schedule.levels,
+        _adapters(c, run, i),
+        run.ip_adapters,
+        run.decoding,
+        shown,
+    )
+
+
+def _adapters(c: Components, run: PreparedRun, i: int) -> dict[Adapter, np.ndarray]:
+    """Returns the adapters of an image that change the denoiser, with their groups' weights."""
+    table = run.plan.step_inputs.adapters
+    if table is None:
+        return {}
+    groups = WeightGroups(adaptable_networks(c))
+    weights = np.asarray(table)[0, i].reshape(-1, groups.count)
+    own = {*c.denoiser.components}
+    pairs = zip(run.adapter_order, weights)
+    return {one: w for one, w in pairs if w.any() and not own.isdisjoint(one.components)}
+
+
+def _key(c: Components, entry: Entry, ip_adapters: tuple[Layers, ...]) -> tuple[Any, ...]:
+    leaves, structure = jax.tree.flatten(entry)
+    params = tuple(id(c.params[name]) for name in c.denoiser.components)
+    params += tuple(map(id, ip_adapters))
+    shapes = tuple((np.shape(x), jax.numpy.asarray(x).dtype) for x in leaves)
+    return c.denoiser, params, structure, shapes
+
+
+def _step_inputs(inputs: StepInputs, height: int, branches: int) -> StepInputs:
+    """Returns the inputs of the first rows, for the most branches that an image may have."""
+    weights = np.asarray(inputs.weights)[:height]
+    absent = branches - 1 - weights.shape[1]
+    # An image without guidance is not rescaled either.
+    rescale = np.asarray(inputs.rescale)[:height] * bool(weights.shape[1])
+    control = inputs.control
+    if control is not None:
+        control = np.asarray(control)[:height]
+        control = np.pad(control, ((0, 0), (0, 0), (0, branches - control.shape[2]), (0, 0)))
+    freeu = None if inputs.freeu is None else np.asarray(inputs.freeu)[:height]
+    return StepInputs(np.pad(weights, ((0, 0), (0, absent))), rescale, control, freeu)
+
+
+@functools.lru_cache(64)
+def _table(schedule: Schedule, height: int) -> Table:
+    return jax.device_put(jax.tree.map(lambda x: x[:height], schedule.table()))

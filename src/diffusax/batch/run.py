@@ -1,0 +1,297 @@
+"""A running batch on the host: what is in it, at which row, and when it leaves."""
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from diffusax.batch import programs as programs
+from diffusax.batch.image import Picture
+from diffusax.batch.lanes import Lanes, Seat
+from diffusax.lora.adapter import Adapter, Shapes, covers, stack_shapes
+from diffusax.lora.weights import WeightGroups, room_for
+from diffusax.pipelines.components.adapters import adaptable_networks
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.run.sample import bind
+from diffusax.runtime.devices.mesh import batch_size, in_mesh
+from diffusax.runtime.programs.program import Request
+
+
+@dataclasses.dataclass
+class _Member:
+    """An image in the batch."""
+
+    picture: Picture
+    owner: Any
+    """What the caller knows it by."""
+    at: int = 0
+    """The next row of its run."""
+
+
+def check_local(mesh: Mesh | None) -> None:
+    """Raises ValueError for a mesh of several processes, which would have to run alike."""
+    if mesh is not None and mesh != mesh.local_mesh:
+        raise ValueError(
+            "a running batch needs a mesh within one process; load the pipeline with a mesh of "
+            "jax.local_devices()"
+        )
+
+
+def count_shares(mesh: Mesh | None) -> int:
+    """Returns the number of parts into which a mesh splits a batch."""
+    return 1 if mesh is None else batch_size(mesh)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kind:
+    """What decides the programs of a batch besides its size; equal ones are the same object."""
+
+    key: tuple[Any, ...]
+    """The key of its images, see `Picture`."""
+    shapes: Shapes
+    """The shapes of the adapters of its images; empty where they have none."""
+    adapters: int
+    """The adapters that there is room for."""
+
+    def has_room_for(self, adapters: Sequence[Adapter], shapes: Shapes) -> bool:
+        """Returns whether the programs have room for these adapters, whose stacks need `shapes`."""
+        return len(adapters) <= self.adapters and covers(self.shapes, shapes)
+
+
+_KINDS: weakref.WeakValueDictionary[tuple[Any, ...], Kind] = weakref.WeakValueDictionary()
+_LOCK = threading.Lock()
+
+
+def kind_of(c: Components, picture: Picture, rank: int = 0) -> Kind:
+    """Returns the kind of a batch that is made for an image.
+
+    rank: the least total rank of the adapters, if the image has any.
+    """
+    shapes = stack_shapes(tuple(picture.adapters), _networks(c), rank=rank)
+    count = room_for(len(picture.adapters))
+    parts = picture.key, tuple(sorted(shapes.items())), count
+    with _LOCK:
+        return _KINDS.setdefault(parts, Kind(picture.key, shapes, count))
+
+
+def _networks(c: Components) -> dict[str, Any]:
+    """Returns the networks that run in a batch."""
+    return {name: c.networks[name] for name in c.denoiser.components}
+
+
+class BatchRun:
+    """A running batch of images with one key, which join and leave it at any row.
+
+    The host computes at which row each image is, and so never waits for the device.
+    """
+
+    def __init__(self, c: Components, picture: Picture, size: int, kind: Kind | None = None):
+        """Makes a batch without images.
+
+        Args:
+            c: the components whose denoiser runs.
+            picture: an image like those that will join.
+            size: the lanes of the network's batch, a multiple of the mesh's devices.
+            kind: a kind of batch that the image fits; by default its own with the least rank.
+        """
+        self.key, self.kind = picture.key, kind or kind_of(c, picture)
+        self._c, self._params = c, bind(c, None, picture.ip_adapters).params
+        self._networks = _networks(c)
+        self._groups = WeightGroups(adaptable_networks(c)).count
+        self._columns: tuple[Adapter, ...] = ()
+        self._devices = count_shares(c.mesh)
+        branches = picture.entry.step_inputs.weights.shape[1] + 1
+        self.lanes = Lanes(size, branches, self._devices)
+        self._members: dict[int, _Member] = {}
+        self.done: jax.Array | None = None
+        """An array that is ready when the rows that were dispatched last are computed."""
+        with in_mesh(c.mesh):
+            self._batch = programs.empty(picture.entry, size, size, c.mesh)
+
+    @property
+    def size(self) -> int:
+        """The number of lanes."""
+        return self.lanes.size
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def members(self) -> dict[int, _Member]:
+        """The images in the batch by place."""
+        return dict(self._members)
+
+    def has_shapes_for(self, picture: Picture) -> bool:
+        """Returns whether the batch's programs have room for the adapters of an image."""
+        return self._has_room_for(tuple(picture.adapters))
+
+    def has_ranks_for(self, picture: Picture) -> bool:
+        """Returns whether an image's adapters fit beside those of the images in the batch."""
+        return not picture.adapters or self._has_room_for(self._live_adapters(picture))
+
+    def make_room(self, picture: Picture) -> None:
+        """Puts an image's adapters beside those of the images in the batch, unless they are there.
+
+        What it raises leaves the batch as it is; what `join` raises may not, whose program uses the
+        memory of the batch's arrays.
+
+        Raises:
+            ValueError: an adapter does not fit its network.
+        """
+        if not set(picture.adapters) <= set(self._columns):
+            self._stack(self._live_adapters(picture))
+
+    def join(self, picture: Picture, seat: Seat, owner: Any = None) -> None:
+        """Puts an image into a free seat, which has as many lanes as the image has branches.
+
+        owner: what the caller knows the image by.
+        """
+        self.make_room(picture)
+        with in_mesh(self._c.mesh):
+            place = np.int32(seat.place)
+            self._batch = programs.insert(self._batch, picture.entry, place, self._lanes_of(seat))
+        self.lanes.take(seat)
+        self._members[seat.place] = _Member(picture, owner)
+
+    def leave(self, place: int) -> None:
+        """Frees the place of an image, whether its run has ended or not."""
+        self.lanes.leave(place)
+        del self._members[place]
+
+    def rows_until_change(self) -> int:
+        """Returns the number of rows after which an image ends or gives lanes back."""
+        return min(map(self._rows_until_change, self._members))
+
+    def advance(self, rows: int) -> list[int]:
+        """Dispatches rows of all images, and returns the places of those that end with them.
+
+        rows: at most `rows_until_change`.
+        """
+        given = self._advance_arguments(rows)
+        with in_mesh(self._c.mesh):
+            state, self.done = programs.advance_batch(*given)
+        self._batch = self._batch._replace(state=state)
+        self._move(rows)
+        return [p for p, member in self._members.items() if member.at == member.picture.rows]
+
+    def _move(self, rows: int) -> None:
+        """Notes that rows are dispatched: lanes that images give back, prompts that change."""
+        for place, member in self._members.items():
+            member.at = min(member.at + rows, member.picture.rows)
+            if len(self.lanes.seats[place].lanes) > 1 and member.at >= member.picture.guided_until:
+                self.lanes.keep_first(place)
+            if member.at in member.picture.later:
+                self._change_prompt(place, member)
+
+    def _change_prompt(self, place: int, member: _Member) -> None:
+        """Puts the conditions of an image's next rows into its lanes, by the program of `join`."""
+        picture = member.picture
+        entry = picture.entry._replace(conditions=picture.later[member.at])
+        # No place is the image's, so that its state and all else stay as they are.
+        with in_mesh(self._c.mesh):
+            self._batch = programs.insert(
+                self._batch, entry, np.int32(self.size), self._lanes_of(self.lanes.seats[place])
+            )
+
+    def _lanes_of(self, seat: Seat) -> np.ndarray:
+        """Returns the lanes of all branches that an image may have, k."""
+        lanes = np.full(self.lanes.branches, self.size, np.int32)
+        lanes[: len(seat.lanes)] = seat.lanes
+        return lanes
+
+    def latents(self, place: int) -> jax.Array:
+        """Returns the latents of the image at a place, 1 h w c."""
+        with in_mesh(self._c.mesh):
+            latents: jax.Array = programs.latents_at(self._batch.state, np.int32(place))
+        return latents
+
+    def resize(self, size: int) -> dict[int, int]:
+        """Changes the number of lanes, and returns the new place of each image by its old one.
+
+        Raises:
+            ValueError: the images do not fit.
+        """
+        new, places, lanes = self.lanes.compacted(size, self._devices)
+        with in_mesh(self._c.mesh):
+            self._batch = programs.rearrange(self._batch, places, lanes)
+        moved = new.moved(places)
+        self.lanes = new
+        self._members = {moved[place]: member for place, member in self._members.items()}
+        return moved
+
+    def requests(self, picture: Picture, others: Sequence[int] = ()) -> list[Request]:
+        """Returns the programs of this size of the batch, and those that lead to other sizes.
+
+        The small ones that are not listed, which make an empty batch and read latents, run once.
+
+        Args:
+            picture: an image like those that will join.
+            others: the sizes to change to.
+        """
+        lanes = np.full(self.lanes.branches, self.size, np.int32)
+        with in_mesh(self._c.mesh):
+            programs.latents_at(self._batch.state, np.int32(0))
+        found = [
+            programs.insert.request(self._batch, picture.entry, np.int32(0), lanes),
+            programs.advance_batch.request(*self._advance_arguments(0)),
+        ]
+        for size in others:
+            order = np.zeros(size, np.int32)
+            found.append(programs.rearrange.request(self._batch, order, order))
+        return found
+
+    def _advance_arguments(self, rows: int) -> tuple[Any, ...]:
+        """Returns the arguments of the program that runs rows of all images."""
+        at, stop = np.zeros((2, self.size), np.int32)
+        for place, member in self._members.items():
+            at[place], stop[place] = member.at, member.picture.rows
+        rest = self._batch._replace(state=None)
+        return (
+            self._c.denoiser,
+            self._params,
+            self._batch.state,
+            rest,
+            self.lanes.indices(),
+            at,
+            stop,
+            np.int32(rows),
+            self._adapter_weights(),
+        )
+
+    def _has_room_for(self, adapters: tuple[Adapter, ...]) -> bool:
+        return self.kind.has_room_for(adapters, stack_shapes(adapters, self._networks))
+
+    def _live_adapters(self, picture: Picture) -> tuple[Adapter, ...]:
+        """Returns the adapters of the images in the batch and of one more."""
+        pictures = [*(member.picture for member in self._members.values()), picture]
+        return tuple(dict.fromkeys(one for p in pictures for one in p.adapters))
+
+    def _stack(self, adapters: tuple[Adapter, ...]) -> None:
+        """Puts other adapters side by side, in the same shapes."""
+        named = {str(i): adapter for i, adapter in enumerate(adapters)}
+        layers = dict(self._c.adapters.stacked(self._c, named, self.kind.shapes))
+        self._params = {**self._params, "adapters": layers}
+        self._columns = adapters
+
+    def _adapter_weights(self) -> np.ndarray | None:
+        if not self.kind.shapes:
+            return None
+        if not self._columns:
+            self._stack(())
+        weights = np.zeros((self.size, self.kind.adapters, self._groups), np.float32)
+        for place, member in self._members.items():
+            for adapter, weight in member.picture.adapters.items():
+                weights[place, self._columns.index(adapter)] = weight
+        return weights.reshape(self.size, -1)
+
+    def _rows_until_change(self, place: int) -> int:
+        member = self._members[place]
+        end = member.picture.rows
+        if len(self.lanes.seats[place].lanes) > 1:
+            end = min(end, member.picture.guided_until)
+        return min([end, *(row for row in member.picture.later if row > member.at)]) - member.at

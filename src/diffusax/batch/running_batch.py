@@ -1,0 +1,261 @@
+"""A running batch for calls that come one after the other, in a thread of its own."""
+
+import atexit
+import dataclasses
+import functools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import jax
+
+from diffusax.batch.alone import RunsAlone
+from diffusax.batch.image import prepare_pictures
+from diffusax.batch.loop import BatchLoop, Sizes
+from diffusax.batch.policies import running
+from diffusax.batch.request import (
+    Generation,
+    Request,
+    check_pipeline,
+    make_request,
+    padded,
+    prepare,
+)
+from diffusax.batch.run import BatchRun, check_local, count_shares, kind_of
+from diffusax.batch.scheduler import Intake
+from diffusax.pipelines.plan.arguments import Call
+from diffusax.pipelines.tasks.text_cache import TextCache
+from diffusax.samplers import Scheduler
+
+log = logging.getLogger(__name__)
+
+_FINISHERS = 2
+"""The threads that decode and convert images that have left."""
+
+
+class RunningBatch:
+    """Runs the calls of pipelines in one batch, which they join and leave at any step.
+
+    Calls may have any sampler, number of steps, guidance, prompt, strength, mask and adapters, and
+    come from any thread; other ones compile nothing. Images of another size, or of another
+    pipeline, form a batch of their own, and the batches take turns. As many images share the device
+    as makes their waits shortest on average, by what steps of larger batches are measured to take.
+    A call's images are those that the call alone would generate, to rounding.
+
+        with diffusax.RunningBatch(pipe) as batch:
+            futures = [batch.submit(prompt, seed=i) for i, prompt in enumerate(prompts)]
+            images = [future.result().images[0] for future in futures]
+    """
+
+    def __init__(
+        self, pipe: Any, *, lanes: int = 8, smallest: int | None = None, adapter_rank: int = 64
+    ):
+        """Starts a running batch.
+
+        Args:
+            pipe: the pipeline whose calls are submitted. Others may be named with each call.
+            lanes: the most entries of the network's batch, a power of two, at least 4, times the
+                devices of the pipeline's mesh. An image takes one without guidance, two with
+                classifier-free guidance and three with InstructPix2Pix's.
+            smallest: the entries of the network's batch while little is to do, such a power of two
+                from 1 to lanes; by default one for each device. A step of a small batch takes less
+                time on CPUs, and each size compiles once.
+            adapter_rank: the total rank for which the programs of images with adapters have room,
+                rounded up; images whose adapters together have more wait until others leave.
+
+        Raises:
+            ValueError: pipe is no pipeline, a number is not such a one, or the mesh belongs to
+                several processes.
+        """
+        check_local(check_pipeline(pipe).mesh)
+        devices = count_shares(pipe.mesh)
+        smallest = devices if smallest is None else smallest
+        numbers = {"lanes": lanes, "smallest": smallest, "adapter_rank": adapter_rank}
+        for name, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name} must be an integer (got {value!r})")
+        for name, value, least in (("lanes", lanes, 4), ("smallest", smallest, 1)):
+            share, rest = divmod(value, devices)
+            if rest or share < least or share.bit_count() != 1 or value > lanes:
+                raise ValueError(
+                    f"{name} must be a power of two, at least {least}, times {devices} "
+                    f"devices, and smallest at most lanes (got {value})"
+                )
+        if not 0 <= adapter_rank <= 4096:
+            raise ValueError(f"adapter_rank must be between 0 and 4096 (got {adapter_rank})")
+        self._pipe, self._texts = pipe, TextCache()
+        self._sizes = Sizes(lanes, smallest, adapter_rank)
+        self._changed = threading.Condition()
+        self._closing = self._cancelling = False
+        threads: set[threading.Thread] = set()
+        self._threads = threads
+        pool = functools.partial(
+            ThreadPoolExecutor, initializer=lambda: threads.add(threading.current_thread())
+        )
+        self._finishers = pool(_FINISHERS, "diffusax-finish")
+        self._previewers = pool(1, "diffusax-preview")
+        self._alone = RunsAlone()
+        self._loop = BatchLoop(self._sizes, self._finishers, self._previewers)
+        self._intake = Intake(self._loop, running, self._alone)
+        self._thread = threading.Thread(target=self._serve, name="diffusax-batch", daemon=True)
+        threads |= {self._thread, self._alone.thread}
+        self._thread.start()
+        # A thread that still computes while Python ends would abort the process.
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    def submit(
+        self, *args: Any, pipe: Any = None, sampler: str | Scheduler | None = None, **kwargs: Any
+    ) -> Generation:
+        """Submits a call, and returns its future.
+
+        Args:
+            *args: the arguments of the pipeline's call.
+            pipe: another pipeline to call, such as one for another task with the same components
+                (`from_pipe`).
+            sampler: the name of a sampler or a scheduler for this call; by default the pipeline's
+                own.
+            **kwargs: the arguments of the pipeline's call by name.
+
+        Raises:
+            ValueError: an argument is not valid; errors that concern arrays and images are raised
+                by the future's `result`.
+            TypeError: the arguments do not fit the pipeline's call.
+            RuntimeError: the running batch is closed.
+        """
+        request = self._request(pipe, sampler, args, kwargs)
+        with self._changed:
+            if self._closing:
+                raise RuntimeError("the running batch is closed; make another")
+            self._intake.add(request)
+            self._changed.notify()
+        return request.generation
+
+    def warm(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles the programs that images like those of this call need, for every size of batch.
+
+        So are those that prepare calls of one image, of two, of four and so on up to as many as
+        there are lanes, with and without guidance; other numbers of images are prepared by the
+        same programs. It also measures what a step of each size costs, by which images join. The
+        arguments are those of `submit`. Sizes that were not compiled are when a batch first grows
+        to them, which the images in it wait for.
+        """
+        sampler, pipe = kwargs.pop("sampler", None), kwargs.pop("pipe", None)
+        request = self._request(pipe, sampler, args, kwargs)
+        prepared = prepare(request)
+        picture = prepare_pictures(request.c, request.pipe.task, prepared)[0]
+        for call in _calls_like(request.call, self._sizes.largest):
+            prepare_pictures(request.c, request.pipe.task, prepare(request, call), 1)
+        sizes = [self._sizes.smallest]
+        kind = kind_of(request.c, picture, self._sizes.rank)
+        run = BatchRun(request.c, picture, sizes[0], kind)
+        while sizes[-1] < self._sizes.largest:
+            sizes.append(2 * sizes[-1])
+        for size in (*sizes, *sizes[-2::-1]):
+            if size != run.size:
+                run.resize(size)
+            # The programs are the same for any number of branches.
+            seat = run.lanes.find(1)
+            assert seat is not None
+            run.join(picture, seat)
+            # The first row is compiled, and not counted.
+            for _ in range(2):
+                began = time.perf_counter()
+                run.advance(1)
+                jax.block_until_ready(run.done)
+                self._loop.seconds.note(kind, size, time.perf_counter() - began)
+            latents = run.latents(seat.place)
+            run.leave(seat.place)
+        request.decode(latents, picture.decoding, picture.decoder_condition)
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Waits until all calls have ended, and stops the threads.
+
+        In a callback of a future, which one of these threads may call, it waits for none.
+
+        cancel: whether to cancel the calls first.
+        """
+        with self._changed:
+            self._closing, self._cancelling = True, self._cancelling or cancel
+            self._changed.notify()
+        if cancel:
+            self._alone.cancel()
+        if threading.current_thread() in self._threads:
+            return
+        self._thread.join()
+        self._alone.close()
+        self._previewers.shutdown()
+        self._finishers.shutdown()
+        atexit.unregister(self._at_exit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self.close(cancel=error is not None)
+
+    def _request(
+        self, pipe: Any, sampler: str | Scheduler | None, args: tuple[Any, ...], kwargs: Any
+    ) -> Request:
+        generation, pipe = Generation(self._wake), self._pipe if pipe is None else pipe
+        return make_request(pipe, sampler, args, kwargs, texts=self._texts, generation=generation)
+
+    def _wake(self) -> None:
+        # A notification without the lock could come before the wait.
+        if self._changed.acquire(blocking=False):
+            self._changed.notify()
+            self._changed.release()
+
+    def _serve(self) -> None:
+        """Runs until the batch is closed and all calls have ended but for those that run alone."""
+        while self._wait_for_work():
+            try:
+                self._intake.admit()
+                self._loop.turn(self._intake.prepare)
+            except Exception as error:
+                # Out of memory, or an error of ours: no call may wait for ever.
+                log.exception("the running batch failed")
+                self._intake.fail(error)
+                self._loop.fail(error)
+        self._alone.close(wait=False)
+        for pool in (self._previewers, self._finishers):
+            pool.shutdown(wait=False)
+
+    def _wait_for_work(self) -> bool:
+        """Waits until there is work; returns whether there will be any."""
+        with self._changed:
+            while not self._has_work():
+                if self._closing and not self._intake.holds:
+                    break
+                self._changed.wait(1.0)
+        if self._cancelling:
+            for part in (self._intake, self._loop, self._alone):
+                for request in list(part.requests()):
+                    request.generation.cancel()
+        return self._has_work()
+
+    def _has_work(self) -> bool:
+        return bool(self._intake) or self._loop.has_work()
+
+
+def _calls_like(call: Call, most: int) -> Iterator[Call]:
+    """Yields calls of one to `most` images, the powers of two, with and without guidance."""
+    for scale in dict.fromkeys((call.guidance_scale, 0.0, 5.0)):
+        own = dataclasses.replace(call, guidance_scale=scale)
+        yield own
+        count = 2
+        while count <= most:
+            several, images = padded(dataclasses.replace(own, num_images_per_prompt=count))
+            if images is None:
+                break
+            yield several
+            count *= 2
+
+
+def _close_at_exit(batch: weakref.ref[RunningBatch]) -> None:
+    if (found := batch()) is not None:
+        found.close(cancel=True)

@@ -1,0 +1,133 @@
+"""The sizes that each kind of batch may have: what is compiled, and what the memory holds."""
+
+import dataclasses
+import logging
+import weakref
+from pathlib import Path
+
+import jax
+
+from diffusax.batch.loop import Sizes
+from diffusax.batch.run import Kind
+from diffusax.runtime.devices.memory import device_memory, is_out_of_memory
+
+log = logging.getLogger(__name__)
+
+_USABLE = 0.95
+"""The part of a device's memory that batches may fill."""
+
+
+@dataclasses.dataclass
+class _Kind:
+    """What is known of a kind of batch."""
+
+    ready: set[int] = dataclasses.field(default_factory=set)
+    """The sizes whose programs are compiled, with those that lead from one to the next."""
+    needs: dict[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    """The bytes of the arrays of each size, and of a step's temporaries."""
+    refused: set[int] = dataclasses.field(default_factory=set)
+    """The sizes that could not be compiled and that others do without."""
+    limit: int | None = None
+    """The most lanes for which the memory was enough."""
+    devices: int = 1
+    """The devices that share its batches."""
+
+
+class KindSizes(Sizes):
+    """The sizes of the batches of an engine."""
+
+    def __init__(self, largest: int, smallest: int, rank: int, memory: int | None = None):
+        """Starts with no kind.
+
+        Args:
+            largest: the most lanes on each device.
+            smallest: the fewest lanes of a batch on each device.
+            rank: the least total rank of adapters.
+            memory: the bytes of a device that the process may use; by default most of them.
+        """
+        super().__init__(largest, smallest, rank)
+        whole = device_memory(jax.local_devices()[0])
+        self._memory = memory or (whole and int(whole * _USABLE))
+        self._kinds: weakref.WeakKeyDictionary[Kind, _Kind] = weakref.WeakKeyDictionary()
+
+    def smallest_of(self, kind: Kind) -> int:
+        """Returns the fewest lanes that are compiled."""
+        ready = self._kind(kind).ready
+        return min(ready, default=self.smallest)
+
+    def largest_of(self, kind: Kind) -> int:
+        """Returns the most lanes that are compiled and that the memory holds."""
+        known = self._kind(kind)
+        size = self.smallest_of(kind)
+        while (
+            2 * size in known.ready and 2 * size <= self.cap(kind) and self.has_room(kind, 2 * size)
+        ):
+            size *= 2
+        return size
+
+    def cap(self, kind: Kind) -> int:
+        """Returns the most lanes that a batch may have once they are compiled."""
+        known = self._kind(kind)
+        most = self.largest * known.devices
+        return min(most, known.limit or most)
+
+    def spread(self, kind: Kind, devices: int) -> None:
+        """Tells how many devices share the batches of a kind."""
+        self._kind(kind).devices = devices
+
+    def ready(self, kind: Kind) -> set[int]:
+        """Returns the sizes that are compiled."""
+        return set(self._kind(kind).ready)
+
+    def set_ready(
+        self, kind: Kind, size: int, arrays: float = 0.0, temporaries: float = 0.0
+    ) -> None:
+        """Tells that a size is compiled, and what the compiler says of the bytes that it takes."""
+        known = self._kind(kind)
+        known.needs[size] = arrays, temporaries
+        known.ready = known.ready | {size}
+
+    def refuse(self, kind: Kind, size: int) -> None:
+        """Tells that a size cannot be compiled; larger ones may have been."""
+        self._kind(kind).refused.add(size)
+
+    def is_refused(self, kind: Kind, size: int) -> bool:
+        """Returns whether a size was found not to compile."""
+        return size in self._kind(kind).refused
+
+    def bound(self, kind: Kind, size: int) -> None:
+        """Tells that batches of a kind may not have more lanes than this."""
+        self._kind(kind).limit = size
+
+    def has_room(self, kind: Kind, size: int) -> bool:
+        """Returns whether the memory holds another batch, by the compiler's figures."""
+        arrays, temporaries = self._kind(kind).needs.get(size, (0.0, 0.0))
+        return self._memory is None or arrays + temporaries <= self._memory - memory_in_use()
+
+    def forget(self, kind: Kind) -> None:
+        """Forgets which sizes of a kind are compiled, and which cannot be."""
+        known = self._kind(kind)
+        known.ready, known.refused = set(), set()
+
+    def begins_again(self, kind: Kind, size: int, error: Exception) -> bool:
+        """Remembers half the size where the memory was used up, if a picture still fits it."""
+        if not is_out_of_memory(error) or size <= max(self.smallest_of(kind), 1):
+            return False
+        self.bound(kind, size // 2)
+        log.warning("a batch of %d lanes has too little memory; %d from now on", size, size // 2)
+        return True
+
+    def _kind(self, kind: Kind) -> _Kind:
+        return self._kinds.setdefault(kind, _Kind())
+
+
+def memory_in_use() -> int:
+    """Returns the bytes in use: of the first device, or on CPUs of this process."""
+    device = jax.local_devices()[0]
+    if device.platform != "cpu":
+        return (device.memory_stats() or {}).get("bytes_in_use", 0)
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * 4096

@@ -1,0 +1,1 @@
+"""What comes from outside: typed values, tensors, files, and sentences about mistakes."""

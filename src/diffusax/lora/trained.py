@@ -1,0 +1,240 @@
+"""The adapters of a run: which layers have some, their parameters, and networks that use them."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import jax
+import numpy as np
+from msgspec import Meta
+
+from diffusax.boundary.options import Options
+from diffusax.models.adapters.low_rank import AdaptedNetwork, kernel_shapes
+from diffusax.models.adapters.trained import TrainedAdapters, column_lengths
+from diffusax.models.network import Params, cast_params
+from diffusax.runtime.devices.mesh import tree_name
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRAConfig(Options):
+    """Train low-rank adapters (LoRA, Hu et al. 2021) in the place of the networks."""
+
+    group: ClassVar[str] = "lora."
+
+    rank: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """The rank of the adapters; 0 trains the networks themselves."""
+    alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    """The scale of the adapters times their rank; by default the rank."""
+    targets: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    """The ends of the names of the layers that get adapters, or "all" for every linear layer and
+    convolution; by default those of attention, to_q, to_k, to_v and to_out.0, in text encoders
+    q_proj, k_proj, v_proj and out_proj."""
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """The share of a layer's inputs that its adapter does not see."""
+    init: Literal["gaussian", "kaiming"] = "gaussian"
+    """How A begins, while B is zero: gaussian is that of diffusers' scripts, kaiming PEFT's own."""
+    dora: bool = False
+    """Learn the lengths of the kernels' columns, too (DoRA, Liu et al. 2024)."""
+    path: str | None = None
+    """A LoRA to go on from, in any format that load_lora_weights reads: a file, a folder or a Hub
+    repository id. Its layers, ranks and alphas are kept."""
+    format: Literal["diffusers", "kohya", "both"] = "diffusers"
+    """The format of the result's file: pytorch_lora_weights.safetensors of diffusers,
+    kohya.safetensors of kohya's scripts, or both."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = ("rank", "alpha", "targets", "init", "dora")
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        given = [name for name in names if getattr(self, name) != defaults[name]]
+        if self.path is not None and given:
+            raise ValueError(
+                f"lora.{given[0]} cannot be given with lora.path, whose layers are trained further "
+                "as they are"
+            )
+        others = [n for n, v in defaults.items() if n != "rank" and getattr(self, n) != v]
+        if others and not self.on:
+            raise ValueError(f"lora.{others[0]} does nothing without lora.rank or lora.path")
+
+    @property
+    def on(self) -> bool:
+        """Whether adapters are trained."""
+        return self.rank > 0 or self.path is not None
+
+
+ALL = "all"
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+TEXT_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+class LayerPlan(NamedTuple):
+    """The adapter of a layer, without its parameters."""
+
+    rank: int
+    scale: float
+    """alpha / rank."""
+    dora: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRA:
+    """The adapters of a run, without their parameters.
+
+    The parameters are, by component and by the layer's path in its tree, down: ... c r (A), up: r d
+    (B) and with DoRA magnitude: d. All are float32.
+    """
+
+    plans: Mapping[str, Mapping[str, LayerPlan]]
+    """The adapters by component and by the layer's path."""
+    dropout: float = 0.0
+
+    @classmethod
+    def of(cls, config: LoRAConfig, networks: Mapping[str, Any]) -> "LoRA":
+        """Returns the adapters that the options ask for in these networks.
+
+        networks: the networks to adapt, by component.
+
+        Raises:
+            ValueError: a target is the end of no layer's name, or a network has no target.
+        """
+        alpha = config.rank if config.alpha is None else config.alpha
+        plan = LayerPlan(config.rank, alpha / config.rank, config.dora)
+        plans = {
+            name: dict.fromkeys(_targeted(name, network, config.targets), plan)
+            for name, network in networks.items()
+        }
+        _check_targets(config.targets, plans, networks)
+        return cls(plans, config.dropout)
+
+    @property
+    def alphas(self) -> dict[str, float]:
+        """The alpha of each layer by its component and path."""
+        return {
+            f"{name}.{path}": plan.scale * plan.rank
+            for name, plans in self.plans.items()
+            for path, plan in plans.items()
+        }
+
+    def shapes(self, networks: Mapping[str, Any]) -> Params:
+        """Returns the parameters as shapes; nothing is computed."""
+
+        def layer(plan: LayerPlan, kernel: tuple[int, ...]) -> Params:
+            *inputs, outputs = kernel
+            found = {"down": (*inputs, plan.rank), "up": (plan.rank, outputs)}
+            if plan.dora:
+                found["magnitude"] = (outputs,)
+            return {k: jax.ShapeDtypeStruct(shape, np.float32) for k, shape in found.items()}
+
+        found = {}
+        for name, plans in self.plans.items():
+            kernels = kernel_shapes(networks[name])
+            found[name] = {path: layer(plan, kernels[path]) for path, plan in plans.items()}
+        return found
+
+    def initial(
+        self,
+        config: LoRAConfig,
+        networks: Mapping[str, Any],
+        *,
+        seed: int,
+        load: Callable[..., Any],
+    ) -> Params:
+        """Draws the first parameters, with which the networks do what they did.
+
+        A is drawn as PEFT does it (tuners/lora/layer.py, reset_lora_parameters), B is zero, and
+        DoRA's lengths are those of the kernels.
+
+        load: returns a component's parameters, float32; it is called with DoRA alone.
+        """
+        rng = np.random.default_rng(seed)
+        found = {}
+        for name, layers in self.shapes(networks).items():
+            drawn = {path: _first(shapes, config.init, rng) for path, shapes in layers.items()}
+            if config.dora:
+                lengths = kernel_lengths(load(name), layers)
+                drawn = {path: {**own, "magnitude": lengths[path]} for path, own in drawn.items()}
+            found[name] = drawn
+        return found
+
+    def adapted(
+        self, networks: Mapping[str, Any], params: Params, dtype: Any, keys: Any = None
+    ) -> dict[str, Any]:
+        """Returns the networks with these adapters, and those unchanged that have none; in a trace.
+
+        Args:
+            networks: the networks by name.
+            params: the adapters' parameters.
+            dtype: the dtype that the networks compute in.
+            keys: a random key for each row of a batch, b; None where nothing is dropped.
+        """
+        found = dict(networks)
+        for number, (name, plans) in enumerate(self.plans.items()):
+            own = None if keys is None else _folded(keys, number)
+            layers = {path: _cast(layer, dtype) for path, layer in params[name].items()}
+            scales = {path: plan.scale for path, plan in plans.items()}
+            adapters = TrainedAdapters(layers, scales, self.dropout, own)
+            found[name] = AdaptedNetwork(networks[name], adapters)
+        return found
+
+
+def kernel_lengths(params: Params, paths: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Returns the lengths of the columns of a network's kernels by the layers' paths, d each."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    kernels = {tree_name(path[:-1]): leaf for path, leaf in leaves if path[-1].key == "kernel"}
+    chosen = {path: kernels[path] for path in paths}
+    return jax.jit(lambda tree: jax.tree.map(column_lengths, tree))(chosen)
+
+
+def _first(shapes: Params, init: str, rng: np.random.Generator) -> Params:
+    """Draws A, and makes B zero."""
+    down, up = shapes["down"].shape, shapes["up"].shape
+    if init == "gaussian":
+        a = rng.standard_normal(down, np.float32) / np.float32(down[-1])
+    else:
+        limit = math.prod(down[:-1]) ** -0.5
+        a = rng.uniform(-limit, limit, down).astype(np.float32)
+    return {"down": a, "up": np.zeros(up, np.float32)}
+
+
+def _folded(keys: jax.Array, number: int) -> jax.Array:
+    return jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
+
+
+def _cast(layer: Params, dtype: Any) -> Params:
+    """Casts A and B. DoRA's lengths keep all digits, because their change is what counts."""
+    return {k: x if k == "magnitude" else cast_params(x, dtype) for k, x in layer.items()}
+
+
+def _targeted(component: str, network: Any, targets: Sequence[str]) -> list[str]:
+    """Returns the paths of the layers that get adapters."""
+    if not targets:
+        targets = TEXT_ATTENTION if component.startswith("text_encoder") else ATTENTION
+    paths = list(kernel_shapes(network))
+    if ALL in targets:
+        return paths
+    return [path for path in paths if any(_ends(path, target) for target in targets)]
+
+
+def _ends(path: str, target: str) -> bool:
+    return f".{path}".endswith(f".{target}")
+
+
+def _check_targets(
+    targets: Sequence[str], plans: Mapping[str, Mapping[str, Any]], networks: Mapping[str, Any]
+) -> None:
+    known = [path for network in networks.values() for path in kernel_shapes(network)]
+    for target in targets:
+        if target != ALL and not any(_ends(path, target) for path in known):
+            near = ", ".join(difflib.get_close_matches(target, known, n=3, cutoff=0))
+            raise ValueError(
+                f"lora.targets has {target!r}, the end of no layer's name in "
+                f"{' or '.join(networks)}; the nearest are {near}"
+            )
+    for name, own in plans.items():
+        if not own:
+            raise ValueError(
+                f"lora.targets has no layer of {name}; add some such as "
+                f"{', '.join(list(kernel_shapes(networks[name]))[-2:])}"
+            )

@@ -1,0 +1,182 @@
+"""Writes LoRAs in diffusers' format and in kohya's."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diffusax.checkpoints.tensors import write_tensors
+from diffusax.lora.files import METADATA
+from diffusax.lora.keys import ROWS, Layers, Parts, kohya_name
+from diffusax.lora.original import with_original_names
+from diffusax.models.unet.unet import UNet2DConditionConfig
+
+FORMATS = ("diffusers", "kohya")
+"""The formats that are written."""
+_KOHYA = {"down": "lora_down.weight", "up": "lora_up.weight", "mid": "lora_mid.weight"}
+_KOHYA_MODELS = {768: "sd_v1", 1024: "sd_v2", 2048: "sdxl_base_v1-0"}
+"""What sd-scripts calls a model (`ss_base_model_version`), by the width of its texts."""
+_EMBEDDINGS = ("token_embedding", "position_embedding", "embed_tokens", "shared")
+"""The ends of the names of tables, whose products PEFT has under names of its own."""
+_PEFT = {
+    "down": "lora_A.weight",
+    "up": "lora_B.weight",
+    "bias": "lora_B.bias",
+    "magnitude": "lora_magnitude_vector",
+}
+
+
+def write_lora(
+    path: Path,
+    layers: Layers,
+    kind: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    encoders: int = 1,
+    unet: UNet2DConditionConfig | None = None,
+) -> None:
+    """Writes a LoRA's file; it appears only when it is whole.
+
+    Args:
+        path: the file.
+        layers: the tensors by component and layer; see `find_layers`.
+        kind: "diffusers" or "kohya". Where the layers tell the model, a file of kohya's has the
+            header by which A1111 and others know it, rank and alpha. Layers of FLUX and of SDXL
+            get the names of the original code.
+        options: PEFT's options for diffusers' header, by component and name; by default those that
+            the tensors' ranks and alphas stand for.
+        encoders: the text encoders of the model, whose names in kohya's files follow from it.
+        unet: the config of the model's UNet, by which layers of SDXL's are known.
+
+    Raises:
+        ValueError: the format has no such tensors.
+    """
+    if kind == "kohya":
+        _check_own(layers)
+        layers = with_original_names(layers, unet)
+        header = _kohya_header(layers, encoders)
+        write_tensors(path, _to_kohya(layers, encoders), metadata=header)
+        return
+    tensors, found = _to_diffusers(layers)
+    header = {"format": "pt"}
+    if options or found:
+        text = json.dumps(dict(options) if options else found, indent=2, sort_keys=True)
+        header[METADATA] = text
+    write_tensors(path, tensors, metadata=header)
+
+
+def _check_own(layers: Layers) -> None:
+    for (component, path), parts in layers.items():
+        if "bias" in parts:
+            raise ValueError(
+                f"kohya's format has no bias of B ({component}'s {path}); write diffusers'"
+            )
+        if ROWS in parts:
+            raise ValueError(
+                f"{component}'s {path} has a part of a LoHa or LoKr of several layers, which is "
+                "none of its own; keep the file as it is"
+            )
+
+
+def _to_kohya(layers: Layers, encoders: int) -> dict[str, np.ndarray]:
+    tensors: dict[str, np.ndarray] = {}
+    for (component, path), parts in layers.items():
+        name = kohya_name(component, path, encoders)
+        if "magnitude" in parts:
+            size = parts["up"].shape[0], *(1,) * (parts["down"].ndim - 1)
+            parts = {**parts, "dora_scale": parts["magnitude"].reshape(size)}
+            del parts["magnitude"]
+        if "down" in parts and "alpha" not in parts:
+            parts = {**parts, "alpha": np.array(len(parts["down"]), np.float32)}
+        tensors |= {f"{name}.{_KOHYA.get(part, part)}": x for part, x in parts.items()}
+    return tensors
+
+
+def _kohya_header(layers: Layers, encoders: int) -> dict[str, str] | None:
+    """Returns the least header of sd-scripts (networks/extract_lora_from_models.py).
+
+    A1111 takes a file whose header does not name the model for one of Stable Diffusion 1. None
+    where the layers do not tell the model, or are no products.
+    """
+    model = _kohya_model(layers, encoders)
+    if model is None or not all("down" in parts for parts in layers.values()):
+        return None
+    ranks = {len(parts["down"]) for parts in layers.values()}
+    alphas = {_alpha(parts) for parts in layers.values()}
+    dora = any({"magnitude", "dora_scale"} & set(parts) for parts in layers.values())
+    return {
+        "ss_v2": str(model == _KOHYA_MODELS[1024]),
+        "ss_base_model_version": model,
+        "ss_network_module": "lycoris.kohya" if dora else "networks.lora",
+        "ss_network_dim": "Dynamic" if len(ranks) > 1 else str(*ranks),
+        "ss_network_alpha": "Dynamic" if len(alphas) > 1 else str(*alphas),
+    }
+
+
+def _kohya_model(layers: Layers, encoders: int) -> str | None:
+    if any(component == "transformer" for component, _ in layers):
+        return None
+    for (_, path), parts in layers.items():
+        if path.endswith(("attn2.to_k", "attn2.to_v")) and "down" in parts:
+            return _KOHYA_MODELS.get(parts["down"].shape[1])
+    return _KOHYA_MODELS[2048] if encoders > 1 else None
+
+
+def _to_diffusers(layers: Layers) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Returns the tensors by PEFT's names, and PEFT's options where some alpha is not its rank."""
+    tensors: dict[str, np.ndarray] = {}
+    biased = {component for (component, _), parts in layers.items() if "bias" in parts}
+    for (component, path), parts in layers.items():
+        rest = set(parts) - {*_PEFT, "alpha"}
+        if path.endswith(_EMBEDDINGS):
+            raise ValueError(
+                f"diffusers' format has no changes of embeddings ({component}'s {path}); write "
+                "kohya's"
+            )
+        if rest or "down" not in parts:
+            raise ValueError(
+                f"diffusers' format has no {', '.join(sorted(rest or parts))} ({component}'s "
+                f"{path}); write kohya's"
+            )
+        parts = {_PEFT[part]: x for part, x in parts.items() if part != "alpha"}
+        if component in biased and _PEFT["bias"] not in parts:
+            # PEFT has biases in all layers of a component, or in none.
+            parts[_PEFT["bias"]] = np.zeros_like(parts[_PEFT["up"]], shape=len(parts[_PEFT["up"]]))
+        if component.startswith("text_encoder") and _PEFT["magnitude"] in parts:
+            # transformers leaves out what has PEFT's own name without this ending.
+            parts[f"{_PEFT['magnitude']}.weight"] = parts.pop(_PEFT["magnitude"])
+        tensors |= {f"{component}.{path}.{name}": x for name, x in parts.items()}
+    options: dict[str, Any] = {}
+    if any("alpha" in parts for parts in layers.values()):
+        for component in dict.fromkeys(component for component, _ in layers):
+            # transformers has dropped the first part of CLIP's names; PEFT reads both without it.
+            own = {
+                path.removeprefix("text_model."): parts
+                for (name, path), parts in layers.items()
+                if name == component
+            }
+            options |= {f"{component}.{k}": v for k, v in _options(own).items()}
+    return tensors, options
+
+
+def _options(layers: Mapping[str, Parts]) -> dict[str, Any]:
+    """Returns PEFT's LoraConfig for the layers of a component."""
+    ranks = {path: len(parts["down"]) for path, parts in layers.items()}
+    alphas = {path: _alpha(parts) for path, parts in layers.items()}
+    rank, alpha = next(iter(ranks.values())), next(iter(alphas.values()))
+    return {
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {path: r for path, r in ranks.items() if r != rank},
+        "alpha_pattern": {path: a for path, a in alphas.items() if a != alpha},
+        "target_modules": sorted(layers),
+        "use_dora": any("magnitude" in parts for parts in layers.values()),
+        "lora_bias": any("bias" in parts for parts in layers.values()),
+    }
+
+
+def _alpha(parts: Parts) -> float:
+    """Returns a layer's alpha, which is its rank where it has none."""
+    return float(parts["alpha"].reshape(())) if "alpha" in parts else float(len(parts["down"]))

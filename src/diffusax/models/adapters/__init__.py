@@ -1,0 +1,1 @@
+"""What changes layers of a network from outside: low-rank adapters, image prompts, FreeU."""

@@ -1,0 +1,153 @@
+"""Images as prompts of a UNet: the cross-attention of IP-Adapters (Ye et al. 2023).
+
+Each cross-attention computes attention(q, K, V) + scale * attention(q, K', V'), where K' and V' are
+products of an image's tokens with an IP-Adapter's own matrices. Tokens, scales and masks are data
+for each row of the batch: other ones compile nothing.
+
+Upstream: diffusers models/attention_processor.py, IPAdapterAttnProcessor2_0.
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from diffusax.models.adapters.low_rank import layer_at
+from diffusax.models.ops.attention import attention
+from diffusax.models.ops.matmul import matmul
+from diffusax.runtime.devices.mesh import tree_name
+
+_TO_K = re.compile(r"(.*\.attn2)\.to_k\.kernel")
+_BLOCKS = ("down_blocks", "up_blocks", "mid_block")
+
+
+class KeysValues(NamedTuple):
+    """The matrices of an IP-Adapter for one cross-attention, each d inner."""
+
+    to_k: Any
+    to_v: Any
+
+
+Layers = Mapping[str, KeysValues]
+"""An IP-Adapter's matrices by the path of the cross-attention in the UNet, joined by dots."""
+
+
+class ImagePrompt(NamedTuple):
+    """The images that one IP-Adapter sees in each row of the network's batch.
+
+    tokens: b n t d, n images of t tokens each. scales: b l n, the scale of each image in each of l
+    cross-attentions, in the order of `cross_attentions`; b l 1 without masks. masks: how much each
+    query sees of each image, one array b n q for each number of queries; empty where all queries
+    see all images.
+    """
+
+    tokens: Any
+    scales: Any
+    masks: tuple[Any, ...] = ()
+
+
+class ImagePrompts(NamedTuple):
+    """The IP-Adapters of a UNet, one or several, and the images that they see."""
+
+    layers: tuple[Layers, ...]
+    prompts: tuple[ImagePrompt, ...]
+
+
+class _Part(NamedTuple):
+    """One IP-Adapter in one cross-attention. scales: b n; mask: b n q, or None."""
+
+    weights: KeysValues
+    tokens: jax.Array
+    scales: jax.Array
+    mask: jax.Array | None
+
+
+class LayerImagePrompts(NamedTuple):
+    """The IP-Adapters of one cross-attention while it is traced."""
+
+    layers: tuple[KeysValues, ...]
+    prompts: tuple[ImagePrompt, ...]
+    number: int
+    """The number of the cross-attention among the scales."""
+
+    def attend(self, q: jax.Array) -> jax.Array:
+        """Returns what the images add to an attention's result. q: b t h d -> b t h d.
+
+        Raises:
+            ValueError: there are masks, but none for this number of queries.
+        """
+        parts = [
+            _Part(weights, tokens, scales[:, self.number], _mask_for(q.shape[1], masks))
+            for weights, (tokens, scales, masks) in zip(self.layers, self.prompts, strict=True)
+        ]
+        return functools.reduce(jnp.add, (_attend(q, part) for part in parts))
+
+
+def _attend(q: jax.Array, part: _Part) -> jax.Array:
+    """Returns what the images of one IP-Adapter add."""
+    b, n, t, d = part.tokens.shape
+    if part.mask is None:
+        # All images are one sequence, which shares a softmax.
+        groups = [(part.tokens.reshape(b, n * t, d), part.scales[:, :1])]
+    else:
+        groups = [(part.tokens[:, i], part.scales[:, i, None] * part.mask[:, i]) for i in range(n)]
+    total = jnp.zeros(q.shape, jnp.float32)
+    for tokens, scale in groups:
+        k, v = (
+            matmul(tokens.astype(w.dtype), w).reshape(b, -1, *q.shape[2:]) for w in part.weights
+        )
+        total += attention(q, k, v).astype(jnp.float32) * scale[..., None, None]
+    return total.astype(q.dtype)
+
+
+def _mask_for(queries: int, masks: tuple[Any, ...]) -> jax.Array | None:
+    if not masks:
+        return None
+    found = next((mask for mask in masks if mask.shape[-1] == queries), None)
+    if found is None:
+        known = ", ".join(str(mask.shape[-1]) for mask in masks)
+        raise ValueError(f"ip_adapter_masks are for {known} queries; an attention has {queries}")
+    return found
+
+
+def attach_images(module: Any, given: ImagePrompts) -> None:
+    """Gives the cross-attentions of a UNet their IP-Adapters, for one trace.
+
+    Raises:
+        ValueError: the module lacks a cross-attention of the IP-Adapters.
+    """
+    for number, path in enumerate(in_order(given.layers[0])):
+        layer = layer_at(module, path)
+        if layer is None:
+            raise ValueError(
+                f"an IP-Adapter has the layer {path!r}, which {type(module).__name__} lacks"
+            )
+        own = LayerImagePrompts(tuple(x[path] for x in given.layers), given.prompts, number)
+        # An attribute of this trace's module alone, which is no part of Flax's state.
+        object.__setattr__(layer, "image_prompts", own)
+
+
+@functools.lru_cache(16)
+def cross_attentions(network: Any) -> dict[str, tuple[int, int]]:
+    """Returns the shapes of the keys' kernels, d inner, of a UNet's cross-attentions by path.
+
+    They have the order in which IP-Adapters count them: down, up, and then the middle, as
+    `attn_processors` of diffusers. The networks of other libraries have none.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(network.shapes)
+    named = ((_TO_K.fullmatch(tree_name(path)), leaf) for path, leaf in leaves)
+    found = {match[1]: tuple(leaf.shape) for match, leaf in named if match}
+    return {path: found[path] for path in in_order(found)}
+
+
+def in_order(paths: Iterable[str]) -> list[str]:
+    """Sorts the paths of cross-attentions in the order in which IP-Adapters count them."""
+
+    def key(path: str) -> tuple[int, list[int]]:
+        block, *rest = path.split(".")
+        return _BLOCKS.index(block), [int(part) for part in rest if part.isdecimal()]
+
+    return sorted(paths, key=key)

@@ -1,0 +1,214 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021) as more rank of a network's layers.
+
+A linear layer with adapters computes y = x W + ((x A + o) * s) B, where A: c R and B: R d hold the
+ranks of all adapters side by side, and s: b R holds the weight of each column for each row of the
+batch. For a convolution A is a convolution to R channels, and B a product. o: R is one for columns
+whose row of B is an adapter's bias, and zero for the others. Which adapters there are, and what
+they weigh in each row, is data: other ones compile nothing.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.models.ops.conv import Padding, conv2d
+from diffusax.models.ops.matmul import matmul
+from diffusax.runtime.devices.mesh import tree_name
+
+
+class LowRank(NamedTuple):
+    """The adapters of one layer. Their alpha / rank is in `up`."""
+
+    down: Any
+    """A: c R, or kh kw c R with the size of the convolution's kernel."""
+    up: Any
+    """B: R d."""
+    which: Any
+    """The number n of the adapter that each of the R columns belongs to, R, int32; -1 - n for a
+    column that is one whatever the input is, so that B's row is a bias."""
+
+
+Layers = Mapping[str, LowRank]
+"""The adapters of a network's layers, by the layers' paths in the parameter tree, joined by dots:
+`mid_block.attentions.0.proj_in`."""
+
+
+class Adapters(NamedTuple):
+    """The adapters of a network, and how much each counts.
+
+    layers: the adapters by layer. weights: b n, float32, the weight of each of n adapters in each
+    row of the network's batch; 1 n where all rows agree.
+    """
+
+    layers: Layers
+    weights: Any
+
+    def by_layer(self) -> Mapping[str, "LayerAdapters"]:
+        """Returns the adapters of each layer, with the weight of each column in each row."""
+        weights = jnp.asarray(self.weights, jnp.float32)
+        if not self.layers:
+            return {}
+        # One gather for all layers, which fuses with their products.
+        columns = [layer.which for layer in self.layers.values()]
+        ends = np.cumsum([len(which) for which in columns])[:-1]
+        which = jnp.concatenate(columns)
+        constant = (which < 0).astype(jnp.float32)
+        which = jnp.where(which < 0, -1 - which, which)
+        scales = jnp.split(jnp.take(weights, which, axis=1), ends, axis=1)
+        parts = zip(self.layers.items(), scales, jnp.split(constant, ends), strict=True)
+        return {
+            path: LayerAdapters(layer.down, layer.up, scale, own)
+            for (path, layer), scale, own in parts
+        }
+
+    def for_rows(self, rows: int) -> "Adapters":
+        """Returns the adapters for more rows, of which those that follow each other share one's."""
+        return self._replace(weights=jnp.repeat(self.weights, rows // len(self.weights), axis=0))
+
+
+def adapter_options(params: Mapping[str, Any], name: str, weights: Any) -> dict[str, Any]:
+    """Returns the argument of `Network.apply` for a component's adapters; nothing without them.
+
+    Args:
+        params: parameters by component, and under "adapters" the layers of each one's adapters.
+        name: the component.
+        weights: see `Adapters`; None without adapters.
+    """
+    layers = params.get("adapters", {}).get(name)
+    return {} if layers is None or weights is None else {"adapters": Adapters(layers, weights)}
+
+
+class Base(NamedTuple):
+    """A layer while it is traced, and what it returns without adapters."""
+
+    y: jax.Array
+    """The layer's own result, b ... d."""
+    kernel: jax.Array
+    bias: jax.Array | None
+
+
+class LayerAdapters(NamedTuple):
+    """The adapters of one layer while it is traced.
+
+    down, up: see `LowRank`. scale: b R (or 1 R), float32, the weight of each column in each row.
+    constant: R, float32, what is added to the product with A.
+    """
+
+    down: jax.Array
+    up: jax.Array
+    scale: jax.Array
+    constant: jax.Array | float = 0.0
+
+    def linear(self, x: jax.Array, base: Base | None = None) -> jax.Array:
+        """Returns what the adapters add to a linear layer. x: b ... c -> b ... d."""
+        return self.raised(matmul(x, self.down))
+
+    def conv(
+        self, x: jax.Array, base: Base | None = None, *, stride: int, padding: Padding
+    ) -> jax.Array:
+        """Returns what the adapters add to a convolution. x: b h w c -> b h' w' d."""
+        return self.raised(conv2d(x, self.down, stride=stride, padding=padding))
+
+    def raised(self, h: jax.Array) -> jax.Array:
+        """Weighs a product with A, and multiplies it with B. h: b ... R -> b ... d."""
+        if len(self.scale) not in (1, len(h)):
+            raise ValueError(
+                f"adapters' weights must have one row for each of the {len(h)} rows of a layer's "
+                f"input, or one for all (got {len(self.scale)})"
+            )
+        scale = self.scale.reshape(len(self.scale), *(1,) * (h.ndim - 2), -1)
+        h = ((h.astype(jnp.float32) + self.constant) * scale).astype(h.dtype)
+        return matmul(h, self.up)
+
+
+class Attachable(Protocol):
+    """Adapters of a network that can be given to its layers: `Adapters`, or those in training."""
+
+    def by_layer(self) -> Mapping[str, Any]:
+        """Returns for each layer what has the methods of `LayerAdapters`, by path."""
+
+    def for_rows(self, rows: int) -> Any:
+        """Returns the adapters for an input of this number of rows."""
+
+
+def attach(module: Any, adapters: Attachable) -> None:
+    """Gives the layers of a module their adapters, for one trace.
+
+    Raises:
+        ValueError: the module has no layer of that path.
+    """
+    for path, given in adapters.by_layer().items():
+        # An attribute of this trace's module alone, which is no part of Flax's state.
+        object.__setattr__(_layer(module, path), "adapters", given)
+
+
+def _layer(module: Any, path: str) -> Any:
+    layer = layer_at(module, path)
+    if not hasattr(layer, "adapters"):
+        raise ValueError(f"adapters have the layer {path!r}, which {type(module).__name__} lacks")
+    return layer
+
+
+@functools.lru_cache(64)
+def kernel_shapes(network: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the layers of a network that take adapters, with their kernels' shapes, by path.
+
+    A linear layer's kernel is c d, a convolution's kh kw c d. The networks of other libraries have
+    no such layers.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(network.shapes)
+    return {
+        tree_name(path[:-1]): tuple(leaf.shape)
+        for path, leaf in leaves
+        if len(path) > 1 and getattr(path[-1], "key", None) == "kernel"
+    }
+
+
+def adapted_networks(
+    networks: Sequence[Any], layers: Sequence[Layers | None], weights: Any
+) -> tuple[Any, ...]:
+    """Returns the networks with their adapters, and those unchanged that have none.
+
+    layers: the adapters of each network; empty for none at all. weights: n m, of m adapters in each
+    of n rows of inputs.
+    """
+    pairs = zip(networks, layers, strict=True) if layers else ((net, None) for net in networks)
+    return tuple(
+        net if own is None else AdaptedNetwork(net, Adapters(own, weights)) for net, own in pairs
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdaptedNetwork:
+    """A network that is called with adapters, in the place of one without; for one trace.
+
+    Where the first input has more rows than there are weights, as texts of several windows have,
+    the rows that follow each other share their weights.
+    """
+
+    network: Any
+    adapters: Attachable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.network, name)
+
+    def apply(self, params: Any, first: jax.Array, *args: Any, **kwargs: Any) -> Any:
+        """Calls the network with its adapters, see `Network.apply`."""
+        adapters = self.adapters.for_rows(len(first))
+        return self.network.apply(params, first, *args, adapters=adapters, **kwargs)
+
+
+def layer_at(module: Any, path: str) -> Any:
+    """Returns the layer of a module at a path joined by dots; None where there is none."""
+    layer = module
+    for part in path.split("."):
+        try:
+            layer = layer[int(part)] if part.isdecimal() else getattr(layer, part)
+        except (AttributeError, IndexError, TypeError):
+            return None
+    return layer

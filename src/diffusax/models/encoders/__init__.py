@@ -1,0 +1,1 @@
+"""Encoders of texts and images: CLIP's towers, Qwen3 and T5."""

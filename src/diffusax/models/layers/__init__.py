@@ -1,0 +1,1 @@
+"""The layers and blocks that the networks share."""

@@ -1,0 +1,1 @@
+"""Operations in the form that is fastest for the platform: convolutions, products, attention."""

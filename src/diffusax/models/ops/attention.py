@@ -1,0 +1,406 @@
+"""Computes scaled dot-product attention, in the fastest form for the platform and shape."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from diffusax.models.ops.attention_kernels import (
+    cudnn_attention,
+    flash_on_one_device,
+    for_each_head,
+)
+from diffusax.models.ops.matmul import materialize
+from diffusax.runtime.devices.lowering import (
+    by_platform,
+    cuda_capability,
+    is_plain,
+    known_sizes,
+)
+from diffusax.runtime.devices.mesh import (
+    BATCH_AXES,
+    CONTEXT_AXIS,
+    TENSOR_AXIS,
+    gather_tokens,
+    split_tokens,
+)
+
+Lowering = Literal["whole", "chunks", "large_chunks", "xla", "cudnn", "flash", "side_by_side"]
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    key_lengths: jax.Array | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """Computes softmax(q k^T scale + bias) v, the softmax in float32 (Vaswani et al. 2017, eq. 1).
+
+    On a mesh of TPUs or GPUs, trace it inside `jax.set_mesh(mesh)`, which splits batch and heads
+    over it, and on one with a context axis the queries unless attention is causal.
+
+    Args:
+        q: b t h d; the result has its shape and dtype.
+        k: b s g d, where g divides h: each head of keys serves h / g heads of queries that follow
+            each other (Ainslie et al. 2023).
+        v: b s g d.
+        scale: by default d ** -0.5.
+        causal: whether query i sees only keys 0 to i.
+        key_lengths: b, int32; a row's queries see only this many of its first keys, at least one.
+        bias: h t s, float32, which is added to the scores of all rows.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    given = {"key_lengths": key_lengths, "bias": bias}
+    more = {name: x for name, x in given.items() if x is not None}
+    if not causal:
+        q, k, v = split_tokens(q), gather_tokens(k), gather_tokens(v)
+    if is_plain():
+        return _whole(q, k, v, scale, causal, **more)
+    return _by_platform(q, k, v, more, scale=scale, causal=causal)
+
+
+# Layers of one shape are traced once, which halves the time of tracing a full-size UNet.
+@partial(jax.jit, static_argnames=("scale", "causal"), inline=True)
+def _by_platform(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    more: dict[str, jax.Array],
+    *,
+    scale: float,
+    causal: bool,
+) -> jax.Array:
+    def bound(form: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        return lambda q, k, v, more: form(q, k, v, scale, causal, **more)
+
+    def choose(platform: str) -> str:
+        shapes = known_sizes(q.shape), known_sizes(k.shape)
+        # A kernel says what it costs, in numbers.
+        closed = all(isinstance(n, int) for n in q.shape)
+        plain = closed and not causal and not more
+        return choose_lowering(
+            platform,
+            q.dtype,
+            *shapes,
+            biased="bias" in more,
+            plain=plain,
+            capability=cuda_capability(),
+        )
+
+    return by_platform(choose, {n: bound(form) for n, form in LOWERINGS.items()}, q, k, v, more)
+
+
+def choose_lowering(
+    platform: str,
+    dtype: Any,
+    q_shape: Sequence[int],
+    k_shape: Sequence[int],
+    *,
+    biased: bool = False,
+    plain: bool = True,
+    capability: tuple[int, int] | None = None,
+) -> Lowering:
+    """Chooses an attention's lowering: on CPU the faster in benchmarks/lowerings_cpu.py.
+
+    biased: whether something is added to the scores, which only the forms without a kernel do.
+    plain: whether all queries see all keys, and an export leaves no size open.
+    capability: the compute capability of NVIDIA's GPUs; None where it is not known.
+    """
+    b, t, h, d = q_shape
+    s = k_shape[1]
+    scores = b * h * t * s
+    half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
+    if platform == "cpu":
+        return "whole" if scores <= _MAX_WHOLE_SCORES else "chunks"
+    old = (capability or _MIN_CAPABILITY) < _MIN_CAPABILITY
+    if platform == "cuda" and not old and half and d % 8 == 0 and d <= 128 and not biased:
+        return "cudnn"
+    beside = d in _SIDE_BY_SIDE and h == k_shape[2] and s <= _MAX_KEYS_SIDE_BY_SIDE
+    beside = beside and jnp.dtype(dtype) == jnp.bfloat16 and plain and not biased
+    if platform == "tpu" and beside:
+        return "side_by_side"
+    # With only a few blocks of keys, XLA's own fusion is as fast as the kernel; heads wider than
+    # the kernel's lanes are padded to twice that width.
+    least = _MIN_FLASH if d <= 128 else 2 * _MIN_FLASH
+    if platform == "tpu" and min(t, s) >= least and not biased:
+        return "flash"
+    # A head that fills the device by itself loses nothing in chunks.
+    wide = t * s >= _MAX_LARGE_CHUNK_SCORES
+    limit = _MAX_ACCELERATOR_SCORES // 2 if wide else _MAX_ACCELERATOR_SCORES
+    if scores > limit:
+        return "large_chunks"
+    # JAX's own form asks for products in bfloat16, which XLA refuses on cards without units for it.
+    refused = platform == "cuda" and old and jnp.dtype(dtype) == jnp.bfloat16
+    return "whole" if refused else "xla"
+
+
+# The number of scores to hold at once, in all and per chunk, that a desktop's cache can hold.
+_MAX_WHOLE_SCORES = 2**22
+_MAX_CHUNK_SCORES = 2**21
+# On accelerators a gigabyte of float32, because a chunk has to fill the whole device.
+_MAX_ACCELERATOR_SCORES = 2**28
+_MAX_LARGE_CHUNK_SCORES = 2**26
+# cuDNN has attention for Ampere and later: docs.nvidia.com/cudnn, "Attention", "Support Matrix".
+_MIN_CAPABILITY = (8, 0)
+# The fewest queries and keys for JAX's kernel for TPUs.
+_MIN_FLASH = 1024
+# The widths of heads of which several fill a TPU's lanes, and the keys and values of so many lanes
+# that fill half of the vector memory that a kernel has.
+_SIDE_BY_SIDE = (32, 64)
+_MAX_KEYS_SIDE_BY_SIDE = 2**13
+
+
+def _xla(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    return jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        None if bias is None else bias[None],
+        scale=scale,
+        is_causal=causal,
+        key_value_seq_lengths=key_lengths,
+        implementation="xla",
+    )
+
+
+def _cudnn(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
+) -> jax.Array:
+    """Calls cuDNN's kernel, even if the program is only traced and this machine has no cuDNN.
+
+    JAX's partitioning of it takes no batch or heads that the devices do not divide, and none that
+    the fsdp axis splits.
+    """
+    return _on_each_device(cudnn_attention, q, k, v, scale, causal, key_lengths)
+
+
+def _flash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
+) -> jax.Array:
+    """Calls JAX's Pallas kernel for TPU (Dao et al. 2022), which keeps the scores on the chip."""
+    return _on_each_device(flash_on_one_device, q, k, v, scale, causal, key_lengths)
+
+
+def _side_by_side(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
+) -> jax.Array:
+    """Calls a kernel for TPU that takes narrow heads as they lie, where queries see all keys."""
+    from diffusax.models.ops.attention_kernels import attend_side_by_side
+
+    long = min(q.shape[1], k.shape[1]) >= _MIN_FLASH
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool) -> jax.Array:
+        other: Any = partial(flash_on_one_device if long else _xla, scale=scale, causal=causal)
+        return attend_side_by_side(q, k, v, scale=scale, form=other)
+
+    return _on_each_device(run, q, k, v, scale, causal, key_lengths)
+
+
+def _on_each_device(
+    kernel: Callable[..., jax.Array],
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None,
+) -> jax.Array:
+    """Calls a kernel, which XLA cannot partition, on each device of the mesh.
+
+    Each takes some of the batch, some of the queries on a context axis, and some of the heads, or
+    of the queries if the devices do not divide the heads.
+    """
+    run = partial(kernel, scale=scale, causal=causal)
+    lengths = () if key_lengths is None else (key_lengths,)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return run(q, k, v, *lengths)
+    batch = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
+    images = batch if q.shape[0] % math.prod(mesh.shape[axis] for axis in batch) == 0 else None
+    parts = mesh.shape.get(TENSOR_AXIS, 1)
+    if k.shape[2] % parts:
+        k, v = for_each_head(q, k, v)
+    by_heads = parts > 1 and k.shape[2] % parts == 0
+    heads = TENSOR_AXIS if by_heads else None
+    queries = PartitionSpec(images, _axes_of_queries(mesh, q, causal, by_heads), heads)
+    keys = PartitionSpec(images, None, heads)
+    specs = (queries, keys, keys, *[PartitionSpec(images) for _ in lengths])
+    split = jax.shard_map(run, in_specs=specs, out_specs=queries, check_vma=False)
+    return split(q, k, v, *lengths)
+
+
+def _axes_of_queries(
+    mesh: AbstractMesh, q: jax.Array, causal: bool, by_heads: bool
+) -> tuple[str, ...] | None:
+    """Returns the axes of the mesh that split the queries, those that divide their number."""
+    found: tuple[str, ...] = ()
+    for axis in (CONTEXT_AXIS, *([] if by_heads else [TENSOR_AXIS])):
+        parts = math.prod(mesh.shape.get(name, 1) for name in (*found, axis))
+        if mesh.shape.get(axis, 1) > 1 and not causal and q.shape[1] % parts == 0:
+            found = (*found, axis)
+    return found or None
+
+
+def _whole(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """Computes all scores at once."""
+    shape, (groups, count) = q.shape, (k.shape[2], q.shape[2] // k.shape[2])
+    run: Any = partial(_scores_times_values, first=jnp.int32(0), scale=scale, causal=causal)
+    if count > 1:
+        q = q.reshape(*shape[:2], groups, count, shape[-1])
+        bias = None if bias is None else bias.reshape(groups, count, *bias.shape[1:])
+        run = jax.vmap(run, (1, None, None, None, 0), 1)
+    heads = jax.vmap(run, (1, 1, 1, None, 0), 1)
+    return jax.vmap(heads, (0, 0, 0, 0, None))(q, k, v, key_lengths, bias).reshape(shape)
+
+
+def _chunks(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    *,
+    large: bool = False,
+) -> jax.Array:
+    """Computes one head and one chunk of its queries after the other, the last chunk padded.
+
+    Gradients compute the scores again, so that they do not hold b h t s of them either.
+    """
+    (b, t, h, d), s = q.shape, k.shape[1]
+    limit = _MAX_LARGE_CHUNK_SCORES if large else _MAX_CHUNK_SCORES
+    count = math.ceil(t / max(1, limit // s))
+    size = math.ceil(t / count)
+
+    k, v = for_each_head(q, k, v)
+    q = jnp.pad(q, ((0, 0), (0, count * size - t), (0, 0), (0, 0)))
+    q, k, v = (
+        materialize(x.transpose(0, 2, 1, 3).reshape(b * h, x.shape[1], d)) for x in (q, k, v)
+    )
+    lengths = None if key_lengths is None else jnp.repeat(key_lengths, h)
+    if bias is not None:
+        bias = jnp.pad(bias, ((0, 0), (0, count * size - t), (0, 0)))
+        bias = bias.reshape(h, count, size, s)
+
+    def head(args: tuple[Any, ...]) -> jax.Array:
+        q, k, v, length, index = args
+
+        @jax.checkpoint
+        def chunk(args: tuple[Any, ...]) -> jax.Array:
+            q, first, bias = args
+            return _scores_times_values(
+                q, k, v, length, bias, first=first, scale=scale, causal=causal
+            )
+
+        own = None if bias is None else bias[index % h]
+        return jax.lax.map(chunk, (q.reshape(count, size, d), jnp.arange(count) * size, own))
+
+    numbers = None if bias is None else jnp.arange(b * h)
+    y = jax.lax.map(head, (q, k, v, lengths, numbers)).reshape(b, h, count * size, d)
+    return y[:, :, :t].transpose(0, 2, 1, 3)
+
+
+def _large_chunks(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """Computes chunks that fill an accelerator, on a mesh in a loop of each device's own.
+
+    For a loop over images that are split, XLA gathers all of them on each device.
+    """
+    if bias is not None:
+        return _chunks(q, k, v, scale, causal, key_lengths, bias, large=True)
+
+    def run(*arrays: jax.Array, scale: float, causal: bool) -> jax.Array:
+        q, k, v, *lengths = arrays
+        return _chunks(q, k, v, scale, causal, *lengths, large=True)
+
+    return _on_each_device(run, q, k, v, scale, causal, key_lengths)
+
+
+def _scores_times_values(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    length: jax.Array | None,
+    bias: jax.Array | None,
+    *,
+    first: jax.Array,
+    scale: float,
+    causal: bool,
+) -> jax.Array:
+    """Computes one head; `first` is the first query's position. q: t d, k and v: s d -> t d."""
+    scores = jnp.matmul(q, k.T, preferred_element_type=jnp.float32) * scale
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        seen = jnp.arange(k.shape[0]) <= first + jnp.arange(q.shape[0])[:, None]
+        scores = jnp.where(seen, scores, -jnp.inf)
+    if length is not None:
+        scores = jnp.where(jnp.arange(k.shape[0]) < length, scores, -jnp.inf)
+    top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+    p = jnp.exp(scores - top).astype(v.dtype)
+    # Without the barrier XLA computes the exponentials once for the sum and again for the product.
+    p = jax.lax.optimization_barrier(p)
+    total = p.astype(jnp.float32).sum(-1, keepdims=True)
+    return (jnp.matmul(p, v, preferred_element_type=jnp.float32) / total).astype(q.dtype)
+
+
+LOWERINGS: dict[str, Callable[..., jax.Array]] = {
+    "whole": _whole,
+    "chunks": _chunks,
+    "large_chunks": _large_chunks,
+    "xla": _xla,
+    "cudnn": _cudnn,
+    "flash": _flash,
+    "side_by_side": _side_by_side,
+}
+"""The lowerings by name; each takes q, k, v, scale, causal and perhaps key_lengths.
+
+Those without a kernel of their own take a bias, too.
+"""

@@ -1,0 +1,107 @@
+"""Multiplies matrices with sums in float32, whatever the operands' dtype."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from diffusax.runtime.devices.lowering import by_platform, is_plain
+from diffusax.runtime.devices.mesh import context_parts
+
+
+def matmul(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """Computes x kernel + bias. x: ... c, kernel: c d, bias: d -> ... d, in x's dtype.
+
+    The product's result is float32: bfloat16 sums lose digits on TPUs and CPUs, and XLA's CPU
+    backend has its fast bfloat16 kernel only in that form. That backend also merges a norm before
+    and a bias after into the product, which is slow unless all are two-dimensional.
+
+    On NVIDIA's GPUs sums are float32 in any case, and a float32 result would be written and read
+    at twice the bytes, because XLA leaves its rounding to what follows. cuBLAS adds a bias, and a
+    map that is added to the result, where they have the result's dtype.
+    """
+    # Images and tokens in one axis could not be split by tokens.
+    rows = x if context_parts() > 1 else x.reshape(-1, x.shape[-1])
+    biases = () if bias is None else (bias,)
+    if x.dtype.itemsize != 2 or is_plain():
+        y = _in_float32(rows, kernel, *biases)
+    else:
+        y = by_platform(lambda p: _FORMS.get(p, "float32"), _PRODUCTS, rows, kernel, *biases)
+    return y.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def _in_float32(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:
+    y = jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
+    for one in bias:
+        y = y + one.astype(jnp.float32)
+    return y.astype(x.dtype)
+
+
+def _materialized(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:
+    rows = len(x)
+    # For one row alone XLA would convert the whole kernel to float32 first.
+    x = jnp.pad(x, ((0, 1), (0, 0))) if rows == 1 and x.ndim == 2 else x
+    return _in_float32(jax.lax.optimization_barrier(x), kernel, *bias)[:rows]
+
+
+def _rounded(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:
+    y = jnp.matmul(x, kernel)
+    for one in bias:
+        y = y + one
+    return y
+
+
+_PRODUCTS = {"float32": _in_float32, "materialized": _materialized, "rounded": _rounded}
+_FORMS = {"cpu": "materialized", "cuda": "rounded"}
+
+
+def apart(x: jax.Array, count: int) -> tuple[jax.Array, ...]:
+    """Returns x several times, to be multiplied by as many matrices one after the other.
+
+    XLA's GPU compiler would multiply it by all of them side by side, and then copy each result out
+    of the whole, as cuDNN's attention takes no part of an array.
+    """
+    same = (x,) * count
+    if is_plain():
+        return same
+    forms = {"same": lambda *x: x, "apart": lambda *x: jax.lax.optimization_barrier(x)}
+    kept: tuple[jax.Array, ...] = by_platform(
+        lambda p: "apart" if p == "cuda" else "same", forms, *same
+    )
+    return kept
+
+
+def concatenate(xs: Sequence[jax.Array], axis: int) -> jax.Array:
+    """Puts arrays of one dtype beside each other.
+
+    XLA's CPU backend does so with half precision in float32, and writes twice the bytes, unless it
+    takes the numbers for integers.
+    """
+    if xs[0].dtype.itemsize != 2 or is_plain():
+        return jnp.concatenate(xs, axis)
+    forms = {"bits": partial(_concatenate_bits, axis), "numbers": partial(_concatenate, axis)}
+    return by_platform(lambda p: "bits" if p == "cpu" else "numbers", forms, *xs)
+
+
+def _concatenate(axis: int, *xs: jax.Array) -> jax.Array:
+    return jnp.concatenate(xs, axis)
+
+
+def _concatenate_bits(axis: int, *xs: jax.Array) -> jax.Array:
+    bits = [jax.lax.bitcast_convert_type(x, jnp.uint16) for x in xs]
+    return jax.lax.bitcast_convert_type(jnp.concatenate(bits, axis), xs[0].dtype)
+
+
+def materialize(x: jax.Array) -> jax.Array:
+    """Makes XLA keep x in half precision on CPU; changes nothing for other dtypes and platforms.
+
+    XLA removes a rounding of float32 to bfloat16 before a product with a float32 result, and so
+    turns that product into a float32 one, at half the speed.
+    """
+    if x.dtype.itemsize != 2 or is_plain():
+        return x
+    return by_platform(lambda p: "barrier" if p == "cpu" else "none", _MATERIALIZED, x)
+
+
+_MATERIALIZED = {"barrier": jax.lax.optimization_barrier, "none": lambda x: x}

@@ -1,0 +1,319 @@
+"""The components of a pipeline, as tasks and training use them."""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from diffusax.models.adapters.freeu import FreeU
+from diffusax.models.autoencoders.latents import LatentFormat
+from diffusax.models.autoencoders.pixels import pixels
+from diffusax.models.network import Model, Network, Params, fit
+from diffusax.pipelines.components.adapters import AdapterStore
+from diffusax.pipelines.components.ip_adapters import IPAdapterStore
+from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role
+from diffusax.pipelines.families.placement import device_of, on_host, put_params, to_host
+from diffusax.pipelines.plan.plan import Decoding
+from diffusax.runtime.devices.layouts import in_order
+from diffusax.samplers.processes import Kind
+
+OFFLOADED = ("text_encoder", "autoencoder", "image_encoder")
+"""The roles of components that may stay in the host's memory except for their turn."""
+
+
+@dataclasses.dataclass
+class Components:
+    """The models, tokenizers and scheduler of a pipeline, by their names in the checkpoint.
+
+    Properties that are derived from models and tokenizers are cached; call `forget` after changing
+    one of these.
+    """
+
+    family: Family
+    models: dict[str, Model]
+    params: dict[str, Params]
+    """The models' parameters by component."""
+    tokenizers: dict[str, Any]
+    """The tokenizers, and the processor of an image encoder's images, by component."""
+    scheduler: Any
+    options: dict[str, Any]
+    mesh: Mesh | None = None
+    """The mesh of devices over which parameters and batches are split; None for a single device."""
+    encoder_mesh: Mesh | None = None
+    """The devices of the text encoders, where they are others than those of the other components;
+    None for the same."""
+    process: Kind | None = None
+    """The process that the networks were trained with, from the scheduler that they came with; None
+    where it is not known."""
+    texts: Any = None
+    """A cache of encoded texts, a `TextCache`; None to encode all texts of a call together."""
+    encoded: Any = None
+    """The embeddings of all texts that calls may have, an `EncodedTexts`, where the text encoders
+    are freed; None where they are there."""
+    adapters: AdapterStore = dataclasses.field(default_factory=AdapterStore)
+    """The adapters that calls may name."""
+    fused: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What adapters were merged into each component, a `Fused`."""
+    offloaded: bool = False
+    """Whether text encoders and autoencoder stay in the host's memory except for their turn."""
+    ip_adapters: IPAdapterStore = dataclasses.field(default_factory=IPAdapterStore)
+    """The IP-Adapters that are loaded."""
+    latent_config: Any = None
+    """The config of an autoencoder that was taken out, which still says what latents are."""
+
+    @classmethod
+    def of(
+        cls, family: Family, networks: Mapping[str, Network], params: dict[str, Params], **rest: Any
+    ) -> "Components":
+        """Returns components for networks whose parameters, or shapes, are given separately."""
+        models = {name: Model(net, params.get(name)) for name, net in networks.items()}
+        return cls(family, models, params, **rest)
+
+    def forget(self) -> None:
+        """Clears the cached properties, after models or tokenizers have changed."""
+        for name in [n for n in vars(self) if n not in self.__dataclass_fields__]:
+            del vars(self)[name]
+
+    def copied(self) -> "Components":
+        """Returns components that share all arrays and adapters, and are assigned apart."""
+        new = dataclasses.replace(self, params={}, tokenizers=dict(self.tokenizers))
+        new.models = {n: model.bound_to(new.params, n) for n, model in self.models.items()}
+        new.options, new.fused = dict(self.options), dict(self.fused)
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a pickle holds: no devices, on which `spread_over` puts the pipeline again.
+
+        What is computed from the components is left out.
+        """
+        return {**self._fields(), "mesh": None, "encoder_mesh": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Components":
+        """Returns components with arrays of their own, on the same devices."""
+        memo |= {id(mesh): mesh for mesh in (self.mesh, self.encoder_mesh)}
+        new = object.__new__(type(self))
+        memo[id(self)] = new
+        new.__setstate__(copy.deepcopy(self._fields(), memo))
+        return new
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: vars(self)[name] for name in self.__dataclass_fields__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.models = {n: model.bound_to(self.params, n) for n, model in self.models.items()}
+
+    def require(self, *names: str) -> None:
+        """Raises ValueError where a component that a call needs is not there."""
+        for name in names:
+            there = self.scheduler if name == self.family.scheduler_name else self.models.get(name)
+            if there is None:
+                raise ValueError(
+                    f"this pipeline has no {name}, which was loaded as None or taken out; assign "
+                    f"one, pipe.{name} = ..., or load the pipeline with it"
+                )
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The networks of the models."""
+        return {name: model.network for name, model in self.models.items()}
+
+    @property
+    def controlnets(self) -> list[str]:
+        """The names of the ControlNets, in order."""
+        return self.of_role("controlnet")
+
+    def of_role(self, role: Role) -> list[str]:
+        """Returns the names of the models with a role, in order."""
+        return [name for name in self.models if self.family.role(name) == role]
+
+    @functools.cached_property
+    def denoiser(self) -> Denoiser:
+        """The denoiser that the sampler calls: the main network and those that steer it.
+
+        Raises:
+            ValueError: the main network was taken out.
+        """
+        self.require(self.family.names("denoiser")[0])
+        roles = ("denoiser", *NUMBERED_ROLES)
+        return self.family.denoiser(
+            {k: net for k, net in self.networks.items() if self.family.role(k) in roles}
+        )
+
+    @property
+    def unguided(self) -> bool:
+        """Whether one branch is enough: the scale is an input, or was distilled into the weights.
+
+        `is_distilled` is an option of FLUX.2 klein (diffusers pipeline_flux2_klein.py).
+        """
+        return self.denoiser.embeds_guidance or bool(self.options.get("is_distilled"))
+
+    @functools.cached_property
+    def local_mesh(self) -> Mesh | None:
+        """The part of the mesh that belongs to this process."""
+        return None if self.mesh is None else self.mesh.local_mesh
+
+    @property
+    def denoiser_params(self) -> dict[str, Params]:
+        """The parameters that `denoiser` reads, by component."""
+        return {name: self.params[name] for name in self.denoiser.components}
+
+    def settled(self, name: str, params: Params) -> Params:
+        """Returns a component's parameters where they stay between calls, checked.
+
+        Raises:
+            ValueError: they are not its network's; names the first that is wrong.
+        """
+        # Text encoders that were freed have none.
+        if params or self.params.get(name):
+            params = self.fitted(name, params)
+        if self.offloaded and self.family.role(name) in OFFLOADED:
+            return to_host(params)
+        mesh = self.mesh_for(name)
+        return in_order(params) if mesh is None else self._on_mesh(mesh, name, params)
+
+    def fitted(self, name: str, params: Params) -> Params:
+        """Returns a component's parameters in its network's form, see `models.network.fit`."""
+        try:
+            return fit(self.models[name].network, params)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+    def mesh_for(self, name: str) -> Mesh | None:
+        """Returns the mesh that a component belongs to; None for a single device."""
+        encodes = self.family.role(name) == "text_encoder"
+        return self.encoder_mesh if encodes and self.encoder_mesh is not None else self.mesh
+
+    def ready(self, name: str) -> Params:
+        """Returns a component's parameters on its devices, for one turn where it is offloaded."""
+        params = self.params[name]
+        if not on_host(params):
+            return params
+        if (mesh := self.mesh_for(name)) is not None:
+            return self._on_mesh(mesh, name, params)
+        return in_order(jax.device_put(params, device_of(self.denoiser_params)))
+
+    def _on_mesh(self, mesh: Mesh, name: str, params: Params) -> Params:
+        return put_params(mesh, self.family.role(name), self.models[name].network, params)
+
+    @property
+    def freeu(self) -> FreeU | None:
+        """The numbers of FreeU where the denoiser runs with it, else None."""
+        return self.models[self.denoiser.components[0]].switches.freeu
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the denoiser's parameters; without it, of the first network's."""
+        return self.first_leaf.dtype
+
+    @property
+    def first_leaf(self) -> Any:
+        """A parameter of the denoiser; without it, of the first network.
+
+        Raises:
+            ValueError: there is no network.
+        """
+        denoiser = self.family.names("denoiser")[0]
+        first = [self.params[denoiser]] if denoiser in self.params else self.params.values()
+        leaf = next(iter(jax.tree.leaves(list(first))), None)
+        if leaf is None:
+            self.require(denoiser)
+        return leaf
+
+    @property
+    def context_dim(self) -> int | None:
+        """The width of the text embeddings; None where any is accepted, and without a denoiser."""
+        there = self.family.names("denoiser")[0] in self.models
+        return self.denoiser.context_dim if there else None
+
+    @property
+    def text(self) -> list[tuple[Any, Network, str]]:
+        """The tokenizer, the text encoder and its name, for each text encoder of the checkpoint.
+
+        Raises:
+            ValueError: there is none; embeddings must be given then.
+        """
+        found = [
+            (self.tokenizers[encoder.tokenizer], self.networks[encoder.name], encoder.name)
+            for encoder in self.family.text_encoders
+            if encoder.name in self.networks and encoder.tokenizer in self.tokenizers
+        ]
+        if not found:
+            raise ValueError(
+                "this pipeline has no text encoder; give prompt_embeds and, with guidance, "
+                "negative_prompt_embeds"
+            )
+        return found
+
+    @functools.cached_property
+    def autoencoder_name(self) -> str | None:
+        """The autoencoder's name among the components; None where the denoiser works on pixels."""
+        return next(iter(self.family.names("autoencoder")), None)
+
+    @functools.cached_property
+    def autoencoder(self) -> Network:
+        """The autoencoder's network; a family without one has one that leaves pixels as they are.
+
+        Raises:
+            ValueError: the autoencoder was taken out.
+        """
+        if self.autoencoder_name is None:
+            return pixels(self.denoiser.in_channels)
+        self.require(self.autoencoder_name)
+        return self.networks[self.autoencoder_name]
+
+    @property
+    def autoencoder_params(self) -> Params:
+        """The autoencoder's parameters, on its devices (see `ready`); empty without one."""
+        return {} if self.autoencoder_name is None else self.ready(self.autoencoder_name)
+
+    @property
+    def autoencoder_model(self) -> Model:
+        """The autoencoder.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.autoencoder_name is None:
+            raise ValueError(
+                f"{self.family.name} has no autoencoder, as its networks work on pixels; leave out "
+                "what concerns one, such as enable_vae_tiling"
+            )
+        self.require(self.autoencoder_name)
+        return self.models[self.autoencoder_name]
+
+    @functools.cached_property
+    def latents(self) -> LatentFormat:
+        """The format of the latents: channels, pixels per latent, and options of their decoding."""
+        if self.autoencoder_name in (None, *self.models):
+            return self.family.latents(self.autoencoder.config)
+        config = self.latent_config or self.family.usual_autoencoder
+        return self.family.latents(self.autoencoder.config if config is None else config)
+
+    @functools.cached_property
+    def default_size(self) -> tuple[int, int]:
+        """The height and width in pixels that the denoiser was trained at."""
+        rows, columns = self.denoiser.sample_size
+        return rows * self.latents.factor, columns * self.latents.factor
+
+    def decoding(self, *, normalize: bool = True) -> Decoding:
+        """Returns the options of the decoder.
+
+        normalize: whether to apply latents_mean and latents_std where the autoencoder has them,
+        besides the scaling factor.
+        """
+        return Decoding(self.latents.upcast, normalize and self.latents.normalize)
+
+
+class MultiControlNetModel:
+    """Several ControlNets, whose residuals are added up."""
+
+    def __init__(self, nets: Any):
+        self.nets = list(nets)
+
+    def __repr__(self) -> str:
+        return f"MultiControlNetModel({self.nets})"

@@ -1,0 +1,1 @@
+"""The pipeline as an object: its components and its methods."""

@@ -1,0 +1,227 @@
+"""A whole call as one pure function of (parameters, inputs), for jit, vmap and grad."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from diffusax.models.adapters.image_prompts import Layers as ImageLayers
+from diffusax.models.adapters.low_rank import Layers
+from diffusax.models.network import Network, Params
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.families import Denoiser, Family
+from diffusax.pipelines.plan.arguments import Call
+from diffusax.pipelines.plan.plan import (
+    Conditions,
+    DecoderCondition,
+    Decoding,
+    HiddenLayers,
+    Plan,
+    Prompt,
+    Tokens,
+)
+from diffusax.pipelines.run import programs
+from diffusax.pipelines.run.sample import BoundDenoiser, differentiably, sample
+from diffusax.pipelines.tasks.prompts import (
+    encode_adapted,
+    given_embeds,
+    split_groups,
+    stack_prompts,
+    token_groups,
+)
+from diffusax.pipelines.tasks.tasks import Task
+from diffusax.pipelines.tasks.unused import prepared
+from diffusax.runtime.programs.program import Program, make_room
+from diffusax.runtime.switches import (
+    call_settled,
+    in_auto_axes,
+    is_double,
+    is_traced,
+    standard_promotion,
+)
+
+
+class Inputs(NamedTuple):
+    """The inputs of `generate_fn` besides parameters: arrays, and `decoding`, which is static.
+
+    ids: for each text encoder g n w t, the tokens of the prompts and, where g is 2, of the negative
+    prompts; texts that are given as embeddings are left out.
+    plan: the run. Its table has no padding, so that the number of rows is static and the loop
+    differentiable in reverse; its context is computed from the ids and the embeddings.
+    decoder_condition, decoding: see `PreparedRun`.
+    embeds: the call's embeddings, if any, under the names of its arguments: prompt_embeds n s d,
+    pooled_prompt_embeds n p, and their negative_ forms.
+    lengths: g n, the number of tokens that are not padding, where the family has it.
+    layers: the hidden states of a language model that the call asks for.
+    adapters: the layers of the call's adapters by component, text encoders among them; their
+    weights are those in the first row of the plan's step inputs.
+    ip_adapters: the layers of the IP-Adapters, whose images are in the plan's conditions.
+    """
+
+    ids: tuple[Any, ...]
+    plan: Plan
+    decoder_condition: DecoderCondition | None
+    embeds: dict[str, Any]
+    decoding: Decoding
+    lengths: Any = None
+    adapters: Mapping[str, Layers] | None = None
+    ip_adapters: tuple[ImageLayers, ...] = ()
+    layers: HiddenLayers | None = None
+
+
+def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
+    """Returns the inputs of `generate_fn` for a call.
+
+    Raises:
+        ValueError: the call needs what a pure function of arrays cannot do.
+    """
+    refused = {
+        "callback_on_step_end": (call.callback_on_step_end, "change its inputs instead"),
+        "noise='torch'": (call.noise != "jax", "give seed, or latents with PyTorch's numbers"),
+        "prompt_weighting": (call.prompt_weighting, "give prompt_embeds of pipe.encode_prompt"),
+        "clip_skip": (call.clip_skip, "give prompt_embeds of pipe.encode_prompt"),
+    }
+    for name, (given, mend) in refused.items():
+        if given:
+            raise ValueError(f"generate_fn, for which inputs are prepared, has no {name}; {mend}")
+    # A caller that jits generate_fn compiles next, where nothing here can make room.
+    make_room()
+    run = prepared(task, c, call)
+    n, guided = len(run.schedule), bool(run.weights)
+    columns = run.plan.table, run.plan.step_inputs
+    table, inputs = jax.tree.map(lambda column: jnp.asarray(column[:n]), columns)
+    plan = run.plan._replace(table=table, step_inputs=inputs)
+    embeds = {
+        f"{prefix}{name}": leaf
+        for prefix, leaves in given_embeds(c, call, guided=guided).items()
+        for name, leaf in zip(c.family.embeds, leaves)
+    }
+    tokens = token_groups(c, call, guided=guided)
+    shown, decoding = run.decoder_condition, run.decoding
+    low_rank = None if run.adapters is None else dict(run.adapters)
+    rest = tokens.lengths, low_rank, run.ip_adapters, tokens.layers
+    found = Inputs(tokens.ids, plan, shown, embeds, decoding, *rest)
+    # A caller who forbids implicit transfers may jit generate_fn.
+    return jax.tree.map(jnp.asarray, found)
+
+
+def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
+    """Returns the function (params, inputs) -> images b H W 3 in [0, 1], float32."""
+    names = (encoder.name for encoder in c.family.text_encoders if encoder.name in c.networks)
+    encoders = tuple((name, c.networks[name]) for name in names)
+    vae = c.autoencoder_name, c.autoencoder
+    return functools.partial(_run, c.family, encoders, c.denoiser, vae)
+
+
+def _run(*args: Any) -> jax.Array:
+    """Runs `_generate`, compiled unless the caller is being traced."""
+    _check(*args)
+    if not is_traced(args):
+        return call_settled(is_double(args[-2]), _compiled, *args)
+    with standard_promotion():
+        return in_auto_axes(_generate, *args, rows=args[-1])
+
+
+def _check(
+    family: Family, encoders: Any, denoiser: Denoiser, vae: Any, params: Any, inputs: Any
+) -> None:
+    """Raises ValueError unless params and inputs are those of `generate_fn`."""
+    if not isinstance(inputs, Inputs):
+        raise ValueError(
+            "inputs must be those that pipe.prepare_inputs returns (got "
+            f"{type(inputs).__name__}); generate_fn takes (params, inputs)"
+        )
+    encode = [name for name, _ in encoders] if inputs.ids else []
+    wanted = [*encode, *denoiser.components, *([] if vae[0] is None else [vae[0]])]
+    missing = [n for n in wanted if not isinstance(params, Mapping) or n not in params]
+    if missing:
+        raise ValueError(
+            f"params must have the parameters of {', '.join(wanted)}, as pipe.params has (lacks "
+            f"{', '.join(missing)})"
+        )
+    noise, shape = inputs.plan.noise, jnp.shape(inputs.plan.latents)
+    keys = jnp.issubdtype(noise.dtype, jax.dtypes.prng_key)
+    if noise.shape != (shape[:1] if keys else shape):
+        raise ValueError(
+            f"inputs.plan.noise must be a random key of jax.random.key for each of the {shape[0]} "
+            f"images, such as jax.random.split(key, {shape[0]}) (got {noise.dtype} of shape "
+            f"{noise.shape})"
+        )
+
+
+def _generate(
+    family: Family,
+    encoders: tuple[tuple[str, Network], ...],
+    denoiser: Denoiser,
+    vae: tuple[str | None, Network],
+    params: Params,
+    inputs: Inputs,
+) -> jax.Array:
+    plan = inputs.plan
+    found = _embed(family, encoders, params, inputs)
+    if found:
+        plan = plan._replace(conditions=_told(plan, found))
+    rows = plan.table.timestep.shape[0]
+    if inputs.adapters is not None:
+        params = {**params, "adapters": inputs.adapters}
+    if inputs.ip_adapters:
+        params = {**params, "ip_adapters": inputs.ip_adapters}
+    latents = sample(BoundDenoiser(denoiser, params), plan, differentiably(rows))
+    options = dataclasses.asdict(inputs.decoding)
+    shown = inputs.decoder_condition
+    name, network = vae
+    decoder = {} if name is None else params[name]
+    images, _ = programs.decode(network, decoder, latents, shown, **options)
+    return images
+
+
+def _told(plan: Plan, found: dict[str, Prompt]) -> Conditions:
+    """Returns the plan's conditions with the embeddings of prompts."""
+    repeats = plan.latents.shape[0] // found[""].context.shape[0]
+    branches = plan.step_inputs.weights.shape[-1] + 1
+    prompt = stack_prompts(found, branches=branches, repeats=repeats)
+    told = {name: leaf for name, leaf in prompt._asdict().items() if leaf is not None}
+    return plan.conditions._replace(**told)
+
+
+_compiled = Program(_generate, static=("family", "encoders", "denoiser", "vae"))
+
+
+def _embed(
+    family: Family, encoders: tuple[tuple[str, Network], ...], params: Params, inputs: Inputs
+) -> dict[str, Prompt]:
+    """Returns the embeddings of prompts ("") and, where there are some, negative prompts."""
+    embeds, found = inputs.embeds, {}
+    for prefix in ("", "negative_"):
+        if f"{prefix}prompt_embeds" in embeds:
+            found[prefix] = Prompt(*(embeds[f"{prefix}{name}"] for name in family.embeds))
+    if not inputs.ids:
+        return found
+    groups, n = inputs.ids[0].shape[:2]
+    given = Tokens(inputs.ids, lengths=inputs.lengths, layers=inputs.layers)
+    tokens = jax.tree.map(lambda x: x.reshape(groups * n, *x.shape[2:]), given)
+    adapters: tuple[Layers | None, ...] = ()
+    if inputs.adapters is not None:
+        adapters = tuple(inputs.adapters.get(name) for name, _ in encoders)
+        tokens = tokens._replace(adapters=_text_weights(inputs.plan, groups, n))
+    encoded = encode_adapted(
+        family,
+        tuple(network for _, network in encoders),
+        tuple(params[name] for name, _ in encoders),
+        tokens,
+        adapters,
+    )
+    texts = [prefix for prefix in ("", "negative_") if prefix not in found]
+    return found | dict(zip(texts, split_groups(encoded, groups)))
+
+
+def _text_weights(plan: Plan, groups: int, n: int) -> jax.Array:
+    """Returns the weights of adapters for n prompts and negative prompts, (g n) a."""
+    weights = jnp.asarray(plan.step_inputs.adapters)[0]
+    if weights.ndim == 2:
+        # The images of a prompt stand together.
+        weights = weights[:: len(weights) // n]
+    return jnp.tile(jnp.broadcast_to(weights, (n, weights.shape[-1])), (groups, 1))

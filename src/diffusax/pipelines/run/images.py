@@ -1,0 +1,150 @@
+"""Encodes pictures to latents, in overlapping tiles where the autoencoder has them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.boundary.messages import require_extra
+from diffusax.boundary.tensors import as_tensor
+from diffusax.images.outputs import ImagePipelineOutput
+from diffusax.images.pictures import to_pil
+from diffusax.models.autoencoders.latents import LatentFormat, unpatchify
+from diffusax.models.autoencoders.tiling import TILED_ENCODERS, tile_of, tiled_encode
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.plan.arguments import Call, read_numbers
+from diffusax.pipelines.plan.plan import DecoderCondition, Decoding
+from diffusax.pipelines.run import programs
+from diffusax.pipelines.run.sample import decode
+
+
+def encode_pixels(
+    c: Components, pixels: Any, noise: Any, *, upcast: bool, **options: Any
+) -> jax.Array:
+    """Encodes images b H W 3 in [-1, 1] to latents b h w z; see `programs.encode_image`.
+
+    Args:
+        c: the components; their autoencoder's switches say whether there are tiles.
+        pixels: the images.
+        noise: what samples the latents; None takes their mode.
+        upcast: whether float16 parameters are cast to float32.
+        **options: scale and normalize.
+    """
+    vae, params = c.autoencoder, c.autoencoder_params
+    factor = vae.config.downsampling if _in_tiles(c) else 0
+    tile = tile_of(vae.config, factor) if factor else 0
+    if max(pixels.shape[1:3]) <= tile * factor or not factor:
+        given = vae, params, pixels, noise
+        whole: jax.Array = programs.encode_image(*given, upcast=upcast, **options)
+        return whole
+
+    def encode_tile(part: np.ndarray) -> jax.Array:
+        moments: jax.Array = programs.encode_moments(vae, params, part, upcast=upcast)
+        return moments
+
+    moments = tiled_encode(encode_tile, pixels, tile=tile, factor=factor)
+    latents: jax.Array = programs.sample_moments(vae, params, moments, noise, **options)
+    return latents
+
+
+def _in_tiles(c: Components) -> bool:
+    return c.autoencoder.class_name in TILED_ENCODERS and c.autoencoder_model.switches.tiling
+
+
+def output(
+    c: Components,
+    latents: jax.Array,
+    decoding: Decoding,
+    condition: DecoderCondition | None,
+    output_type: str,
+) -> Any:
+    """Converts latents b h w c after a run to the output that the call asked for.
+
+    Args:
+        c: the components.
+        latents: b h w c.
+        decoding: the static options of the decoder.
+        condition: see `PreparedRun.decoder_condition`.
+        output_type: "pil", "np", "pt", "jax" or "latent".
+
+    Raises:
+        FloatingPointError: the latents or the images are not finite.
+    """
+    if output_type == "latent":
+        if not np.isfinite(np.asarray(latents)).all():
+            raise FloatingPointError(_not_finite(c, "latents"))
+        if c.latents.fold > 1:
+            # diffusers' pipeline_flux2_klein.py returns what the autoencoder decodes.
+            own = c.autoencoder, c.autoencoder_params
+            latents = programs.own_latents(*own, latents, normalize=decoding.normalize)
+            return jnp.transpose(latents, (0, 3, 1, 2))
+        return c.latents.outward(latents)
+    tiled = c.autoencoder_name is not None and c.autoencoder_model.switches.tiling
+    images, finite = decode(c, latents, decoding, condition, tiled=tiled)
+    if not np.asarray(finite).all():
+        culprit = "pictures" if np.isfinite(np.asarray(latents)).all() else "latents"
+        raise FloatingPointError(_not_finite(c, culprit))
+    match output_type:
+        case "jax":
+            return images
+        case "pil":
+            return to_pil(np.asarray(images))
+        case "pt":
+            torch = require_extra("torch", "torch")
+            return torch.from_numpy(np.asarray(images).transpose(0, 3, 1, 2).copy())
+    return np.asarray(images)
+
+
+def result_of(call: Call, images: Any, finish: Callable[[Any], Any] | None, *, flags: bool) -> Any:
+    """Returns what a call returns.
+
+    Args:
+        call: the call.
+        images: what `output` gave.
+        finish: see `PreparedRun.finish`.
+        flags: see `DiffusionPipeline.returns_flags`.
+    """
+    images = images if finish is None else finish(images)
+    if call.tensors and call.output_type == "latent":
+        images = as_tensor(images)
+    if call.return_dict:
+        return ImagePipelineOutput(images)
+    return (images, None) if flags else (images,)
+
+
+def _not_finite(c: Components, what: str) -> str:
+    if what == "pictures":
+        dtype = c.autoencoder_model.dtype
+        return (
+            f"the decoded pictures are not finite in {dtype}: load the autoencoder in float32 "
+            "with from_pretrained(..., vae_dtype='float32')"
+        )
+    return (
+        f"the latents are not finite in {c.dtype}: use dtype='bfloat16' or 'float32', and check "
+        "that the scheduler's prediction_type is the model's"
+    )
+
+
+def check_latents(
+    form: LatentFormat, latents: Any, b: int, h: int, w: int, *, name: str = "latents"
+) -> np.ndarray:
+    """Returns latents b c h w, or packed ones b t (c patch patch), as float32, b h w c.
+
+    Raises:
+        ValueError: they have another shape, or are not numbers.
+    """
+    shape, patch = (b, form.channels, h, w), form.patch
+    tokens = (b, (h // patch) * (w // patch), form.channels * patch**2)
+    given = tuple(getattr(latents, "shape", ()))
+    if given == tokens and form.packed:
+        numbers: Any = read_numbers(name, latents)
+        return np.asarray(unpatchify(numbers, patch, h, w, channels_first=True))
+    if given != shape:
+        packed = f", or (images, tokens, width) = {tokens}" if form.packed else ""
+        raise ValueError(
+            f"{name} must have shape (images, channels, height, width) = {shape}{packed} for this "
+            f"call (got {getattr(latents, 'shape', type(latents).__name__)})"
+        )
+    return read_numbers(name, latents).transpose(0, 2, 3, 1)

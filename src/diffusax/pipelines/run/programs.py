@@ -1,0 +1,374 @@
+"""The compiled programs: encode, denoise, decode.
+
+Every value that a user changes between calls is an argument of a program. Programs are cached by
+networks, which hold no parameters: a second checkpoint of the same architecture, or another task on
+the same shapes, compiles nothing. The README lists under "Shapes and compilation" what does.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from diffusax.models.autoencoders.latents import (
+    latent_statistics,
+    sample_latents,
+    scale_folded,
+    scale_latents,
+    to_unit,
+    unscale_latents,
+)
+from diffusax.models.layers.layers import ArrangedLinear
+from diffusax.models.network import Network, Params, cast_params
+from diffusax.pipelines.families import Denoiser
+from diffusax.pipelines.plan.branches import Beside, Branches, lane_inputs
+from diffusax.pipelines.plan.guidance import guide_with
+from diffusax.pipelines.plan.plan import (
+    Conditions,
+    DecoderCondition,
+    Inpainting,
+    Plan,
+    StepInputs,
+)
+from diffusax.runtime.devices.mesh import split_images, tensor_parts
+from diffusax.runtime.programs.program import Program
+from diffusax.runtime.random.noise import draw_rows
+from diffusax.samplers import Schedule, Table, init_state, run
+
+
+@functools.partial(Program, static=("denoiser",), donate=("state",), shape_of="state")
+def denoise(
+    denoiser: Denoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
+) -> jax.Array:
+    """Runs the rows start..stop of the plan's table, compiled; see `advance`.
+
+    state: 6 b h w c, the latents in slot 0. The plan's control images are embedded by
+    `embed_control`.
+    """
+    return advance(denoiser, params, state, plan, start, stop)
+
+
+def advance(
+    denoiser: Denoiser,
+    params: Params,
+    state: jax.Array,
+    plan: Plan,
+    start: Any,
+    stop: Any,
+    *,
+    rematerialize: bool = False,
+) -> jax.Array:
+    """Runs the rows start..stop of the plan's table and returns the sampler's state, 6 b h w c.
+
+    This is the pure function that `denoise` compiles. Static bounds allow gradients in reverse.
+
+    rematerialize: whether to compute predictions again for a gradient, instead of keeping their
+    activations in memory.
+    """
+    predict = jax.checkpoint(denoiser) if rematerialize else denoiser
+    branches = Beside(plan.step_inputs.weights.shape[-1] + 1)
+    conditions = jax.tree.map(branches.own, plan.conditions)
+    params = arrange(denoiser, params)
+    conditions = denoiser.prepare(params, conditions, plan.step_inputs)
+    row_keys = jnp.issubdtype(plan.noise.dtype, jax.dtypes.prng_key)
+
+    def model(x: jax.Array, timestep: jax.Array, i: jax.Array) -> jax.Array:
+        inputs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.step_inputs)
+        guide = guide_with(denoiser.guide, plan.guide, i, timestep, x)
+        return guided(predict, guide, params, x, timestep, conditions, inputs, branches)
+
+    def draw(i: jax.Array) -> jax.Array:
+        return draw_rows(plan.noise, state.shape[2:], i + 1) if row_keys else plan.noise
+
+    constrain = None if plan.inpainting is None else keep_known(plan.inpainting)
+    return run(model, state, plan.table, start, stop, draw, constrain)
+
+
+def arrange(denoiser: Denoiser, params: Params) -> Params:
+    """Returns the parameters with kernels arranged for all steps of a run, see `tensor_kernels`.
+
+    The denoiser's main network is an attribute with its component's name, or left as it is.
+    """
+    main = getattr(denoiser, denoiser.components[0], None)
+    networks = zip(denoiser.components, (main, *denoiser.controlnets))
+    return {**params, **{name: arranged(net, params[name]) for name, net in networks}}
+
+
+def guided(
+    predict: Callable[..., jax.Array],
+    guide: Callable[..., jax.Array],
+    params: Params,
+    x: jax.Array,
+    timestep: jax.Array,
+    conditions: Conditions,
+    inputs: StepInputs,
+    branches: Branches,
+) -> jax.Array:
+    """Returns the guided prediction for images, b h w c, float32.
+
+    Args:
+        predict: a denoiser, or a function with its arguments.
+        guide: the denoiser's `guide`, or a rule with its arguments, see `guide_with`.
+        params: the parameters by component.
+        x: b h w c, the scaled latents.
+        timestep: a scalar or b.
+        conditions: those of each lane.
+        inputs: those of one row.
+        branches: the lanes of the network's batch.
+    """
+    # The number of images may be a symbol, where the program is exported.
+    b = x.shape[0]
+    t = branches.each(jnp.broadcast_to(timestep, (b,)))
+    y = predict(params, branches.each(x), t, conditions, lane_inputs(inputs, branches, b))
+    return guide(branches.collect(y.astype(jnp.float32)[..., : x.shape[-1]]), inputs)
+
+
+def keep_known(known: Inpainting) -> Callable[..., jax.Array]:
+    """Returns the function that puts the known region back after a row; see `samplers.run`."""
+
+    def put_back(x: jax.Array, signal: jax.Array, noise: jax.Array, *_: Any) -> jax.Array:
+        given = signal * known.latents + noise * known.noise
+        return (1 - known.mask) * given + known.mask * x
+
+    return put_back
+
+
+@functools.partial(Program, static=("denoiser",), shape_of="images")
+def embed_control(
+    denoiser: Denoiser,
+    params: Params,
+    images: tuple[jax.Array, ...],
+    weights: jax.Array | None = None,
+) -> tuple[jax.Array, ...]:
+    """Embeds the images of `Conditions.control` for `denoise`; see `Denoiser.embed`.
+
+    weights: the weights of a adapters for each image, b a, or a where they agree; None without
+    adapters.
+    """
+    if weights is None:
+        return denoiser.embed(params, images)
+    rows = jnp.broadcast_to(weights, (images[0].shape[0], weights.shape[-1]))
+    return denoiser.embed(params, images, rows)
+
+
+@jax.jit
+def begin(noise: jax.Array, scale: Any, clean: jax.Array | None, signal: Any) -> jax.Array:
+    """Returns the latents at the start of a run, signal * clean + scale * noise, b h w c.
+
+    clean: latents b h w c, or fewer, which are repeated; None for pure noise.
+    """
+    x = noise.astype(jnp.float32) * scale
+    return x if clean is None else x + signal * repeat_to(clean, x.shape[0])
+
+
+@jax.jit
+def final_latents(state: jax.Array) -> jax.Array:
+    """Returns the latents in the sampler's state, b h w c."""
+    return state[0]
+
+
+@jax.jit
+def first_state(latents: jax.Array) -> jax.Array:
+    """Returns the sampler's state before the first row, 6 b h w c."""
+    return init_state(latents)
+
+
+@functools.partial(Program, static=("vae", "upcast", "scale", "normalize"), shape_of="pixels")
+def encode_image(
+    vae: Network,
+    params: Params,
+    pixels: jax.Array,
+    noise: jax.Array | None,
+    *,
+    upcast: bool = False,
+    scale: bool = True,
+    normalize: bool = False,
+) -> jax.Array:
+    """Encodes images b H W 3 in [-1, 1] to latents b h w z, float32.
+
+    noise: b h w z, the standard normal noise that samples the autoencoder's distribution; where it
+    has more rows than there are images, these are repeated. None takes the mode of the
+    distribution. scale, normalize: see `latents.scale_latents`.
+    """
+    params = _upcast(params) if upcast else params
+    moments = _moments(vae, params, pixels)
+    return _sampled(vae, params, moments, noise, scale=scale, normalize=normalize)
+
+
+@functools.partial(Program, static=("vae", "upcast"), shape_of="pixels")
+def encode_moments(
+    vae: Network, params: Params, pixels: jax.Array, *, upcast: bool = False
+) -> jax.Array:
+    """Encodes images b H W 3 to the mean and log variance of their latents, b h w 2z, float32."""
+    params = _upcast(params) if upcast else params
+    return jnp.concatenate(_moments(vae, params, pixels), axis=-1).astype(jnp.float32)
+
+
+@functools.partial(Program, static=("vae", "scale", "normalize"), shape_of="moments")
+def sample_moments(
+    vae: Network,
+    params: Params,
+    moments: jax.Array,
+    noise: jax.Array | None,
+    *,
+    scale: bool = True,
+    normalize: bool = False,
+) -> jax.Array:
+    """Returns the latents of what `encode_moments` returns; see `encode_image`."""
+    mean, logvar = jnp.split(moments, 2, axis=-1)
+    return _sampled(vae, params, (mean, logvar), noise, scale=scale, normalize=normalize)
+
+
+def _moments(vae: Network, params: Params, pixels: jax.Array) -> tuple[jax.Array, Any]:
+    """Returns the mean of the latents, and their log variance if the autoencoder has one."""
+    encoded = vae.apply(params, split_images(pixels), method="encode")
+    encoded = jax.tree.map(lambda x: x[: len(pixels)], encoded)
+    return encoded if isinstance(encoded, tuple) else (encoded, None)
+
+
+def _sampled(
+    vae: Network,
+    params: Params,
+    moments: tuple[jax.Array, jax.Array | None],
+    noise: jax.Array | None,
+    *,
+    scale: bool,
+    normalize: bool,
+) -> jax.Array:
+    """Returns latents b h w z; see `encode_image`. moments: the mean, and the log variance."""
+    mean, logvar = moments
+    z = mean.astype(jnp.float32)
+    if noise is not None:
+        z = repeat_to(z, noise.shape[0])
+        if logvar is not None:
+            z = sample_latents(z, repeat_to(logvar.astype(jnp.float32), z.shape[0]), noise)
+    if not scale:
+        return z
+    statistics = latent_statistics(params)
+    return scale_latents(vae.config, z, normalize=normalize, statistics=statistics)
+
+
+@functools.partial(Program, static=("vae", "upcast", "normalize"), shape_of="latents")
+def decode(
+    vae: Network,
+    params: Params,
+    latents: jax.Array,
+    condition: DecoderCondition | None = None,
+    *,
+    upcast: bool,
+    normalize: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Decodes latents b h w z to images b H W 3 in [0, 1], float32.
+
+    Also returns whether each image and its latents are finite, b.
+    """
+    images = decode_pixels(vae, params, latents, condition, upcast=upcast, normalize=normalize)
+    finite = jnp.isfinite(images).all((1, 2, 3)) & jnp.isfinite(latents).all((1, 2, 3))
+    return to_unit(images), finite
+
+
+@functools.partial(Program, static=("vae", "upcast", "normalize"), shape_of="latents")
+def decode_pixels(
+    vae: Network,
+    params: Params,
+    latents: jax.Array,
+    condition: DecoderCondition | None = None,
+    *,
+    upcast: bool,
+    normalize: bool,
+) -> jax.Array:
+    """Decodes latents b h w z to images b H W 3, about [-1, 1] and not clipped, float32."""
+    params = _upcast(params) if upcast else params
+    statistics = latent_statistics(params)
+    z = unscale_latents(vae.config, latents, normalize=normalize, statistics=statistics)
+    shown = {} if condition is None else condition._asdict()
+    return vae.apply(params, z, method="decode", **shown).astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("vae", "normalize"))
+def own_latents(vae: Network, params: Params, latents: jax.Array, *, normalize: bool) -> jax.Array:
+    """Returns the autoencoder's own latents for a diffusion model's, see `unscale_latents`."""
+    statistics = latent_statistics(params)
+    return unscale_latents(vae.config, latents, normalize=normalize, statistics=statistics)
+
+
+@functools.partial(jax.jit, static_argnames=("vae",))
+def normalized(vae: Network, params: Params, latents: jax.Array) -> jax.Array:
+    """Normalises patches of latents, b h w c, by the autoencoder's statistics, if it has some."""
+    statistics = latent_statistics(params)
+    x = latents.astype(jnp.float32)
+    return x if statistics is None else scale_folded(vae.config, x, statistics=statistics)
+
+
+@functools.partial(jax.jit, static_argnames=("order", "repeats"))
+def stack_branches(
+    branches: tuple[Any, ...], *, order: tuple[int | None, ...], repeats: int
+) -> tuple[jax.Array, ...]:
+    """Stacks the embeddings of prompts into leaves of `Conditions`, (n repeats) k ....
+
+    branches: for each kind of prompt a tuple of arrays n ... (context, pooled). order: the index
+    into `branches` for each of the k branches; None stands for zeros. repeats: the number of copies
+    of each prompt, which stay beside each other.
+    """
+
+    def one(*leaves: jax.Array) -> jax.Array:
+        chosen = [jnp.zeros_like(leaves[0]) if i is None else leaves[i] for i in order]
+        return jnp.repeat(jnp.stack(chosen, axis=1), repeats, axis=0)
+
+    return jax.tree.map(one, *branches)
+
+
+@functools.lru_cache(64)
+def device_table(schedule: Schedule) -> Table:
+    """Returns the schedule's table on the device, where all calls share one copy."""
+    # Also where a call is only traced: the cache must hold arrays.
+    with jax.ensure_compile_time_eval():
+        return jax.device_put(schedule.table())
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def tile(x: jax.Array, b: int) -> jax.Array:
+    """Repeats x along its first axis, as a whole, to length b, and casts it to float32."""
+    return repeat_to(x.astype(jnp.float32), b)
+
+
+@jax.jit
+def join_channels(*parts: jax.Array) -> jax.Array:
+    """Joins a mask and masked latents, further input channels, b h w c each -> b 1 h w c."""
+    return jnp.concatenate(parts, axis=-1)[:, None]
+
+
+def repeat_to(x: jax.Array, b: int) -> jax.Array:
+    """Repeats x along its first axis, as a whole, to length b."""
+    return x if x.shape[0] == b else jnp.tile(x, (b // x.shape[0], *(1,) * (x.ndim - 1)))
+
+
+def _upcast(params: Params) -> Params:
+    """Casts float16 parameters to float32 and leaves others as they are."""
+    half = jax.tree.leaves(params)[0].dtype == jnp.float16
+    return cast_params(params, jnp.float32) if half else params
+
+
+def arranged(network: Any, params: Params) -> Params:
+    """Returns a network's parameters with the kernels that are exchanged between devices arranged.
+
+    The parameters are for calls of the network under the same mesh. Without a tensor axis, and
+    those of other libraries' networks, they are returned as they are.
+    """
+    if tensor_parts() == 1 or not isinstance(network, Network):
+        return params
+    params = network.fitted(params)
+    for path, layer in nnx.iter_modules(network.module(params)):
+        if isinstance(layer, ArrangedLinear) and layer.differs:
+            params = _replaced(params, (*path, "kernel"), layer.arranged())
+    return params
+
+
+def _replaced(tree: Params, path: tuple[Any, ...], value: Any) -> Params:
+    """Returns a copy of a tree with another leaf; what is not on its path is shared."""
+    if not path:
+        return value
+    return {**tree, path[0]: _replaced(tree[path[0]], path[1:], value)}

@@ -1,0 +1,280 @@
+"""Runs a plan to latents, and decodes latents to images.
+
+Every caller runs `sample`: calls, compilation ahead of time, gradients, tracing and callbacks. They
+differ in its argument `advance`, which goes through the rows from the first state to the last.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from tqdm.auto import tqdm
+
+from diffusax.models.adapters.image_prompts import Layers as ImageLayers
+from diffusax.models.adapters.low_rank import Layers
+from diffusax.models.autoencoders.latents import to_unit
+from diffusax.models.autoencoders.tiling import tile_of, tiled_decode
+from diffusax.models.network import Params
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.families import Denoiser
+from diffusax.pipelines.families.placement import put_plan
+from diffusax.pipelines.plan.plan import DecoderCondition, Decoding, Later, Plan, PreparedRun
+from diffusax.pipelines.run import programs
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.devices.shares import NO_IMAGES, own_images, put
+from diffusax.runtime.random.brownian import BrownianNoise
+from diffusax.runtime.random.noise import TorchNoise
+
+# A piece shorter than this is made twice as long, so that watching costs little.
+_SECONDS_PER_PIECE = 0.1
+
+
+class BoundDenoiser(NamedTuple):
+    """A denoiser with its parameters, and the devices that these lie on."""
+
+    denoiser: Denoiser
+    params: Params
+    mesh: Mesh | None = None
+
+
+def bind(
+    c: Components,
+    adapters: Mapping[str, Layers] | None = None,
+    ip_adapters: tuple[ImageLayers, ...] = (),
+) -> BoundDenoiser:
+    """Returns the denoiser of a pipeline with its parameters, and with adapters, if any.
+
+    adapters: the layers by component, as in `PreparedRun`; those of other components are left out.
+    ip_adapters: the layers of IP-Adapters.
+    """
+    params = c.denoiser_params
+    if ip_adapters:
+        params = {**params, "ip_adapters": ip_adapters}
+    own = {name: adapters[name] for name in params if name in adapters} if adapters else {}
+    return BoundDenoiser(c.denoiser, {**params, "adapters": own} if own else params, c.mesh)
+
+
+Advance = Callable[[BoundDenoiser, jax.Array, Plan], jax.Array]
+"""A function (denoiser, the sampler's state, a plan on the devices) -> the state after the rows."""
+OnRow = Callable[[int, jax.Array, PreparedRun], tuple[jax.Array, PreparedRun, bool]]
+"""A function (row, this process's state, run) -> (state, run, stop) that is called after each
+row."""
+
+
+def sample(bound: BoundDenoiser, plan: Plan, advance: Advance) -> jax.Array:
+    """Returns the latents after a run, b h w c; on a mesh, those of this process's images.
+
+    Args:
+        bound: the denoiser with its parameters and devices.
+        plan: the run, with arrays on the host or on any device.
+        advance: goes through the rows: `at_once`, `differentiably`, or in pieces as in `watch`.
+    """
+    images, placed = len(plan.latents), place(bound, plan)
+    state = advance(bound, programs.first_state(placed.latents), placed)
+    return own_images(bound.mesh, programs.final_latents(state), images)
+
+
+def at_once(rows: int) -> Advance:
+    """Returns a function that runs all rows in one dispatch of the compiled program."""
+    return lambda bound, state, plan: _rows(bound, state, plan, 0, rows)
+
+
+def differentiably(rows: int) -> Advance:
+    """Returns a function that runs all rows with static bounds, so that reverse gradients exist.
+
+    For a gradient, activations are computed again instead of being kept in memory.
+    """
+
+    def advance(bound: BoundDenoiser, state: jax.Array, plan: Plan) -> jax.Array:
+        return programs.advance(
+            bound.denoiser, bound.params, state, plan, 0, rows, rematerialize=True
+        )
+
+    return advance
+
+
+def place(bound: BoundDenoiser, plan: Plan, before: Plan | None = None) -> Plan:
+    """Returns the plan on the devices, with its control images embedded.
+
+    before: an earlier plan of the same run on the devices, whose embedded control images are
+    reused; None embeds them.
+    """
+    if not plan.conditions.control:
+        return put_plan(bound.mesh, plan)
+    if before is not None:
+        without = plan._replace(conditions=plan.conditions._replace(control=()))
+        placed, hints = put_plan(bound.mesh, without), before.conditions.control
+    else:
+        placed = put_plan(bound.mesh, plan)
+        given = bound.denoiser, bound.params, placed.conditions.control
+        with in_mesh(bound.mesh):
+            hints = programs.embed_control(*given, _first_weights(bound.mesh, plan))
+    return placed._replace(conditions=placed.conditions._replace(control=hints))
+
+
+def watch(
+    c: Components,
+    run: PreparedRun,
+    on_row: OnRow | None = None,
+    *,
+    interrupted: Callable[[], bool] = lambda: False,
+    bar: Mapping[str, Any],
+) -> jax.Array:
+    """Runs a plan in pieces, for a progress bar, a callback after each row, or noise per row.
+
+    Where nothing watches the run, it is one dispatch, as in `sample` with `at_once`. No other
+    function cuts a run.
+
+    Args:
+        c: the components.
+        run: the run.
+        on_row: called after every row; the plan that it returns applies from the next row on.
+        interrupted: called before every piece; true ends the run.
+        bar: options of the tqdm bar.
+
+    Returns:
+        The latents, b h w c, see `sample`.
+    """
+    n, mesh = len(run.schedule), c.mesh
+    bound = bind(c, run.adapters, run.ip_adapters)
+    row_noise = _row_noise(run, in_vain=getattr(c.scheduler, "draws_in_vain", False))
+    shown = tqdm(total=n, **{"leave": True, **bar, "desc": "compiling"})
+    # Processes that share a mesh must dispatch alike, whatever their clocks and bars say.
+    shared = mesh is not None and mesh != mesh.local_mesh
+    if (shown.disable or shared) and on_row is None and row_noise is None and not run.later:
+        return sample(bound, run.plan, at_once(n))
+    single = on_row is not None or row_noise is not None
+
+    later = {one.row: one for one in run.later}
+
+    def advance(bound: BoundDenoiser, state: jax.Array, placed: Plan) -> jax.Array:
+        now, row, size = run, 0, 1
+        images = len(run.plan.latents)
+        while row < n and not interrupted():
+            if row in later:
+                now, placed = _changed(bound, now, placed, later[row])
+            stop, began = row + 1 if single else min(row + size, n), time.perf_counter()
+            stop = min([stop, *(start for start in later if start > row)])
+            noise = {} if row_noise is None else {"noise": put(mesh, row_noise(row))}
+            state = _rows(bound, state, placed._replace(**noise), row, stop)
+            if on_row is not None:
+                own = state if mesh is None else own_images(mesh, state, images, 1)
+                changed, after, stopped = on_row(row, own, now)
+                state = state if changed is own else put(mesh, changed, 1)
+                if stopped:
+                    break
+                if after.plan is not now.plan and stop < n:
+                    control = after.plan.conditions.control
+                    same = control is now.plan.conditions.control
+                    placed = place(bound, after.plan, placed if same else None)
+                now = after
+            _show(shown, state, stop - row, first=row == 0, desc=bar.get("desc"))
+            size *= 1 + (time.perf_counter() - began < _SECONDS_PER_PIECE)
+            row = stop
+        return state
+
+    with shown:
+        return sample(bound, run.plan, advance)
+
+
+def _changed(
+    bound: BoundDenoiser, run: PreparedRun, placed: Plan, later: Later
+) -> tuple[PreparedRun, Plan]:
+    """Returns a run and its plan on the devices with the prompts that begin here."""
+    plan = run.plan._replace(conditions=later.applied(run.plan.conditions))
+    return dataclasses.replace(run, plan=plan), place(bound, plan, placed)
+
+
+def decode(
+    c: Components,
+    latents: Any,
+    decoding: Decoding,
+    condition: DecoderCondition | None = None,
+    *,
+    tiled: bool = False,
+) -> tuple[Any, Any]:
+    """Decodes latents b h w c to images b H W 3 in [0, 1]; also returns whether each is finite, b.
+
+    Args:
+        c: the components.
+        latents: arrays on the host or on any device.
+        decoding: the static options of the decoder.
+        condition: the image and the mask that an inpainting decoder reads; None for other decoders.
+        tiled: whether to decode large images in overlapping tiles.
+    """
+    options = dataclasses.asdict(decoding)
+    if tiled:
+        return _decode_tiles(c, latents, condition, **options)
+    n, mesh = len(latents), c.local_mesh
+    with in_mesh(mesh):
+        padded = jax.tree.map(functools.partial(put, mesh), (latents, condition))
+        decoded = programs.decode(c.autoencoder, c.autoencoder_params, *padded, **options)
+    images, finite = (own_images(mesh, x, n) for x in decoded)
+    return images, finite
+
+
+def _rows(bound: BoundDenoiser, state: jax.Array, plan: Plan, start: int, stop: int) -> jax.Array:
+    """Runs the rows start..stop of a plan that lies on the devices, by the compiled program."""
+    rows = np.int32(start), np.int32(stop)
+    with in_mesh(bound.mesh):
+        return programs.denoise(bound.denoiser, bound.params, state, plan, *rows)
+
+
+def _first_weights(mesh: Mesh | None, plan: Plan) -> Any:
+    """Returns the weights of adapters in the first row on the devices; None without adapters."""
+    weights = plan.step_inputs.adapters
+    if weights is None:
+        return None
+    return put(mesh, weights[0], 0 if weights.ndim == 3 else NO_IMAGES)
+
+
+def _show(bar: Any, state: jax.Array, rows: int, *, first: bool, desc: str | None) -> None:
+    if bar.disable:
+        return
+    state.block_until_ready()
+    bar.update(rows)
+    if first:
+        # It may have compiled; the estimate of what is left must not count that.
+        bar.set_description(desc)
+        bar.unpause()
+
+
+def _row_noise(run: PreparedRun, *, in_vain: bool) -> Callable[[int], Any] | None:
+    """Returns a function from a row to PyTorch's noise for it, b h w c; None where not needed.
+
+    in_vain: see `Stepped.draws_in_vain`. A generator goes on as after diffusers' call.
+    """
+    motion, noise, draws = run.schedule.motion, run.noise, run.schedule.draws_noise
+    if not isinstance(noise, TorchNoise) or not draws.any():
+        return None
+    shape = run.plan.latents.shape
+    if motion is not None and motion.seed is not None:
+        return BrownianNoise(motion, shape).row
+
+    def row_noise(row: int) -> Any:
+        drawn = noise.draw("start", shape[1:]) if draws[row] or in_vain else None
+        return drawn if draws[row] else np.zeros(shape, np.float32)
+
+    return row_noise
+
+
+def _decode_tiles(
+    c: Components, latents: Any, condition: DecoderCondition | None, **options: bool
+) -> tuple[Any, Any]:
+    """Decodes as `programs.decode` does, in overlapping tiles where the images are large."""
+    params, factor = c.autoencoder_params, c.latents.factor
+
+    def decode_tile(part: np.ndarray, *shown: np.ndarray) -> jax.Array:
+        given = part, DecoderCondition(*shown) if shown else None
+        with in_mesh(c.local_mesh):
+            return programs.decode_pixels(c.autoencoder, params, *given, **options)
+
+    tile = tile_of(c.autoencoder.config, factor)
+    images = tiled_decode(decode_tile, latents, *(condition or ()), tile=tile, factor=factor)
+    return to_unit(jnp.asarray(images)), np.isfinite(images).all((1, 2, 3))

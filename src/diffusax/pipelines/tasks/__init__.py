@@ -1,0 +1,1 @@
+"""Tasks, which turn the arguments of a call into a plan."""

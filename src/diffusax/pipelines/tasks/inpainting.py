@@ -1,0 +1,164 @@
+"""Inpainting: generates images anew where a mask is white."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from diffusax.images.masks import apply_overlay, bilinear, get_crop_region, to_mask
+from diffusax.images.pictures import nearest
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.plan.arguments import Call
+from diffusax.pipelines.plan.plan import DecoderCondition, Images, Inpainting, PreparedRun
+from diffusax.pipelines.run import programs
+from diffusax.pipelines.run.images import check_latents
+from diffusax.pipelines.tasks.prompts import prompt_for_each_image
+from diffusax.pipelines.tasks.references import with_inpainted, with_own_size
+from diffusax.pipelines.tasks.schedules import make_schedule
+from diffusax.pipelines.tasks.start import (
+    are_latents,
+    count_images,
+    image_size,
+    pixel_size,
+    require_channels,
+)
+from diffusax.pipelines.tasks.tasks import (
+    check_count,
+    encode,
+    noised,
+    prepare_run,
+    read_pixels,
+    required,
+)
+from diffusax.runtime.random.noise import Noise, TorchNoise, noise_source
+
+
+def inpaint(c: Components, call: Call) -> PreparedRun:
+    """Prepares a run that generates images anew where the mask is white.
+
+    A network with as many input channels as the latents keeps the rest of the image by replacing it
+    after each row; one with more is given the mask and the masked image beside the latents. A
+    family that looks at images looks at the one to inpaint, and at those in image_reference.
+    """
+    if c.family.looks_at_images:
+        call = with_own_size(c, call)
+    else:
+        call = prompt_for_each_image(call)
+    b, height, width = count_images(call), *_inpainted_size(c, call)
+    # diffusers puts the image back without noise after the last row, also where denoising_end or
+    # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
+    schedule = make_schedule(c, call, (height, width), from_image=True).ending_clean
+    noise = noise_source(call.noise, call.seed, b, call.generators)
+    crop = crop_options(call, height, width)
+    pixels = read_pixels(c, call, height, width, **crop)
+    crop_mask: dict[str, Any] = {**crop, "factor": c.latents.multiple}
+    mask = to_mask(required(call, "mask_image"), height, width, **crop_mask)
+    shape = c.latents.shape(height, width)
+    own_channels = c.denoiser.in_channels == shape[-1]
+    if not own_channels:
+        require_channels(c, 2 * shape[-1] + 1, "inpainting")
+
+    start = None if call.latents is None else check_latents(c.latents, call.latents, b, *shape[:2])
+    # A run of flow matching begins at its first level even if that is not pure noise.
+    whole = call.strength == 1 and call.denoising_start is None and not c.family.begins_early
+    clean = None
+    own_noise = start is not None and c.family.blends_own_noise
+    eps = noise.draw("start", shape) if own_noise else start
+    if own_channels or (start is None and not whole):
+        clean = encode(c, noise, pixels, b)
+    if eps is None:
+        eps = noise.draw("start", shape)
+    if call.denoising_start is not None:
+        x = clean
+    elif whole or start is not None:
+        given = eps if start is None else start
+        x = programs.begin(given, np.float32(schedule.init_noise_sigma), None, None)
+    else:
+        x = noised(schedule, clean, eps)
+
+    check_count(mask, b, "mask_image")
+    shrink = bilinear if c.family.soft_masks else nearest
+    small = np.tile(shrink(mask, *shape[:2]), (b // len(mask), 1, 1, 1))
+    own: dict[str, Any] = {"size": (height, width)}
+    if own_channels:
+        own["inpainting"] = Inpainting(small, clean, eps)
+        encodes = call.masked_image_latents is None and not are_latents(pixels)
+        if encodes and isinstance(noise, TorchNoise) and not c.family.encodes_to_mode:
+            # diffusers encodes the masked image in any case, which takes random numbers.
+            noise.draw("masked", shape, max(len(pixels), len(mask)))
+    else:
+        masked = _masked_latents(c, call, noise, pixels, mask, b)
+        own["channels"] = programs.join_channels(small, masked)
+    run = prepare_run(c, call, schedule, noise, x, **own)
+    if c.family.looks_at_images:
+        run = with_inpainted(c, call, run, clean)
+    shown = _decoder_condition(c, call, pixels, mask, b)
+    finish = _overlay(call, crop["crops_coords"]) if call.padding_mask_crop is not None else None
+    return dataclasses.replace(run, decoder_condition=shown, finish=finish)
+
+
+def crop_options(call: Call, height: int, width: int) -> dict[str, Any]:
+    """Returns how images and masks are resized: as a whole, or cropped around the masked region."""
+    if call.padding_mask_crop is None:
+        return {"resize_mode": "default", "crops_coords": None}
+    for name in ("image", "mask_image"):
+        if not hasattr(getattr(call, name), "convert"):
+            raise ValueError(f"{name} must be a PIL image where padding_mask_crop is given")
+    if call.output_type != "pil":
+        raise ValueError(
+            f"output_type must be 'pil' where padding_mask_crop is given (got {call.output_type!r})"
+        )
+    coords = get_crop_region(call.mask_image, width, height, pad=call.padding_mask_crop)
+    return {"resize_mode": "fill", "crops_coords": coords}
+
+
+def _masked_latents(
+    c: Components, call: Call, noise: Noise, pixels: np.ndarray, mask: np.ndarray, b: int
+) -> Any:
+    """Returns the latents of the image with the masked region blanked, b h w z."""
+    if call.masked_image_latents is not None:
+        given, name = call.masked_image_latents, "masked_image_latents"
+        n = len(given) if getattr(given, "shape", ()) else b
+        given = check_latents(
+            c.latents, given, n, *c.latents.shape(*mask.shape[1:3])[:2], name=name
+        )
+        check_count(given, b, name)
+        return programs.tile(given, b)
+    if are_latents(pixels):
+        raise ValueError(
+            "masked_image_latents must be given where image is latents and the network takes the "
+            "masked picture"
+        )
+    return encode(c, noise, pixels * (mask < 0.5), b, purpose="masked")
+
+
+def _inpainted_size(c: Components, call: Call) -> tuple[int, int]:
+    """Returns height and width of the images to inpaint, see `Family.keeps_size`."""
+    if not c.family.keeps_size or (call.height and call.width):
+        return image_size(c, call)
+    own = pixel_size(c, read_pixels(c, call, call.height, call.width))
+    size = dataclasses.replace(call, height=call.height or own[0], width=call.width or own[1])
+    return image_size(c, size)
+
+
+def _decoder_condition(
+    c: Components, call: Call, pixels: np.ndarray, mask: np.ndarray, b: int
+) -> DecoderCondition | None:
+    """Returns the inputs of an AsymmetricAutoencoderKL's decoder; None for other autoencoders."""
+    shown = c.family.shows_kept and call.output_type != "latent"
+    if not shown or c.autoencoder.class_name != "AsymmetricAutoencoderKL":
+        return None
+    if are_latents(pixels):
+        raise ValueError(
+            "image must be a picture, not latents, where vae is an AsymmetricAutoencoderKL, whose "
+            "decoder looks at it"
+        )
+    return DecoderCondition(*(np.tile(x, (b // len(x), 1, 1, 1)) for x in (pixels, mask)))
+
+
+def _overlay(call: Call, coords: Any) -> Callable[[Images], Images]:
+    """Returns a function that pastes generated crops back into the original image."""
+    return lambda images: [
+        apply_overlay(call.mask_image, call.image, image, coords) for image in images
+    ]

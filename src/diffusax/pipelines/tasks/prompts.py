@@ -1,0 +1,393 @@
+"""Turns the texts of a call into the embeddings of each branch of guidance."""
+
+import dataclasses
+import functools
+import inspect
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.boundary.tensors import as_tensors, wants_tensors
+from diffusax.models.adapters.low_rank import Layers, adapted_networks
+from diffusax.models.network import Network, Params
+from diffusax.pipelines.components.adapters import call_adapters, resolve_adapters
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.families import Family
+from diffusax.pipelines.plan.arguments import (
+    Call,
+    as_list,
+    check_call,
+    match_length,
+    read_numbers,
+)
+from diffusax.pipelines.plan.plan import Prompt, Tokens
+from diffusax.pipelines.run import programs
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.programs.program import Program
+from diffusax.runtime.switches import settled
+
+Found = Mapping[str, Prompt]
+"""Embeddings of prompts (key "") and, where guidance needs them, negative prompts ("negative_")."""
+
+
+@functools.partial(Program, static=("family", "encoders", "groups", "clip_skip"), shape_of="tokens")
+def encode_texts(
+    family: Family,
+    encoders: tuple[Network, ...],
+    params: tuple[Params, ...],
+    tokens: Tokens,
+    adapters: tuple[Layers | None, ...] = (),
+    *,
+    groups: int = 1,
+    clip_skip: int | None = None,
+) -> tuple[Prompt, ...]:
+    """Encodes texts to embeddings, for each of `groups` equal parts of the texts.
+
+    tokens: see the families' `encode`. adapters: the layers of each encoder's adapters, whose
+    weights are in the tokens; empty for none at all. clip_skip: the number of the encoder's last
+    layers to leave out; it applies to the first part alone, the prompts, as in diffusers.
+    """
+    if not clip_skip:
+        return split_groups(encode_adapted(family, encoders, params, tokens, adapters), groups)
+    return tuple(
+        encode_adapted(family, encoders, params, part, adapters, None if g else clip_skip)
+        for g, part in enumerate(split_groups(tokens, groups))
+    )
+
+
+def encode_adapted(
+    family: Family,
+    encoders: tuple[Network, ...],
+    params: tuple[Params, ...],
+    tokens: Tokens,
+    adapters: tuple[Layers | None, ...],
+    clip_skip: int | None = None,
+) -> Prompt:
+    """Encodes tokens by the family's function, with encoders that have adapters.
+
+    adapters: see `encode_texts`.
+    """
+    networks = adapted_networks(encoders, adapters, tokens.adapters)
+    return family.encode(networks, params, tokens._replace(adapters=None), clip_skip)
+
+
+def split_groups(tree: Any, groups: int) -> tuple[Any, ...]:
+    """Splits a tree of arrays (g n) ... into a tuple of g trees of arrays n ... ."""
+    return tuple(jax.tree.map(lambda x, g=g: jnp.split(x, groups)[g], tree) for g in range(groups))
+
+
+def count_prompts(call: Call) -> int:
+    """Returns the number of prompts of a call.
+
+    Raises:
+        ValueError: there is none, or prompts and embeddings are both given.
+    """
+    if call.prompt is None and call.prompt_embeds is None:
+        raise ValueError("prompt or prompt_embeds must be given")
+    for prefix in ("", "negative_"):
+        embeds = f"{prefix}prompt_embeds"
+        for name in (f"{prefix}prompt", f"{prefix}prompt_2", f"{prefix}prompt_3"):
+            if getattr(call, name) is not None and getattr(call, embeds) is not None:
+                raise ValueError(f"only one of {name} and {embeds} can be given")
+    if call.prompt is None:
+        if isinstance(call.prompt_embeds, list | tuple):
+            return len(call.prompt_embeds)
+        return len(check_embeds("prompt_embeds", call.prompt_embeds, 3))
+    prompts = as_list(call.prompt)
+    if not prompts:
+        raise ValueError("prompt is an empty list; give at least one prompt")
+    return len(prompts)
+
+
+def prompt_for_each_image(call: Call) -> Call:
+    """Returns a call that starts from several images with its one prompt for each of them."""
+    listed = isinstance(call.image, list | tuple) or getattr(call.image, "ndim", 0) == 4
+    count = len(call.image) if listed else 1
+    texts = [] if call.prompt is None else as_list(call.prompt)
+    if count < 2 or len(texts) != 1 or (call.num_images_per_prompt or 1) > 1:
+        return call
+    names = ("prompt", "prompt_2", "prompt_3")
+    given = {n: getattr(call, n) for n in (*names, *(f"negative_{name}" for name in names))}
+    repeated: dict[str, Any] = {
+        n: as_list(text) * count for n, text in given.items() if text is not None
+    }
+    return dataclasses.replace(call, **repeated)
+
+
+def embed_prompts(c: Components, call: Call, branches: int, length: int | None = None) -> Prompt:
+    """Returns the embeddings of the call's prompts, b k ... with k branches.
+
+    The first branch has the prompts, and the others have the negative prompts, or zeros where a
+    checkpoint asks for these instead of a missing one (`force_zeros_for_empty_prompt`).
+
+    length: the number of tokens of other embeddings of the same run, which these are given, too.
+
+    Raises:
+        ValueError: prompts are missing, given twice, or not as many as needed.
+    """
+    found = given_embeds(c, call, guided=branches > 1)
+    texts = _texts_to_encode(c, call, found, guided=branches > 1)
+    if texts and c.encoded is not None:
+        n = count_prompts(call)
+        found |= {prefix: c.encoded.find(call, call_texts(c, call, prefix, n)) for prefix in texts}
+    elif texts:
+        tokens = tokenize(c, call, texts, _length(found) or length)
+        tokens, adapters = _with_adapters(c, call, tokens, len(texts))
+        _, networks, names = zip(*c.text)
+        options: dict[str, Any] = {"groups": len(texts)}
+        options["clip_skip"] = None if "" in found else call.clip_skip
+
+        def ready() -> tuple[Params, ...]:
+            return tuple(map(c.ready, names))
+
+        with in_mesh(c.encoder_mesh):
+            if c.texts is None:
+                encoded = encode_texts(c.family, networks, ready(), tokens, adapters, **options)
+            else:
+                params = tuple(c.params[name] for name in names)
+                options["ready"] = ready
+                encoded = c.texts.encode(c.family, networks, params, tokens, adapters, **options)
+        if c.encoder_mesh is not None:
+            # From the host they go wherever the denoiser is.
+            encoded = jax.device_get(encoded)
+        found |= dict(zip(texts, encoded))
+    found = _same_length(c, found)
+    shapes = [embeds.context.shape for embeds in found.values()]
+    if len(set(shapes)) > 1:
+        length = found["" if "" not in texts else "negative_"].context.shape[1]
+        more = f"; max_sequence_length={length} reads texts of as many tokens" if texts else ""
+        raise ValueError(
+            "prompt_embeds and negative_prompt_embeds must have the same shape (got "
+            f"{found[''].context.shape} and {found['negative_'].context.shape}){more}"
+        )
+    if texts and c.context_dim not in (None, shapes[0][-1]):
+        raise ValueError(
+            f"the text encoders give embeddings of a width of {shapes[0][-1]}, and the "
+            f"{c.denoiser.components[0]} attends to {c.context_dim}; load the pipeline with all "
+            "its text encoders, or give prompt_embeds"
+        )
+    return stack_prompts(found, branches=branches, repeats=call.num_images_per_prompt or 1)
+
+
+def _with_adapters(
+    c: Components, call: Call, tokens: Tokens, groups: int
+) -> tuple[Tokens, tuple[Layers | None, ...]]:
+    """Returns the tokens with the weights of the call's adapters, and each encoder's adapters."""
+    adapters = call_adapters(c, call, count_prompts(call))
+    names = [name for _, _, name in c.text]
+    if adapters is None or not any(name in adapters.layers for name in names):
+        return tokens, ()
+    layers = tuple(adapters.layers.get(name) for name in names)
+    return tokens._replace(adapters=np.tile(adapters.weights, (groups, 1))), layers
+
+
+def stack_prompts(found: Found, *, branches: int, repeats: int) -> Prompt:
+    """Stacks the embeddings of the branches, b k ...; see `embed_prompts`.
+
+    found: the embeddings; zeros replace missing negative prompts. repeats: the images per prompt.
+    """
+    other = 1 if "negative_" in found else None
+    stacked: Prompt = programs.stack_branches(
+        tuple(found[prefix] for prefix in ("", "negative_") if prefix in found),
+        order=(0, *[other] * (branches - 1)),
+        repeats=repeats,
+    )
+    return stacked
+
+
+def encodes_prompts(method: Any) -> Any:
+    """Makes the `encode_prompt` method of a pipeline from a declaration of its arguments.
+
+    The method returns the embeddings of the prompts and of the negative prompts, then their pooled
+    outputs, as tensors of PyTorch where the caller works with them. It raises ValueError for an
+    argument that is not valid.
+    """
+    signature = inspect.signature(method)
+
+    @settled
+    @functools.wraps(method)
+    def encode(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        found = _embeddings(self.parts, bound.arguments)
+        wanted = wants_tensors(self.tensors, *bound.arguments.values())
+        return as_tensors(found) if wanted else found
+
+    return encode
+
+
+def _embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
+    unused = ("options", "self", "device")
+    arguments = {k: v for k, v in given.items() if k not in unused}
+    guided = bool(arguments.pop("do_classifier_free_guidance", False))
+    call = check_call({**arguments, **given.get("options", {})})
+    c, call = resolve_adapters(c, call)
+    prompt = embed_prompts(c, call, 1 + guided)
+    if c.family.pad_embeds is not None:
+        return _cut(prompt, 0), _cut(prompt, 1) if guided else []
+    leaves = prompt[: len(c.family.embeds)]
+    if c.family.true_guidance:
+        # FLUX's method encodes no negative prompts, and returns the positions of the tokens.
+        return *(leaf[:, 0] for leaf in leaves), np.zeros((leaves[0].shape[2], 3), np.float32)
+    return tuple(half for leaf in leaves for half in (leaf[:, 0], leaf[:, 1] if guided else None))
+
+
+def _cut(prompt: Prompt, branch: int) -> list[Any]:
+    """Returns the embeddings of a branch without their padding, t d each."""
+    lengths = np.asarray(prompt.lengths)[:, branch]
+    return [context[branch, :length] for context, length in zip(prompt.context, lengths)]
+
+
+def tokenize(
+    c: Components, call: Call, prefixes: Sequence[str], length: int | None = None
+) -> Tokens:
+    """Returns the tokens of the call's texts, (g n) ... .
+
+    prefixes: "" for the prompts and "negative_" for the negative prompts, g groups of n texts that
+    follow each other. length: the number of tokens of embeddings in the same batch, if any.
+    """
+    n, encoders = count_prompts(call), [name for _, _, name in c.text]
+    groups = [call_texts(c, call, prefix, n) for prefix in prefixes]
+    texts = [list(itertools.chain(*(group[name] for group in groups))) for name in encoders]
+    tokens = c.family.tokenize([tokenizer for tokenizer, _, _ in c.text], texts, call, length)
+    _check_ids(c, tokens)
+    return tokens
+
+
+def count_tokens(c: Components, call: Call) -> int:
+    """Returns the number of tokens of the embeddings of a call's texts, with their padding."""
+    prefixes = [""] if call.negative_prompt is None else ["", "negative_"]
+    shape = tokenize(c, call, prefixes).ids[0].shape
+    return int(np.prod(shape[1:]))
+
+
+def _check_ids(c: Components, tokens: Tokens) -> None:
+    """Raises ValueError where a text encoder lacks an id, whose embedding would be NaN."""
+    for (tokenizer, network, name), ids in zip(c.text, tokens.ids):
+        size = getattr(getattr(network, "config", None), "vocab_size", None)
+        if size is not None and (largest := np.max(ids)) >= size:
+            word = tokenizer.decode([largest])
+            raise ValueError(
+                f"prompt has the word {word!r}, for which {name} has no embedding; load it again "
+                "with load_textual_inversion, after the text encoder was assigned"
+            )
+
+
+def token_groups(c: Components, call: Call, *, guided: bool) -> Tokens:
+    """Returns the tokens g n ... of the prompts and, where guided, of the negative prompts.
+
+    Prompts that the call gives as embeddings are left out; without any texts there is no array.
+    """
+    found = given_embeds(c, call, guided=guided)
+    prefixes = _texts_to_encode(c, call, found, guided=guided)
+    if not prefixes or not c.family.text_encoders:
+        return Tokens(())
+    if c.encoded is not None:
+        raise ValueError(
+            "generate_fn needs the text encoders, which encode_first has freed; load the pipeline "
+            "without it"
+        )
+    if c.encoder_mesh is not None:
+        raise ValueError(
+            "generate_fn needs all networks on the same devices; load the pipeline without "
+            "encoder_device"
+        )
+    tokens = tokenize(c, call, prefixes, _length(found))
+    grouped: Tokens = jax.tree.map(lambda x: x.reshape(len(prefixes), -1, *x.shape[1:]), tokens)
+    return grouped
+
+
+def given_embeds(c: Components, call: Call, *, guided: bool) -> dict[str, Prompt]:
+    """Returns the call's own embeddings, under "" and, where guided, under "negative_"."""
+    prefixes = ("", "negative_") if guided else ("",)
+    given = (p for p in prefixes if getattr(call, f"{p}prompt_embeds") is not None)
+    return {prefix: _given(c, call, prefix) for prefix in given}
+
+
+def check_embeds(
+    name: str, embeds: Any, ndim: int, width: int | None = None, *, axes: str | None = None
+) -> Any:
+    """Checks and returns embeddings, as a NumPy or JAX array. axes: the axes' names for the error.
+
+    Raises:
+        ValueError: they have another shape, or are not numbers.
+    """
+    axes = axes or ("(prompts, tokens, width)" if ndim == 3 else "(prompts, width)")
+    shape = getattr(embeds, "shape", None)
+    if shape is None or len(shape) != ndim or width not in (None, shape[-1]) or not len(embeds):
+        wanted = "" if width is None else f" with a width of {width}"
+        got = type(embeds).__name__ if shape is None else tuple(shape)
+        raise ValueError(f"{name} must be an array of shape {axes}{wanted} (got {got})")
+    return embeds if isinstance(embeds, jax.Array) else read_numbers(name, embeds)
+
+
+def _given(c: Components, call: Call, prefix: str) -> Prompt:
+    """Returns the call's embeddings in the denoiser's dtype. prefix: "" or "negative_"."""
+    first, *others = (f"{prefix}{name}" for name in c.family.embeds)
+    if c.family.pad_embeds is not None:
+        arrays = _list_of_embeds(first, getattr(call, first), c.context_dim)
+        padded = c.family.pad_embeds(arrays)
+        return padded._replace(context=padded.context.astype(c.dtype))
+    embeds = [check_embeds(first, getattr(call, first), 3, c.context_dim)]
+    for name in others:
+        if getattr(call, name) is None:
+            raise ValueError(f"{name} must be given with {first}; see encode_prompt")
+        embeds.append(check_embeds(name, getattr(call, name), 2))
+    # Another dtype would compile another program.
+    return Prompt(*(leaf.astype(c.dtype) for leaf in embeds))
+
+
+def _list_of_embeds(name: str, embeds: Any, width: int | None) -> list[Any]:
+    """Returns the embeddings of prompts of different lengths, t d each.
+
+    Raises:
+        ValueError: they have another shape, or are not numbers.
+    """
+    if isinstance(embeds, list | tuple):
+        if not embeds:
+            raise ValueError(f"{name} must have at least one array (tokens, width) (got none)")
+        return [check_embeds(name, x, 2, width, axes="a list of (tokens, width)") for x in embeds]
+    return list(check_embeds(name, embeds, 3, width))
+
+
+def _same_length(c: Components, found: dict[str, Prompt]) -> dict[str, Prompt]:
+    """Returns the embeddings with padding, so that all have the most tokens of any."""
+    longest = max(prompt.context.shape[1] for prompt in found.values())
+    if c.family.pad_embeds is None:
+        return found
+
+    def padded(prompt: Prompt) -> Prompt:
+        more = longest - prompt.context.shape[1]
+        context = jnp.pad(prompt.context, ((0, 0), (0, more), (0, 0))) if more else prompt.context
+        return prompt._replace(context=context)
+
+    return {prefix: padded(prompt) for prefix, prompt in found.items()}
+
+
+def call_texts(c: Components, call: Call, prefix: str, n: int) -> dict[str, list[str]]:
+    """Returns the texts for each text encoder by name; the first encoder's are the default."""
+    first, texts = getattr(call, f"{prefix}prompt") or "", {}
+    for i, encoder in enumerate(c.family.text_encoders):
+        name = f"{prefix}prompt" + (f"_{i + 1}" if i else "")
+        texts[encoder.name] = match_length(name, as_list(getattr(call, name) or first), n)
+    return texts
+
+
+def _texts_to_encode(c: Components, call: Call, found: Found, *, guided: bool) -> list[str]:
+    """Returns the prefixes of the texts to encode: "" and, where guided, "negative_".
+
+    Those whose embeddings are in `found` are left out. So is a missing negative prompt where the
+    checkpoint asks for zeros, as SDXL's do.
+    """
+    zeros = call.negative_prompt is None and c.options.get("force_zeros_for_empty_prompt")
+    wanted = ("", "negative_") if guided and not zeros else ("",)
+    return [prefix for prefix in wanted if prefix not in found]
+
+
+def _length(found: Found) -> int | None:
+    """Returns the number of tokens of given embeddings, which other texts must have, or None."""
+    return found[""].context.shape[1] if "" in found else None

@@ -1,0 +1,1 @@
+"""Devices, meshes of them, their memory, and the processes that share them."""

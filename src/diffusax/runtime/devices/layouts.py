@@ -1,0 +1,90 @@
+"""The order in memory in which a device's library reads the parameters of convolutions.
+
+cuDNN reads the kernel of a convolution of images b h w c as d h w c, and writes gradients so. XLA
+stores arrays row by row unless it is told otherwise, so that every call of a program would copy all
+kernels, h w c d, into that order first, and a training step their gradients and moments, too.
+Shapes and values stay what they are, and files know nothing of it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Format, Layout
+from jax.sharding import Sharding
+
+from diffusax.runtime.devices.chips import capability_of
+
+ORDERS = {"cuda": (3, 0, 1, 2)}
+"""The axes of a kernel h w c d from the slowest to the quickest, by platform (`platform_of`).
+
+AMD's MIOpen has none here: XLA gives it the order in which it would convolve images b c h w.
+"""
+_CHANNELS_FIRST = (3, 2, 0, 1)
+_CHANNELS_LAST = {"float16": (7, 0), "bfloat16": (8, 0), "float32": (8, 0)}
+"""The compute capability from which XLA convolves images b h w c; before it converts them to
+b c h w, and kernels to d c h w."""
+
+
+def platform_of(device: Any) -> str:
+    """Returns JAX's name of a device's platform, for lowering: "cuda" or "rocm" for GPUs."""
+    name: str = device.platform
+    return name if name != "gpu" else "rocm" if capability_of(device) is None else "cuda"
+
+
+def is_kernel(shape: Sequence[int]) -> bool:
+    """Returns whether a parameter is a convolution's kernel.
+
+    Kernels of one pixel are matrices, which are multiplied as they are.
+    """
+    return len(shape) == 4 and tuple(shape[:2]) != (1, 1)
+
+
+def kernel_order(shape: Sequence[int], dtype: Any, device: Any) -> tuple[int, ...] | None:
+    """Returns the order of a parameter's axes in memory; None where it is the usual one."""
+    order = ORDERS.get(platform_of(device))
+    if order is None or not is_kernel(shape):
+        return None
+    capability, least = capability_of(device), _CHANNELS_LAST.get(jnp.dtype(dtype).name)
+    old = capability is not None and least is not None and capability < least
+    return _CHANNELS_FIRST if old else order
+
+
+def place_of(x: Any, sharding: Sharding) -> Any:
+    """Returns where and in which order a parameter, or its shape, lies on a sharding's devices."""
+    device: Any = next(iter(sharding.device_set))
+    order = kernel_order(x.shape, x.dtype, device)
+    return sharding if order is None else Format(Layout(order), sharding)
+
+
+def tree_places(tree: Any, shardings: Any) -> Any:
+    """Returns `place_of` each parameter of a tree, which may hold shapes."""
+    return jax.tree.map(place_of, tree, shardings)
+
+
+def in_order(params: Any) -> Any:
+    """Returns parameters in the order of their devices; those that are so already stay.
+
+    Arrays of NumPy and shapes stay as they are.
+    """
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or x.ndim != 4:
+            return x
+        place = place_of(x, x.sharding)
+        if place is x.sharding or order_of(x) == place.layout.major_to_minor:
+            return x
+        return jax.device_put(x, place)
+
+    found = jax.tree.map(one, params)
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(found), strict=True)
+    # Pipelines that share parameters know it by the tree that they share.
+    return params if all(before is after for before, after in pairs) else found
+
+
+def order_of(x: Any) -> tuple[int, ...] | None:
+    """Returns the order of an array's, or a shape's, axes in memory; None for the usual one."""
+    found = getattr(getattr(x, "format", None), "layout", None)
+    order = None if found is None else tuple(found.major_to_minor)
+    return None if order == tuple(range(x.ndim)) else order

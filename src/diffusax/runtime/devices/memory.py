@@ -1,0 +1,61 @@
+"""Measures the memory of this machine and of a device."""
+
+import contextlib
+import ctypes
+import functools
+import gc
+import os
+from pathlib import Path
+
+import jax
+
+# The files with a container's own limit, in cgroups version 2 and 1.
+_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+@functools.cache
+def host_memory() -> int | None:
+    """Returns the bytes of this machine's memory, or of its container's if that has fewer.
+
+    Returns None if the machine does not tell.
+    """
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    return min([total, *filter(None, map(_limit, _LIMITS))])
+
+
+def device_memory(device: jax.Device) -> int | None:
+    """Returns the bytes that programs can use on a device; CPU devices share the machine's.
+
+    Returns None if it is not known.
+    """
+    if device.platform == "cpu":
+        total = host_memory()
+        return total and total // jax.local_device_count("cpu")
+    stats = device.memory_stats() or {}
+    return stats.get("bytes_limit")
+
+
+def return_memory() -> None:
+    """Collects garbage, and gives memory that is free back to the system where glibc does so."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _limit(file: Path) -> int | None:
+    """Reads the number in the file; returns None if the container has no limit."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error says that the device's memory is used up."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)

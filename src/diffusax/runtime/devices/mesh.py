@@ -1,0 +1,424 @@
+"""Devices as a mesh, and the places of arrays on it.
+
+A mesh has three axes: "data" holds copies of the parameters, "fsdp" splits them (Zhao et al. 2023;
+ZeRO stage 3, Rajbhandari et al. 2020), "tensor" splits the layers' work, by rules on the
+parameters' names (Shoeybi et al. 2019). A batch is split over the first two. A mesh may have a
+fourth, "context", which splits the tokens of an image; each device has all keys and values of
+attention (Li et al. 2021, "Sequence Parallelism", without the ring).
+"""
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
+
+from diffusax.runtime.devices.layouts import ORDERS, is_kernel, platform_of
+from diffusax.runtime.switches import own_switches
+
+BATCH_AXES = ("data", "fsdp")
+TENSOR_AXIS = "tensor"
+AXES = (*BATCH_AXES, TENSOR_AXIS)
+CONTEXT_AXIS = "context"
+_KNOWN = (*AXES, CONTEXT_AXIS)
+# Splitting smaller arrays costs more in messages than it saves in memory.
+MIN_SHARDED_SIZE = 2**14
+
+
+class Rule(NamedTuple):
+    """Which axis of a parameter the tensor axis splits."""
+
+    end: str
+    """A regular expression for the end of the parameter's name."""
+    axis: int
+    pieces: int | str = 1
+    """The number of equal pieces along the axis, such as attention heads, that are never cut. In
+    the rules of a class of networks it may be the name of the layer's attribute that says it."""
+
+
+Rules = Sequence[Rule | tuple[str, int]]
+"""Rules for the parameters of a network; the first that matches a name holds."""
+
+
+def make_mesh(
+    shape: str | Mapping[str, int] | Mesh | None = None, *, devices: Sequence[Any] | None = None
+) -> Mesh:
+    """Makes a mesh of the devices with the axes data, fsdp and tensor, and context if it is given.
+
+    Args:
+        shape: the axes' sizes, as in "data=4,tensor=2". Those left out are 1, except data, which
+            takes the devices that remain; -1 means all that remain. A mesh is returned as it is.
+        devices: the devices; by default those of all processes.
+
+    Raises:
+        ValueError: an axis is unknown, or the sizes do not multiply to the number of devices.
+    """
+    if isinstance(shape, Mesh):
+        if set(shape.axis_names) not in (set(AXES), set(_KNOWN)):
+            names = ", ".join(map(str, shape.axis_names))
+            raise ValueError(f"mesh must have the axes {', '.join(AXES)} (got {names})")
+        # A new mesh, so that XLA partitions all axes by itself.
+        return Mesh(shape.devices, shape.axis_names)
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = parse_mesh(shape) if isinstance(shape, str) else dict(shape or {})
+    for axis, size in sizes.items():
+        if axis not in _KNOWN or not isinstance(size, int) or not (size > 0 or size == -1):
+            raise ValueError(
+                f"mesh must give sizes to {', '.join(_KNOWN)}, such as 'data=4,tensor=2' "
+                f"(got {axis}={size})"
+            )
+    sizes = {"data": -1 if -1 not in sizes.values() else 1, "fsdp": 1, TENSOR_AXIS: 1, **sizes}
+    known = math.prod(size for size in sizes.values() if size != -1)
+    open_axes = [axis for axis, size in sizes.items() if size == -1]
+    if len(open_axes) > 1 or len(devices) % known or (not open_axes and known != len(devices)):
+        asked = ",".join(f"{axis}={size}" for axis, size in sizes.items())
+        raise ValueError(f"mesh {asked} does not fit {len(devices)} devices")
+    sizes |= dict.fromkeys(open_axes, len(devices) // known)
+    axes = _KNOWN if sizes.get(CONTEXT_AXIS, 1) > 1 else AXES
+    return Mesh(np.asarray(devices).reshape([sizes[axis] for axis in axes]), axes)
+
+
+def in_mesh(mesh: Mesh | None) -> Any:
+    """Returns the context in which programs for the mesh are traced and called."""
+    return own_switches() if mesh is None else _in_mesh(mesh)
+
+
+@contextlib.contextmanager
+def _in_mesh(mesh: Mesh) -> Iterator[None]:
+    with own_switches(), jax.set_mesh(mesh):
+        yield
+
+
+def check_processes(mesh: Mesh) -> None:
+    """Raises ValueError where devices of several processes would share images.
+
+    Each process brings its own images, and JAX would take them for the same ones.
+    """
+    for axis in (TENSOR_AXIS, CONTEXT_AXIS):
+        if axis not in mesh.axis_names:
+            continue
+        shares = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), -1)
+        for devices in shares.reshape(-1, shares.shape[-1]):
+            if len({device.process_index for device in devices}) > 1:
+                raise ValueError(
+                    f"mesh must have its {axis} axis within a process, as each has images of its "
+                    f"own (got {dict(mesh.shape)}); use fsdp between processes"
+                )
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Reads the axes' sizes from a text such as "data=4,tensor=2".
+
+    Raises:
+        ValueError: the text does not have this form.
+    """
+    sizes = {}
+    for part in filter(None, text.replace(" ", "").split(",")):
+        axis, _, size = part.partition("=")
+        if not re.fullmatch(r"-?\d+", size) or axis in sizes:
+            raise ValueError(f"mesh must be sizes such as 'data=4,tensor=2' (got {text!r})")
+        sizes[axis] = int(size)
+    return sizes
+
+
+def batch_size(mesh: Mesh | AbstractMesh) -> int:
+    """Returns the number of parts that a batch is split into."""
+    return math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
+
+
+def batch_sharding(mesh: Mesh, *, axis: int = 0) -> NamedSharding:
+    """Returns the sharding of a batch: an axis over all devices that do not share an image."""
+    return NamedSharding(mesh, PartitionSpec(*[None] * axis, BATCH_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding that puts a copy on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def param_sharding(
+    mesh: Mesh, name: str, shape: tuple[int, ...], rules: Rules = ()
+) -> NamedSharding:
+    """Returns a parameter's sharding: one axis on "tensor" by the rules, the largest other on
+    "fsdp", or of a convolution on GPUs the one that is slowest in memory.
+
+    Small arrays are not split, and neither are axes that the devices do not divide, or whose
+    pieces they do not divide.
+
+    Args:
+        mesh: the mesh of the devices.
+        name: the path through the tree, joined by dots; an adapter's ends with down or up.
+        shape: the parameter's shape.
+        rules: the network's rules.
+    """
+    axes: list[str | None] = [None] * len(shape)
+    if math.prod(shape) >= MIN_SHARDED_SIZE:
+        parts = mesh.shape.get(TENSOR_AXIS, 1)
+        split = _rule_for(name, rules)
+        if split is not None and parts > 1 and _divides(parts, split, shape):
+            axes[split.axis] = TENSOR_AXIS
+        parts = mesh.shape.get("fsdp", 1)
+        free = [i for i, n in enumerate(shape) if axes[i] is None and n % parts == 0]
+        if free and parts > 1:
+            axes[_axis_to_gather(shape, free, _platform(mesh))] = "fsdp"
+    return NamedSharding(mesh, PartitionSpec(*axes) if any(axes) else PartitionSpec())
+
+
+def _platform(mesh: Mesh | AbstractMesh) -> str:
+    """Returns `platform_of` the devices; "" where they are not known."""
+    return "" if isinstance(mesh, AbstractMesh) else platform_of(mesh.devices.flat[0])
+
+
+def _axis_to_gather(shape: Sequence[int], free: Sequence[int], platform: str) -> int:
+    """Returns which of some axes is split by devices that gather the whole array.
+
+    It is the largest, but for what lies in an order of its own, where the parts of the slowest axis
+    lie one behind the other already.
+    """
+    # In every order of a platform the same axis is the slowest.
+    order = ORDERS.get(platform) if is_kernel(shape) else None
+    return order[0] if order and order[0] in free else max(free, key=lambda i: shape[i])
+
+
+def _divides(parts: int, rule: Rule, shape: tuple[int, ...]) -> bool:
+    pieces = rule.pieces if isinstance(rule.pieces, int) else 1
+    return shape[rule.axis] % parts == 0 and (pieces == 1 or pieces % parts == 0)
+
+
+def _rule_for(name: str, rules: Rules) -> Rule | None:
+    """Returns the first rule for a parameter's name.
+
+    An adapter has A (down: ... c R) and B (up: R d) beside a kernel ... c d: where the kernel's
+    rows are split, A's are, and where its columns are split, B's are.
+    """
+    layer, _, kind = name.rpartition(".")
+    adapted = {"down": -2, "up": -1}.get(kind)
+    if adapted is None:
+        found = (rule for rule in rules if re.search(rf"(^|\.){rule[0]}$", name))
+        return next((Rule(*rule) for rule in found), None)
+    split = _rule_for(f"{layer}.kernel", rules)
+    # A kernel has two or four axes, so that its rows have an even number.
+    return split._replace(axis=adapted) if split and split.axis % 2 == adapted % 2 else None
+
+
+def counted_rules(rules: Rules, counts: Mapping[str, Mapping[str, int]]) -> Rules:
+    """Returns rules with numbers of pieces in the place of attributes' names.
+
+    Layers below one another that have the same number share a rule, so that there are few.
+
+    Args:
+        rules: the rules of a class of networks.
+        counts: for each attribute, its values by the paths of the layers that have it.
+    """
+    counted: list[Rule | tuple[str, int]] = []
+    for rule in (Rule(*rule) for rule in rules):
+        if isinstance(rule.pieces, int):
+            counted.append(rule)
+            continue
+        found = {tuple(path.split(".")): n for path, n in counts.get(rule.pieces, {}).items()}
+        for prefix, pieces in _shared(found):
+            end = "".join(rf"{re.escape(part)}\." for part in prefix)
+            end += rf"(.*\.)?{rule.end}" if prefix else rule.end
+            counted.append(Rule(end, rule.axis, pieces))
+    return tuple(counted)
+
+
+def _shared(counts: Mapping[tuple[str, ...], int]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Lists the shortest beginnings of paths below which all layers have the same number."""
+    if len(set(counts.values())) == 1:
+        yield (), next(iter(counts.values()))
+        return
+    for first in dict.fromkeys(path[0] for path in counts if path):
+        below = {path[1:]: n for path, n in counts.items() if path[:1] == (first,)}
+        for prefix, pieces in _shared(below):
+            yield (first, *prefix), pieces
+
+
+def rules_below(name: str, rules: Rules) -> Rules:
+    """Returns a network's rules for a tree that holds its parameters under a name."""
+    return tuple(
+        Rule(rf"{re.escape(name)}\.(.*\.)?{rule.end}", rule.axis, rule.pieces)
+        for rule in (Rule(*rule) for rule in rules)
+    )
+
+
+def turned_sharding(sharding: NamedSharding, axes: Sequence[int]) -> NamedSharding:
+    """Returns the sharding of an array after its axes are transposed."""
+    spec = (*sharding.spec, *[None] * (len(axes) - len(sharding.spec)))
+    return NamedSharding(sharding.mesh, PartitionSpec(*(spec[axis] for axis in axes)))
+
+
+def tree_sharding(mesh: Mesh, tree: Any, rules: Rules = ()) -> Any:
+    """Returns `param_sharding` for each array (or shape) of a tree."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: param_sharding(mesh, tree_name(path), x.shape, rules), tree
+    )
+
+
+def tree_name(path: Sequence[Any]) -> str:
+    """Joins the keys of a path through a tree by dots."""
+    keys = (getattr(k, "key", getattr(k, "name", getattr(k, "idx", None))) for k in path)
+    return ".".join(map(str, keys))
+
+
+def tensor_parts() -> int:
+    """Returns the number of devices that share a layer's work, inside `jax.set_mesh`."""
+    return int(jax.sharding.get_abstract_mesh().shape.get(TENSOR_AXIS, 1))
+
+
+def split_columns(kernel: jax.Array) -> jax.Array:
+    """Splits the columns of a kernel ... d over the devices of the tensor axis.
+
+    It is for a part of the columns of a kernel that holds several layers side by side. Such kernels
+    are stored split by rows, because a split of their columns would give each device one layer
+    instead of a part of both.
+    """
+    return _split(kernel, kernel.ndim - 2, kernel.ndim - 1)
+
+
+def split_rows(kernel: jax.Array) -> jax.Array:
+    """Splits the rows of a kernel c d over the devices of the tensor axis.
+
+    It is for a part of the rows of a kernel that reads several inputs side by side. Such kernels
+    are stored split by columns.
+    """
+    return _split(kernel, 1, 0)
+
+
+def _split(kernel: jax.Array, stored: int, wanted: int) -> jax.Array:
+    """Splits a part of a kernel along another axis than it is stored."""
+    if kernel.shape[wanted] % tensor_parts():
+        return kernel
+    # Without the first XLA would split the whole kernel along the other axis, and then cut.
+    for axis in (stored, wanted):
+        axes = [TENSOR_AXIS if i == axis else None for i in range(kernel.ndim)]
+        if kernel.shape[axis] % tensor_parts() == 0:
+            kernel = jax.lax.with_sharding_constraint(kernel, PartitionSpec(*axes))
+    return kernel
+
+
+def context_parts() -> int:
+    """Returns the number of devices that share an image's tokens, inside `jax.set_mesh`."""
+    return int(jax.sharding.get_abstract_mesh().shape.get(CONTEXT_AXIS, 1))
+
+
+def split_tokens(x: jax.Array) -> jax.Array:
+    """Splits tokens b t ... over the devices of the context axis, if it divides their number.
+
+    How the other axes are split is left as it is.
+    """
+    parts = context_parts()
+    if parts == 1 or x.shape[1] % parts:
+        return x
+    return jax.lax.with_sharding_constraint(x, _spec_of_tokens(x.ndim, CONTEXT_AXIS))
+
+
+def gather_tokens(x: jax.Array) -> jax.Array:
+    """Gathers tokens b t ... that are split over the devices of the context axis on each."""
+    if context_parts() == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, _spec_of_tokens(x.ndim, None))
+
+
+def gather_channels(x: jax.Array) -> jax.Array:
+    """Gathers the last axis, where it is split over the devices of the tensor axis, on each."""
+    if tensor_parts() == 1:
+        return x
+    free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*free, None))
+
+
+def _spec_of_tokens(axes: int, place: str | None) -> PartitionSpec:
+    free = PartitionSpec.UNCONSTRAINED
+    return PartitionSpec(free, place, *[free] * (axes - 2))
+
+
+def split_images(x: jax.Array) -> jax.Array:
+    """Splits a batch, so that each device computes its share of the images, inside `jax.set_mesh`.
+
+    The last image is repeated until the devices divide the number of images.
+    """
+    parts = batch_size(jax.sharding.get_abstract_mesh())
+    if parts == 1 or len(x) == 1:
+        return x
+    return jax.lax.with_sharding_constraint(pad(x, parts), PartitionSpec(BATCH_AXES))
+
+
+def pad(x: jax.Array, parts: int, axis: int = 0) -> jax.Array:
+    """Repeats an array's last image until `parts` divides the number of images."""
+    extra = -x.shape[axis] % parts
+    if not extra:
+        return x
+    last = jnp.take(x, jnp.full(extra, x.shape[axis] - 1), axis=axis)
+    return jnp.concatenate([x, last], axis)
+
+
+def put_batch(mesh: Mesh, batch: Any) -> Any:
+    """Makes an array of the whole batch on the mesh from this process's part of it."""
+    sharding = batch_sharding(mesh)
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
+
+
+def to_host(tree: Any) -> Any:
+    """Returns the whole tree as NumPy arrays on every process; all of them must call it.
+
+    It goes array by array, so that no device ever holds more than one whole array.
+    """
+
+    def one(x: Any) -> np.ndarray:
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+        return np.asarray(x)
+
+    return jax.tree.map(one, tree)
+
+
+def mesh_of(params: Any) -> Mesh | None:
+    """Returns the mesh of several devices that parameters are on; None for one device."""
+    sharding = getattr(next(iter(jax.tree.leaves(params)), None), "sharding", None)
+    several = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
+    return sharding.mesh if several else None  # type: ignore[union-attr,return-value]
+
+
+def mesh_on(place: Any, name: str) -> Mesh:
+    """Returns the mesh of a device, or a mesh as it is.
+
+    Raises:
+        ValueError: the argument of this name is neither.
+    """
+    _check_device(place, name)
+    return make_mesh(place) if isinstance(place, Mesh) else make_mesh(devices=[place])
+
+
+def _check_device(place: Any, name: str) -> None:
+    if not isinstance(place, Mesh | Sharding) and not hasattr(place, "process_index"):
+        raise ValueError(
+            f"{name} must be a device, such as jax.devices()[0], or a mesh (got {place!r:.200})"
+        )
+
+
+def devices_for(device: Any, mesh: Mesh | str | None, *, without: Mesh | None = None) -> Any:
+    """Returns the device, or the mesh of several, that a pipeline is loaded on.
+
+    without: the devices to leave out where neither is named one by one.
+
+    Raises:
+        ValueError: both are given, the device is none, or the mesh does not fit the devices.
+    """
+    if device is not None and mesh is not None:
+        raise ValueError("only one of device and mesh can be given")
+    if device is not None:
+        _check_device(device, "device")
+    taken = () if without is None else tuple(without.devices.flat)
+    left = [d for d in jax.local_devices() if d not in taken] or jax.local_devices()
+    if mesh is None and (device is not None or jax.local_device_count() == 1):
+        return device
+    every = left if taken or not mesh else None
+    made = make_mesh(mesh, devices=every)
+    return made if made.size > 1 else made.devices.flat[0]

@@ -1,0 +1,1 @@
+"""Compiled programs: made, kept, saved, exported and measured."""

@@ -1,0 +1,1 @@
+"""Random numbers: JAX's, PyTorch's and torchsde's, reproduced."""

@@ -1,0 +1,273 @@
+"""What a catalogue lists: models with their tasks and defaults, and files beside them."""
+
+import dataclasses
+import functools
+import inspect
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from diffusax.boundary.files import load_json
+from diffusax.checkpoints import read_call_defaults, read_model_index, resolve
+from diffusax.checkpoints.files import component_folder
+from diffusax.checkpoints.networks import read_network, stored_tensors
+from diffusax.checkpoints.single_file import is_single_file, read_contents
+from diffusax.pipelines.classes.auto import (
+    AutoPipelineForImage2Image,
+    AutoPipelineForInpainting,
+    AutoPipelineForText2Image,
+)
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.components.loading import class_for, load_scheduler, with_class_options
+from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
+from diffusax.pipelines.tasks.start import pixel_range
+from diffusax.pipelines.tasks.tasks import instruct
+from diffusax.samplers import Scheduler, fitting_samplers, sampler_name
+
+Task = Literal["text-to-image", "image-to-image", "inpainting", "edit"]
+
+TASKS: dict[Task, tuple[Task, ...]] = {
+    "text-to-image": ("text-to-image", "image-to-image", "inpainting"),
+    "image-to-image": ("image-to-image", "inpainting"),
+    "inpainting": ("inpainting",),
+    "edit": ("edit",),
+}
+"""The tasks of each kind of model: a plain one, a refiner, one for inpainting, one for edits."""
+AUTOS: dict[str, Any] = {
+    "text-to-image": AutoPipelineForText2Image,
+    "image-to-image": AutoPipelineForImage2Image,
+    "inpainting": AutoPipelineForInpainting,
+}
+"""The classes that choose a pipeline for a task."""
+
+
+_TEXTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+"""What is not looked at before a model is loaded: writing tokenizers takes most of the time."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """A model that clients can name, with the defaults of its first task."""
+
+    name: str
+    title: str
+    family: str
+    kind: Task
+    tasks: tuple[Task, ...]
+    width: int
+    """In pixels, as the height: the size that the model was trained at."""
+    height: int
+    multiple: int
+    """Width and height are multiples of so many pixels."""
+    pixels: tuple[int, int] | None
+    """The fewest and the most pixels at which it generates well; None for any number."""
+    steps: int
+    guidance_scale: float
+    image_guidance_scale: float | None
+    """None unless the model edits pictures."""
+    sampler: str
+    """The checkpoint's own sampler."""
+    samplers: tuple[str, ...]
+    """The samplers that suit the model."""
+    path: Path
+    loaded: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """A LoRA, an embedding or a ControlNet that clients can name."""
+
+    name: str
+    title: str
+    path: Path
+    context_dim: int | None = None
+    """Of a ControlNet, the width of the text embeddings that it attends to, which must be the
+    model's; None where it is not known."""
+    changed: int = 0
+    """When it was last changed, see `last_change`."""
+    alias: str | None = None
+    """The name in a LoRA's header, by which A1111's prompts call it; None where it has none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A model that can be loaded."""
+
+    entry: ModelEntry
+    source: str | Path
+    """What `from_pretrained` takes."""
+    folder: Path
+    """The checkpoint's folder in diffusers' layout, without text encoders where it stands for a
+    single file."""
+    origin: Any
+    """The class of pipelines that the checkpoint names."""
+    call_defaults: dict[str, float]
+    scheduler: Scheduler
+    context_dim: int | None
+    """The width of the text embeddings that its denoiser attends to."""
+    changed: int
+    """When it was last changed, see `last_change`; 0 for a Hub repository."""
+
+    def pipeline_class(self, task: str, *, steered: bool = False) -> Any:
+        """Returns the class of pipelines for a task, with ControlNets or without.
+
+        Raises:
+            ValueError: diffusax has no such class for the family.
+        """
+        if task == "edit":
+            return self.origin
+        return AUTOS[task].find_class(self.origin, steered)
+
+    def defaults(self, pipeline_class: Any) -> dict[str, Any]:
+        """Returns the defaults of a call: the checkpoint's own, then those of the class."""
+        parameters = inspect.signature(pipeline_class.__call__).parameters
+        found = {name: parameter.default for name, parameter in parameters.items()}
+        return {**found, **{k: v for k, v in self.call_defaults.items() if k in found}}
+
+    def count_parameters(self) -> int:
+        """Returns the number of parameters, from the headers of the files.
+
+        Those of a Hub repository are fetched, unless they were before.
+
+        Raises:
+            ValueError: they cannot be fetched or read; says why.
+        """
+        whole = resolve(self.source)
+        _, listed, _ = read_model_index(whole)
+        folders = [component_folder(whole, name) for name in listed]
+        return sum(
+            math.prod(entry.shape)
+            for folder in folders
+            if (folder / "config.json").is_file()
+            for tensors in stored_tensors(folder)
+            for entry in tensors.values()
+        )
+
+
+def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
+    """Reads what a checkpoint can do from its configs and headers; loads no parameters.
+
+    Args:
+        source: a folder in diffusers' layout, a single file, an embedded name or a Hub repository.
+        name: the name for clients.
+        title: the title for people.
+
+    Raises:
+        ValueError: it cannot be read, or diffusax cannot draw with it on request; says why.
+    """
+    folder = resolve(source, weights=False, skip=_TEXTS)
+    class_name, listed, options = read_model_index(folder)
+    origin = class_for(DiffusionPipeline, folder)
+    family = origin.family
+    path = Path(source)
+    if is_single_file(path) and not set(_TEXTS) & set(read_contents(path).parts):
+        raise ValueError(f"{path} holds no text encoder; make a whole model of it")
+    if not family.text_encoders:
+        raise ValueError(f"{source} is a {class_name}, which takes no prompt")
+    names = (*family.names("denoiser"), *family.names("autoencoder"))
+    networks = {part: read_network(component_folder(folder, part)) for part in names}
+    known = {k: v for k, v in options.items() if k in dict(family.options)}
+    rest: dict[str, Any] = {"tokenizers": {}, "scheduler": None}
+    parts = Components.of(family, networks, {}, **rest, options={**dict(family.options), **known})
+    kind = _kind(parts, origin, source)
+    scheduler = _scheduler(folder, listed, origin)
+    height, width = parts.default_size
+    call_defaults = read_call_defaults(folder)
+    entry = ModelEntry(
+        name=name,
+        title=title,
+        family=family.name,
+        kind=kind,
+        tasks=tuple(task for task in TASKS[kind] if _does(origin, task)),
+        width=width,
+        height=height,
+        multiple=parts.latents.multiple,
+        pixels=pixel_range(parts),
+        steps=0,
+        guidance_scale=1.0,
+        image_guidance_scale=None,
+        sampler=sampler_name(scheduler),
+        samplers=_samplers_for(scheduler),
+        path=Path(source),
+    )
+    dim = parts.denoiser.context_dim
+    changed = last_change(path.expanduser())
+    found = Checkpoint(entry, source, folder, origin, call_defaults, scheduler, dim, changed)
+    own = found.defaults(found.pipeline_class(kind))
+    entry = dataclasses.replace(
+        entry,
+        steps=int(own["num_inference_steps"]),
+        guidance_scale=float(own["guidance_scale"]),
+        image_guidance_scale=own.get("image_guidance_scale"),
+    )
+    return dataclasses.replace(found, entry=entry)
+
+
+def describe_controlnet(path: Path, name: str, title: str) -> FileEntry:
+    """Reads what a ControlNet is for from its config or header.
+
+    Raises:
+        ValueError: it cannot be read, or is none.
+    """
+    if is_single_file(path):
+        part = read_contents(path).parts.get("controlnet")
+        if part is None:
+            raise ValueError(f"{path} holds no ControlNet")
+        dim: Any = part.context_dim
+    else:
+        config = load_json(path / "config.json")
+        if config.get("_class_name") != "ControlNetModel":
+            raise ValueError(f"{path} holds a {config.get('_class_name')}, not a ControlNetModel")
+        dim = config.get("cross_attention_dim")
+    return FileEntry(
+        name=name,
+        title=title,
+        path=path,
+        context_dim=dim if isinstance(dim, int) else None,
+        changed=last_change(path),
+    )
+
+
+def last_change(path: Path) -> int:
+    """Returns when a file, or one in a folder, was last changed, in nanoseconds; 0 for none."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)
+
+
+def _kind(parts: Components, origin: Any, source: str | Path) -> Task:
+    """Returns the kind of a model, which the channels of its network's input say."""
+    latent, channels = parts.latents.channels, parts.denoiser.in_channels
+    if channels == 2 * latent and origin.task is instruct:
+        return "edit"
+    if channels == 2 * latent + 1:
+        return "inpainting"
+    if channels != latent:
+        raise ValueError(
+            f"{source} is a {origin.__name__} with a network of {channels} input channels, which "
+            "is made for no task here"
+        )
+    return "image-to-image" if parts.options.get("requires_aesthetics_score") else "text-to-image"
+
+
+def _does(origin: Any, task: Task) -> bool:
+    """Returns whether diffusax has a class of pipelines for a task and a model's family."""
+    if task == "edit":
+        return True
+    try:
+        AUTOS[task].find_class(origin, False)
+    except ValueError:
+        return False
+    return True
+
+
+def _scheduler(folder: Path, listed: dict[str, Any], origin: Any) -> Scheduler:
+    """Returns the scheduler that pipelines of the checkpoint have."""
+    if "scheduler" not in listed:
+        raise ValueError(f"{folder / 'model_index.json'} has no scheduler")
+    scheduler = load_scheduler(folder, "scheduler", listed["scheduler"][1])
+    return with_class_options(scheduler, origin.scheduler_options)
+
+
+@functools.lru_cache(256)
+def _samplers_for(scheduler: Scheduler) -> tuple[str, ...]:
+    return tuple(fitting_samplers(scheduler)[0])

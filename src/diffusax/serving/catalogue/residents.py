@@ -1,0 +1,199 @@
+"""The models and ControlNets in memory: loaded when needed, forgotten where there is no room."""
+
+import collections
+import dataclasses
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from diffusax.runtime.devices.memory import device_memory
+from diffusax.serving.catalogue.entries import Checkpoint, FileEntry
+from diffusax.serving.catalogue.loading import LoadedControlNet, LoadedModel
+from diffusax.serving.drawings.errors import Refused
+
+log = logging.getLogger(__name__)
+
+_SHARE = 0.6
+"""The share of a device's memory for parameters by default; programs take the rest."""
+
+Key = tuple[str, str]
+"""The kind of a resident, "model" or "controlnet", and its name."""
+
+
+@dataclasses.dataclass
+class _Pin:
+    """How often a pipeline is in use, and what it needs in memory."""
+
+    keys: frozenset[Key]
+    pipe: Any
+    count: int = 0
+
+
+class Residents:
+    """What is in memory. Any thread may call the methods; one at a time loads."""
+
+    def __init__(self, options: Mapping[str, Any], memory: int | None):
+        """Starts empty.
+
+        Args:
+            options: dtype, device and mesh of `from_pretrained`.
+            memory: the bytes that parameters may take; None for six tenths of a device's.
+        """
+        self._options, self._memory = dict(options), memory
+        self._lock, self._loading = threading.RLock(), threading.Lock()
+        self._held: collections.OrderedDict[Key, Any] = collections.OrderedDict()
+        """A LoadedModel or a LoadedControlNet, the least recently used first."""
+        self._pins: dict[int, _Pin] = {}
+
+    def models(self) -> set[str]:
+        """Returns the names of the models in memory."""
+        with self._lock:
+            return {name for kind, name in self._held if kind == "model"}
+
+    def acquire(
+        self,
+        checkpoint: Checkpoint,
+        task: str,
+        controlnets: Sequence[FileEntry],
+        embeddings: Sequence[FileEntry],
+    ) -> Any:
+        """Returns the pipeline of a model for a task, and keeps it in memory until `release`.
+
+        Args:
+            checkpoint: the model.
+            task: one of its tasks.
+            controlnets: the ControlNets that steer it, in order.
+            embeddings: the textual inversions that a model gets when it is loaded.
+
+        Raises:
+            Refused: a file cannot be read; says which and why.
+        """
+        pipe = self._pinned(checkpoint, task, controlnets, embeddings)
+        if pipe is not None:
+            return pipe
+        with self._loading:
+            try:
+                found = self._loaded(checkpoint, controlnets, embeddings)
+            except (ValueError, OSError) as error:
+                message = f"model {checkpoint.entry.name!r} cannot be loaded: {error}"
+                raise Refused(message, param="model", code="not_loaded", status=500) from None
+            with self._lock:
+                self._held.update(found)
+                self._make_room(0, keep=frozenset(found))
+                pipe = self._pinned(checkpoint, task, controlnets, embeddings)
+                assert pipe is not None
+                return pipe
+
+    def release(self, pipe: Any) -> None:
+        """Lets a pipeline go, once for each time that it was acquired."""
+        with self._lock:
+            pin = self._pins.get(id(pipe))
+            if pin is None:
+                return
+            pin.count -= 1
+            if pin.count == 0:
+                del self._pins[id(pipe)]
+            self._make_room(0)
+
+    def keep_only(
+        self,
+        checkpoints: Mapping[str, Checkpoint],
+        controlnets: Mapping[str, FileEntry],
+        embeddings: Sequence[FileEntry],
+    ) -> None:
+        """Forgets what is not listed any more, or has changed; drawings under way keep it."""
+        with self._lock:
+            for (kind, name), held in list(self._held.items()):
+                if kind == "controlnet":
+                    listed = controlnets.get(name) == held.entry
+                else:
+                    listed = held.is_of(checkpoints.get(name), embeddings)
+                if not listed:
+                    self._forget((kind, name))
+
+    def _pinned(
+        self,
+        checkpoint: Checkpoint,
+        task: str,
+        controlnets: Sequence[FileEntry],
+        embeddings: Sequence[FileEntry],
+    ) -> Any:
+        """Returns the pipeline and counts its use; None where not all of it is in memory."""
+        with self._lock:
+            model = self._model(checkpoint, embeddings)
+            nets = {one.name: self._controlnet(one) for one in controlnets}
+            if model is None or None in nets.values():
+                return None
+            keys = [("model", checkpoint.entry.name), *(("controlnet", name) for name in nets)]
+            for key in keys:
+                self._held.move_to_end(key)
+            pipe = model.pipeline(task, [(one.name, nets[one.name].model) for one in controlnets])
+            pin = self._pins.setdefault(id(pipe), _Pin(frozenset(keys), pipe))
+            pin.count += 1
+            return pipe
+
+    def _loaded(
+        self,
+        checkpoint: Checkpoint,
+        controlnets: Sequence[FileEntry],
+        embeddings: Sequence[FileEntry],
+    ) -> dict[Key, Any]:
+        """Returns the model and the ControlNets; loads those that are not in memory."""
+        name = checkpoint.entry.name
+        entries = {("controlnet", one.name): one for one in controlnets}
+        with self._lock:
+            nets = {key: self._controlnet(one) for key, one in entries.items()}
+            model = self._model(checkpoint, embeddings)
+        if model is None:
+            log.info("loading the model %s", name)
+            width = 2 if str(self._options.get("dtype") or "float32").endswith("16") else 4
+            wanted = checkpoint.count_parameters() * width
+            with self._lock:
+                self._forget(("model", name))
+                self._make_room(wanted, keep=frozenset(nets))
+            model = LoadedModel(checkpoint, embeddings, self._options)
+        for key in [key for key, net in nets.items() if net is None]:
+            log.info("loading the ControlNet %s", key[1])
+            options = {k: self._options.get(k) for k in ("dtype", "device")}
+            with self._lock:
+                self._forget(key)
+            nets[key] = LoadedControlNet(entries[key], **options)
+        return {("model", name): model, **nets}
+
+    def _model(self, checkpoint: Checkpoint, embeddings: Sequence[FileEntry]) -> Any:
+        """Returns a model as it is listed now, or None where it is not in memory."""
+        held = self._held.get(("model", checkpoint.entry.name))
+        return held if held is not None and held.is_of(checkpoint, embeddings) else None
+
+    def _controlnet(self, entry: FileEntry) -> Any:
+        """Returns a ControlNet as it is listed now, or None where it is not in memory."""
+        held = self._held.get(("controlnet", entry.name))
+        return held if held is not None and held.entry == entry else None
+
+    def _make_room(self, wanted: int, keep: frozenset[Key] = frozenset()) -> None:
+        """Forgets what is not in use until so many bytes fit, the least recently used first."""
+        limit = self._limit()
+        if limit is None:
+            return
+        used = keep.union(*(pin.keys for pin in self._pins.values()))
+        free = [key for key in self._held if key not in used]
+        while free and sum(held.nbytes for held in self._held.values()) + wanted > limit:
+            self._forget(free.pop(0))
+
+    def _limit(self) -> int | None:
+        if self._memory is None:
+            total = device_memory(jax.local_devices()[0])
+            self._memory = None if total is None else int(total * _SHARE)
+        return self._memory
+
+    def _forget(self, key: Key) -> None:
+        if self._held.pop(key, None) is None:
+            return
+        log.info("forgetting the %s %s", *key)
+        if key[0] == "controlnet":
+            for (kind, _), model in self._held.items():
+                if kind == "model":
+                    model.forget(key[1])

@@ -1,0 +1,194 @@
+"""What a client asks for: a drawing, with the settings of `diffusax.serving`'s interfaces."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from diffusax.boundary.convert import Words, convert_fields, field_types, in_words, shortened
+from diffusax.serving.drawings.errors import Refused
+
+TEXT, IMAGE, INPAINT, EDIT = "text-to-image", "image-to-image", "inpainting", "edit"
+TASKS = TEXT, IMAGE, INPAINT, EDIT
+"""The tasks of drawings."""
+
+# The types of fields, with their ranges, and what all interfaces say of them.
+Text = Annotated[str, Meta(max_length=1_000_000)]
+Name = Annotated[str, Meta(max_length=300)]
+Pixels = Annotated[int, Meta(ge=8, le=16_384)]
+Scale = Annotated[float, Meta(ge=-100, le=100)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Prompt = Annotated[Text, Meta(description="The prompt; <lora:name:0.8> in it names a LoRA.")]
+NegativePrompt = Annotated[Text, Meta(description="What to steer away from.")]
+Model = Annotated[Name, Meta(description="A model's name; the default model for none.")]
+Sampler = Annotated[Name, Meta(description="A sampler's name; the model's own for none.")]
+Steps = Annotated[int, Meta(ge=1, le=1000, description="The sampler's steps.")]
+Guidance = Annotated[
+    Scale,
+    Meta(description="The scale of classifier-free guidance; off at 1 and less (Z-Image: at 0)."),
+]
+ImageGuidance = Annotated[Scale, Meta(description="How closely an edit keeps to its image.")]
+Rescale = Annotated[Share, Meta(description="How much guidance is rescaled (Lin et al. 2024).")]
+SEEDS = 2**64
+"""The number of seeds; after the last one comes 0."""
+Seed = Annotated[
+    int,
+    Meta(ge=0, description="Of 64 bits. Image i has the seed plus i; random for none."),
+]
+Images = Annotated[int, Meta(ge=1, le=1000, description="The number of images.")]
+Strength = Annotated[Share, Meta(description="How much to change the image.")]
+StrengthRule = Annotated[
+    Literal["diffusers", "webui", "exact"],
+    Meta(
+        description="Which steps a strength leaves: diffusers' part of them; A1111's, which has "
+        "one more and never none; or all, of a schedule that is longer by as much."
+    ),
+]
+Blur = Annotated[
+    float, Meta(ge=0, le=1024, description="The pixels by which the mask's edge is softened.")
+]
+Padding = Annotated[
+    int,
+    Meta(
+        ge=0, le=4096, description="Generates only the masked part, with so many pixels around it."
+    ),
+]
+Eta = Annotated[
+    Share, Meta(description="The noise in the steps of the samplers ddim and tcd, from 0 to 1.")
+]
+ClipSkip = Annotated[
+    int, Meta(ge=0, le=100, description="The text encoder's last layers to leave out.")
+]
+Weighting = Annotated[bool, Meta(description="Whether (word:1.3) is a weight.")]
+LongPrompt = Annotated[bool, Meta(description="Whether all of a long prompt is read.")]
+Weights = dict[str, Scale]
+Adapters = Annotated[Weights, Meta(description="The weights of LoRAs by name.")]
+ControlModel = Annotated[Name, Meta(description="The name of a ControlNet of the catalogue.")]
+ControlScale = Annotated[Scale, Meta(description="What the ControlNet counts for.")]
+ControlStart = Annotated[Share, Meta(description="The part of the run from which on it steers.")]
+ControlEnd = Annotated[Share, Meta(description="The part of the run until which it steers.")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ControlSettings:
+    """How a ControlNet steers, without the picture that it sees."""
+
+    model: ControlModel
+    scale: ControlScale = 1.0
+    start: ControlStart = 0.0
+    end: ControlEnd = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Control(ControlSettings):
+    """A picture that steers a drawing through a ControlNet."""
+
+    image: Any
+    """What it sees, a PIL image: edges, depth, a pose."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a drawing that are no pictures. What is None takes the model's own value."""
+
+    prompt: Prompt = ""
+    negative_prompt: NegativePrompt = ""
+    model: Model = ""
+    width: Pixels | None = None
+    height: Pixels | None = None
+    num_inference_steps: Steps | None = None
+    guidance_scale: Guidance | None = None
+    image_guidance_scale: ImageGuidance | None = None
+    guidance_rescale: Rescale = 0.0
+    sampler: Sampler | None = None
+    eta: Eta = 0.0
+    seed: Seed | None = None
+    num_images: Images = 1
+    strength: Strength | None = None
+    strength_rule: StrengthRule = "diffusers"
+    mask_blur: Blur = 0.0
+    padding_mask_crop: Padding | None = None
+    adapters: Adapters = dataclasses.field(default_factory=dict)
+    clip_skip: ClipSkip | None = None
+    prompt_weighting: Weighting = True
+    long_prompt: LongPrompt = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drawing(Settings):
+    """A drawing to make; image i is drawn by itself, and can be drawn again."""
+
+    image: Any = None
+    """A PIL image to start from, or to edit where the model is InstructPix2Pix's."""
+    mask_image: Any = None
+    """A PIL image, white where to draw anew."""
+    controls: tuple[Control, ...] = ()
+    """The ControlNets that steer, with their pictures."""
+
+    @property
+    def task(self) -> str:
+        """The task: one of TASKS.
+
+        An edit is a drawing over an image with an image guidance scale, which the catalogue gives
+        to drawings of models that edit.
+        """
+        if self.image is None:
+            return TEXT
+        if self.mask_image is not None:
+            return INPAINT
+        return IMAGE if self.image_guidance_scale is None else EDIT
+
+
+FIELDS: Mapping[str, Any] = field_types(Settings)
+"""The types of the fields that are no images, by name."""
+CONTROL_FIELDS: Mapping[str, Any] = field_types(ControlSettings)
+"""Those of a ControlNet."""
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    Weights: "weights by name",
+    type(None): "nothing",
+}
+_WORDS = Words("{where}{name} must be {must} (got {value})", (in_words(_NAMES),), shortened)
+
+
+def typed(drawing: Drawing) -> Drawing:
+    """Returns a drawing whose fields have their types.
+
+    Raises:
+        Refused: one has another type or is out of its range; names it, its value and what is valid.
+    """
+    fields = _converted(FIELDS, drawing, "", None)
+    check_seed(fields["seed"])
+    controls = tuple(
+        dataclasses.replace(
+            control, **_converted(CONTROL_FIELDS, control, "controls: ", "controls")
+        )
+        for control in drawing.controls
+    )
+    return dataclasses.replace(drawing, **fields, controls=controls)
+
+
+def check_seed(seed: int | None) -> None:
+    """Raises Refused for a seed of more than 64 bits, a bound that msgspec cannot express."""
+    if seed is not None and seed >= SEEDS:
+        raise Refused(
+            f"seed must be a whole number up to {SEEDS - 1} (got {shortened(seed)})", param="seed"
+        )
+
+
+def _converted(
+    hints: Mapping[str, Any], given: Any, where: str, param: str | None
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in hints:
+        value = getattr(given, name)
+        values = {name: dict(value) if isinstance(value, Mapping) else value}
+        try:
+            found |= convert_fields(hints, values, _WORDS, where=where)
+        except ValueError as error:
+            raise Refused(str(error), param=param or name) from None
+    return found

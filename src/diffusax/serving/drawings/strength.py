@@ -1,0 +1,84 @@
+"""Which steps of its sampler a drawing over an image runs, by the rules of diffusers and A1111."""
+
+from typing import Any
+
+from diffusax.pipelines.tasks.schedules import first_step
+from diffusax.pipelines.tasks.tasks import consistency_image_to_image
+from diffusax.samplers import Scheduler
+from diffusax.serving.drawings.drawing import IMAGE, INPAINT, Drawing
+from diffusax.serving.drawings.errors import Refused
+from diffusax.text.lora_tags import read_tags
+from diffusax.text.prompt_schedules import with_whole_steps
+
+_LESS_THAN_ALL = 0.999
+"""A1111's largest strength, for which its last step is left."""
+
+
+def count_steps(drawing: Drawing) -> int:
+    """Returns about how many steps a completed drawing runs, at least 1."""
+    steps, strength = drawing.num_inference_steps or 1, drawing.strength
+    if strength is None or drawing.strength_rule == "exact":
+        return steps
+    return max(int(steps * strength), 1)
+
+
+def check_strength(pipeline_class: Any, drawing: Drawing) -> None:
+    """Raises Refused where diffusers' rule leaves no step of a completed drawing."""
+    steps, strength = drawing.num_inference_steps, drawing.strength
+    if not _begins_late(pipeline_class, drawing) or drawing.strength_rule != "diffusers":
+        return
+    early = pipeline_class.family.begins_early
+    if steps and strength is not None and first_step(steps, strength, early=early) >= steps:
+        raise Refused(
+            f"strength leaves none of num_inference_steps={steps} (got {strength:g}); use a "
+            f"strength of at least {1 / steps:.3g}, or more steps",
+            param="strength",
+        )
+
+
+def step_arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) -> dict[str, Any]:
+    """Returns the arguments of a pipeline's call that run a drawing's steps.
+
+    These are the number of steps and the strength, and for a schedule that is longer than the run
+    prompts whose changes are counted in its steps. Where a strength would need a schedule of more
+    steps than the network was trained for, fewer steps than all are run.
+
+    Source: stable-diffusion-webui, modules/sd_samplers_common.py, setup_img2img_steps.
+
+    Args:
+        pipeline_class: the class of the pipeline.
+        drawing: the completed drawing.
+        scheduler: its sampler.
+    """
+    steps, strength = drawing.num_inference_steps, drawing.strength
+    most = scheduler.num_train_timesteps
+    plain: dict[str, Any] = {"num_inference_steps": steps, "strength": strength}
+    rule = drawing.strength_rule
+    if rule == "diffusers" or not steps or strength is None:
+        return plain
+    if not _begins_late(pipeline_class, drawing):
+        return plain
+    part = min(strength, _LESS_THAN_ALL)
+    if rule == "webui":
+        whole, last = steps, int(part * steps) + 1
+    elif steps <= part * most:
+        whole, last = int(steps / part), steps
+    else:
+        whole, last = most, min(max(int(part * most), 1), steps)
+    # Half a step away from where a part of a step would count as one more or less.
+    middle = last - 0.5 if pipeline_class.family.begins_early else last + 0.5
+    own = {"num_inference_steps": whole, "strength": min(middle / whole, 1.0)}
+    return own if rule == "webui" else {**own, **_prompts(drawing, steps * scheduler.order)}
+
+
+def _prompts(drawing: Drawing, steps: int) -> dict[str, str]:
+    """Returns a drawing's prompts with their changes counted in steps."""
+    texts = {"prompt": read_tags(drawing.prompt)[0], "negative_prompt": drawing.negative_prompt}
+    return {name: with_whole_steps(text, steps) for name, text in texts.items() if text}
+
+
+def _begins_late(pipeline_class: Any, drawing: Drawing) -> bool:
+    """Returns whether a drawing's run leaves out the first steps of its sampler."""
+    return drawing.task in (IMAGE, INPAINT) and (
+        pipeline_class.task is not consistency_image_to_image
+    )

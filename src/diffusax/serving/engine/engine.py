@@ -1,0 +1,305 @@
+"""The engine: a thread that owns the device, and the queue of jobs that share its batches."""
+
+import collections
+import dataclasses
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from diffusax.serving.drawings.drawing import Drawing
+from diffusax.serving.drawings.errors import Busy, Closing, NotFound, Refused
+from diffusax.serving.engine.jobs import Job
+from diffusax.serving.engine.metrics import Metrics
+from diffusax.serving.engine.schedule import Schedule
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """The bounds of an engine."""
+
+    lanes: int = 8
+    """The most lanes of each batch on each device, a power of two; see docs/running_batch.md."""
+    smallest: int = 1
+    """The fewest lanes of a batch on each device, a power of two."""
+    adapter_rank: int = 64
+    """The total rank of LoRAs that a batch has room for."""
+    policy: Literal["running", "one", "whole"] = "running"
+    """Who joins a batch when: as images end soonest, one at a time, or whole batches of equals."""
+    most_queued: int = 64
+    """The jobs that may wait."""
+    most_per_client: int | None = None
+    """The jobs of one client that may wait or run; None for any number."""
+    most_live_bytes: int = 2**30
+    """The bytes of the images of jobs that wait or run, given and drawn."""
+    most_kept: int = 100
+    """The jobs that have ended and can still be asked for."""
+    most_kept_bytes: int = 256 * 2**20
+    """The bytes of their images."""
+    deadline: float | None = None
+    """The most seconds within which a job must be done; it may name fewer."""
+    memory: int | None = None
+    """The bytes of a device that the process may use; most of them by default."""
+    executables: Path | None = None
+    """The folder of compiled programs; by default one in the compilation cache."""
+    name: str = ""
+    """What the ids of jobs begin with, so that a router finds this engine among others."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineState:
+    """What an engine does at the moment."""
+
+    queued: int
+    """The jobs that wait."""
+    running: int
+    """The jobs that have begun."""
+    lanes_live: int
+    """The lanes in use, of all batches."""
+    lanes: int
+    """The most lanes of one batch."""
+    batches: int
+    """The batches with images."""
+    compiling: int
+    """The sizes of batches that are being compiled, or wait for it."""
+    steps_per_second: float
+    """The evaluations of single images, over ten seconds."""
+    longest_gap: float
+    """The longest seconds between steps in the last five minutes."""
+    kept: int
+    """The jobs that have ended and can still be asked for."""
+    memory_in_use: int
+    """The bytes in use: of a device, or on CPUs of the process."""
+    closing: bool
+    """Whether it takes no more jobs."""
+    alive: bool
+    """Whether its thread runs."""
+
+
+class Engine:
+    """Draws what is submitted, as many drawings at once as are worth it.
+
+    Drawings join a running batch at its next step, see `diffusax.RunningBatch`; those of another
+    model or size form a batch of their own, and the batches take turns. Any thread may call the
+    methods.
+
+        with Engine(Catalogue("emoji")) as engine:
+            job = engine.submit(Drawing(prompt="a red apple"))
+            job.wait()
+            image = job.images[0]
+    """
+
+    def __init__(self, catalogue: Any, settings: EngineSettings | None = None):
+        """Starts the threads.
+
+        Args:
+            catalogue: the models, see `diffusax.serving.catalogue.catalogue.Catalogue`.
+            settings: the bounds.
+        """
+        self.catalogue, self.settings = catalogue, settings or EngineSettings()
+        self.metrics = Metrics()
+        self._jobs: collections.OrderedDict[str, Job] = collections.OrderedDict()
+        self._over: collections.deque[Job] = collections.deque()
+        self._kept_bytes = 0
+        self._lock = threading.RLock()
+        self._closing = False
+        self._schedule = Schedule(catalogue, self.settings, self.metrics)
+
+    def submit(
+        self,
+        drawing: Drawing,
+        *,
+        client: str = "",
+        priority: int = 0,
+        deadline: float | None = None,
+        checked: bool = False,
+    ) -> Job:
+        """Adds a drawing to the queue, and returns its job.
+
+        Args:
+            drawing: the drawing.
+            client: who asks for it; clients have equal shares of the device.
+            priority: drawings with a higher one come first.
+            deadline: the seconds within which it must be done; never more than the settings'.
+            checked: whether the drawing is what the catalogue's `check` returned.
+
+        Raises:
+            Refused: the drawing cannot be made; says why.
+            NotFound: it names something that the catalogue lacks.
+            Busy: the queue, or the client's part of it, is full, or the pictures of all jobs take
+                too much memory.
+            Closing: the engine takes no more drawings.
+        """
+        try:
+            drawing = drawing if checked else self.catalogue.check(drawing)
+            given = [s for s in (deadline, self.settings.deadline) if s is not None]
+            until = time.time() + min(given) if given else None
+            with self._lock:
+                self._check_room(client, drawing)
+                return self._add(drawing, client=client, priority=priority, deadline=until)
+        except Refused:
+            self.metrics.count_job("refused")
+            raise
+
+    def job(self, id: str) -> Job:
+        """Returns a job by its id.
+
+        Raises:
+            NotFound: there is none, or it ended long ago.
+        """
+        with self._lock:
+            if id not in self._jobs:
+                raise NotFound(f"there is no job {id[:50]!r}; jobs that ended are kept for a while")
+            return self._jobs[id]
+
+    def jobs(self, client: str | None = None) -> list[Job]:
+        """Returns the jobs of a client, or of all, the newest first."""
+        with self._lock:
+            return [j for j in reversed(self._jobs.values()) if client in (None, j.client)]
+
+    def state(self) -> EngineState:
+        """Returns what the engine does at the moment."""
+        with self._lock:
+            live = [job for job in self._jobs.values() if not job.is_over]
+            kept = len(self._over)
+        queued = sum(job.started is None for job in live)
+        return EngineState(
+            queued=queued,
+            running=len(live) - queued,
+            lanes=self.settings.lanes,
+            steps_per_second=self.metrics.rows_per_second(),
+            longest_gap=self.metrics.longest_gap(),
+            kept=kept,
+            closing=self._closing,
+            **self._schedule.state(),
+        )
+
+    def warm(self, drawings: Iterable[Drawing]) -> None:
+        """Draws these and compiles all sizes of their batches; what comes later need not wait.
+
+        Raises:
+            Refused: one of them cannot be drawn.
+            Closing: the engine takes no more drawings.
+        """
+        for drawing in drawings:
+            checked = self.catalogue.check(drawing)
+            with self._lock:
+                self._check_open()
+                job = self._add(checked, warm=True)
+            job.wait()
+            if job.error is not None:
+                raise job.error
+        while self._schedule.is_compiling and not self._closing:
+            time.sleep(0.05)
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Takes no more drawings, and waits until those that have begun have ended.
+
+        Those that have not begun end at once.
+
+        Args:
+            timeout: the seconds after which it waits no longer.
+
+        Returns:
+            Whether all have ended.
+        """
+        with self._lock:
+            self._closing = True
+        until = None if timeout is None else time.monotonic() + timeout
+        for job in self.jobs():
+            if job.started is None:
+                closing = Closing("the server ends; send the drawing to it again later")
+                job.end("failed", closing)
+        for job in self.jobs():
+            job.wait(None if until is None else max(0.0, until - time.monotonic()))
+        return all(job.is_over for job in self.jobs())
+
+    def close(self) -> None:
+        """Cancels what is under way, and stops the threads."""
+        with self._lock:
+            self._closing = True
+        for job in self.jobs():
+            job.cancel()
+        self._schedule.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise Closing("the server is about to end; ask again later", retry_after=10.0)
+
+    def _check_room(self, client: str, drawing: Drawing) -> None:
+        self._check_open()
+        live = [job for job in self._jobs.values() if not job.is_over]
+        soonest = min((job.eta for job in live if job.eta), default=1.0)
+        again: dict[str, Any] = {"retry_after": max(1.0, soonest)}
+        if sum(job.started is None for job in live) >= self.settings.most_queued:
+            raise Busy(
+                f"the queue is full with {self.settings.most_queued} jobs; ask again later", **again
+            )
+        given, held = _given_bytes(drawing), sum(map(count_bytes, live))
+        if given and held and given + held > self.settings.most_live_bytes:
+            raise Busy(
+                f"the pictures of {len(live)} jobs under way take {held / 1e6:.0f} MB and this one "
+                f"{given / 1e6:.0f}, more than {self.settings.most_live_bytes / 1e6:.0f} in all; "
+                "ask again later, or send smaller ones",
+                **again,
+            )
+        own, most = sum(job.client == client for job in live), self.settings.most_per_client
+        if most is not None and own >= most:
+            raise Busy(
+                f"this client has {own} jobs under way, of at most {most}; ask again later",
+                code="client_busy",
+                **again,
+            )
+
+    def _add(self, drawing: Drawing, *, warm: bool = False, **given: Any) -> Job:
+        if drawing.seed is None:
+            drawing = dataclasses.replace(drawing, seed=secrets.randbits(32))
+        job = Job(drawing, on_change=self._changed, engine=self.settings.name, **given)
+        self._jobs[job.id] = job
+        self._schedule.add(job, warm=warm)
+        return job
+
+    def _changed(self, job: Job) -> None:
+        """Takes note of a job that has ended, or that somebody wants to see."""
+        if job.is_over:
+            with self._lock:
+                self.metrics.count_job(job.state)
+                if job.state == "done" and job.ended:
+                    self.metrics.to_image.add(job.ended - job.created)
+                self._over.append(job)
+                self._kept_bytes += count_bytes(job)
+                self._forget_oldest()
+        self._schedule.wake()
+
+    def _forget_oldest(self) -> None:
+        most, most_bytes = self.settings.most_kept, self.settings.most_kept_bytes
+        while self._over and (len(self._over) > most or self._kept_bytes > most_bytes):
+            job = self._over.popleft()
+            self._kept_bytes -= count_bytes(job)
+            self._jobs.pop(job.id, None)
+
+
+def count_bytes(job: Job) -> int:
+    """Returns the bytes of the images of a job, drawn and given."""
+    return _given_bytes(job.drawing) + _bytes([*job.images, job.preview])
+
+
+def _given_bytes(drawing: Drawing) -> int:
+    controls = [control.image for control in drawing.controls]
+    return _bytes([drawing.image, drawing.mask_image, *controls])
+
+
+def _bytes(images: Iterable[Any]) -> int:
+    found = [image for image in images if image is not None]
+    return sum(image.width * image.height * len(image.getbands()) for image in found)

@@ -1,0 +1,215 @@
+"""A job: a drawing on its way, which many may watch."""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from diffusax.serving.drawings.drawing import SEEDS, Drawing
+from diffusax.serving.drawings.errors import Refused
+
+log = logging.getLogger(__name__)
+
+State = Literal["queued", "loading", "compiling", "running", "done", "failed", "cancelled"]
+Kind = Literal["state", "progress", "preview", "image", "end"]
+
+
+class Event(NamedTuple):
+    """What has happened to a job."""
+
+    kind: Kind
+    job: "Job"
+    index: int = 0  # type: ignore[assignment]
+    """The image that a preview or an image is of."""
+    picture: Any = None
+    """The preview or the image, a PIL image."""
+
+
+Callback = Callable[[Event], None]
+
+
+class Job:
+    """A drawing that was submitted: where it stands, and its images.
+
+    Attributes are read at any time from any thread. Methods whose names begin with `set_`, and
+    `end`, are the engine's.
+    """
+
+    def __init__(
+        self,
+        drawing: Drawing,
+        *,
+        client: str = "",
+        priority: int = 0,
+        deadline: float | None = None,
+        on_change: Callable[["Job"], None] = lambda job: None,
+        engine: str = "",
+    ):
+        """Makes a job that is queued.
+
+        Args:
+            drawing: the drawing, with its seed and all values that its model gives.
+            client: who asks for it.
+            priority: jobs with a higher one come first.
+            deadline: the time (time.time) at which it fails if it is not done.
+            on_change: called when the job is cancelled or a preview is asked for.
+            engine: what the id begins with, before a dot.
+        """
+        self.id = f"{engine}." * bool(engine) + secrets.token_urlsafe(16)
+        """A name that nobody guesses."""
+        self.drawing, self.client, self.priority = drawing, client, priority
+        self.deadline = deadline
+        self.seeds = [((drawing.seed or 0) + i) % SEEDS for i in range(drawing.num_images)]
+        """The seed of each image."""
+        self.created: float = time.time()
+        """When it was submitted (time.time)."""
+        self.started: float | None = None
+        """When its first image took a seat in a batch."""
+        self.first_step: float | None = None
+        """When its first step was computed."""
+        self.ended: float | None = None
+        self.state: State = "queued"
+        self.position = 0
+        """The number of queued jobs before it; 0 is next."""
+        self.eta: float | None = None
+        """The seconds that it will take from now, if that is known."""
+        self.images: list[Any] = [None] * drawing.num_images
+        """The images that are done, PIL images; None for the others."""
+        self.preview: Any = None
+        """The latest preview, a small PIL image."""
+        self.error: Refused | None = None
+        self._fractions = [0.0] * drawing.num_images
+        self._listeners: dict[int, tuple[Callback, bool]] = {}
+        self._on_change, self._wanted = on_change, False
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+
+    @property
+    def progress(self) -> float:
+        """The fraction that is computed of all images, from 0 to 1."""
+        return 1.0 if self.state == "done" else sum(self._fractions) / len(self._fractions)
+
+    @property
+    def steps(self) -> int:
+        """The steps of all images."""
+        return (self.drawing.num_inference_steps or 1) * len(self.images)
+
+    @property
+    def steps_done(self) -> int:
+        """The steps that are computed of all images."""
+        return int(self.progress * self.steps + 1e-6)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self._over.is_set()
+
+    def cancel(self) -> bool:
+        """Ends the job at the next step, and returns whether it was still under way."""
+        return self.end("cancelled")
+
+    def wait(self, timeout: float | None = None) -> State:
+        """Waits until the job has ended, or for some seconds, and returns its state."""
+        self._over.wait(timeout)
+        return self.state
+
+    def want_preview(self) -> None:
+        """Asks for one preview, which `preview` has after some steps."""
+        self._wanted = True
+        self._on_change(self)
+
+    def wants_preview(self) -> bool:
+        """Returns whether somebody listens for previews, or has asked for one."""
+        return self._wanted or any(previews for _, previews in list(self._listeners.values()))
+
+    def listen(self, callback: Callback, *, previews: bool = False) -> Callable[[], None]:
+        """Calls a function with every event of the job, from the engine's threads.
+
+        It is called at once with the present state, and with the end if that was before. It must
+        not block.
+
+        Args:
+            callback: the function.
+            previews: whether previews are made for it.
+
+        Returns:
+            A function that ends the calls.
+        """
+        token = object()
+        with self._lock:
+            callback(Event("state", self))
+            if self.is_over:
+                callback(Event("end", self))
+                return lambda: None
+            self._listeners[id(token)] = callback, previews
+        # The token lives as long as the function below, so that its id is its own.
+        return lambda: self._stop(token)
+
+    def set_state(self, state: State) -> None:
+        """Tells that the model loads, programs are compiled, or the job waits or runs."""
+        with self._lock:
+            if self.is_over or self.state == state or self.state == "running":
+                return
+            self.state = state
+            if state == "running":
+                self.started, self.position = time.time(), 0
+            self._tell(Event("state", self))
+
+    def set_position(self, position: int) -> None:
+        """Tells how many jobs are before it."""
+        with self._lock:
+            if self.position != position and self.started is None and not self.is_over:
+                self.position = position
+                self._tell(Event("state", self))
+
+    def set_fraction(self, index: int, fraction: float) -> None:
+        """Tells how much of an image is computed."""
+        with self._lock:
+            if not self.is_over and self._fractions[index] != fraction:
+                self._fractions[index] = fraction
+                self._tell(Event("progress", self, index))
+
+    def set_preview(self, index: int, picture: Any) -> None:
+        """Shows an image as it is."""
+        with self._lock:
+            self._wanted = False
+            if not self.is_over:
+                self.preview = picture
+                self._tell(Event("preview", self, index, picture))
+
+    def set_image(self, index: int, image: Any) -> None:
+        """Adds an image; the last one ends the job."""
+        with self._lock:
+            if self.is_over:
+                return
+            self.images[index], self._fractions[index] = image, 1.0
+            self._tell(Event("image", self, index, image))
+            if all(one is not None for one in self.images):
+                self.end("done")
+
+    def end(self, state: State, error: Refused | None = None) -> bool:
+        """Ends the job, and returns whether it had not ended before."""
+        with self._lock:
+            if self.is_over:
+                return False
+            self.state, self.error, self.eta = state, error, None
+            self.ended = time.time()
+            self._over.set()
+            self._tell(Event("end", self))
+            self._listeners.clear()
+        self._on_change(self)
+        return True
+
+    def _tell(self, event: Event) -> None:
+        for callback, previews in list(self._listeners.values()):
+            if previews or event.kind != "preview":
+                try:
+                    callback(event)
+                except Exception:  # What a listener does wrong is no concern of the job.
+                    log.exception("a listener of a job failed")
+
+    def _stop(self, token: object) -> None:
+        with self._lock:
+            self._listeners.pop(id(token), None)

@@ -1,1 +1,0 @@
-"""Training of low-rank adapters (LoRA) beside networks that stay as they are."""

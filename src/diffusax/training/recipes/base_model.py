@@ -1,0 +1,267 @@
+"""The checkpoint that a denoiser's training starts from."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from diffusax.checkpoints import load_network, read_model_index, resolve
+from diffusax.checkpoints.networks import read_network
+from diffusax.models.encoders.token_table import EncoderWithWords
+from diffusax.models.network import Model, Network, Params
+from diffusax.models.unet.derived import controlnet_of, widen_input, widen_network, widen_params
+from diffusax.pipelines import DiffusionPipeline
+from diffusax.pipelines.classes import (
+    StableDiffusionInstructPix2PixPipeline,
+    StableDiffusionXLInstructPix2PixPipeline,
+)
+from diffusax.pipelines.components.adapters import resolve_adapters
+from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.components.loading import class_for, load_scheduler
+from diffusax.pipelines.families import Family
+from diffusax.pipelines.plan.arguments import Call
+from diffusax.pipelines.run.images import output
+from diffusax.pipelines.run.sample import at_once, bind, sample
+from diffusax.pipelines.tasks.tasks import Task
+from diffusax.samplers import Scheduler
+from diffusax.training.data.examples import clean_caption
+from diffusax.training.step.denoising import LENGTHS, ids_name
+
+
+@dataclasses.dataclass(frozen=True)
+class BaseModel:
+    """The networks, tokenizers and scheduler of a checkpoint; `load` reads the parameters."""
+
+    folder: Path
+    family: Family
+    networks: dict[str, Network]
+    """The networks by their names in the checkpoint; the denoiser has the config it is trained
+    with."""
+    tokenizers: dict[str, Any]
+    scheduler: Scheduler
+    options: dict[str, Any]
+    """The options in model_index.json that the family reads."""
+
+    @classmethod
+    def open(
+        cls, path_or_repo: str, *, prediction_type: str | None = None, edits: bool = False
+    ) -> "BaseModel":
+        """Opens the checkpoint in a folder or of a Hub repository.
+
+        Args:
+            path_or_repo: a folder in diffusers' layout, or a Hub repository id.
+            prediction_type: the prediction type, instead of the scheduler's own.
+            edits: whether the denoiser takes the latents of another image as further input
+                channels, as InstructPix2Pix's does; a denoiser that does not is widened, unless
+                its family looks at images.
+
+        Raises:
+            ValueError: it cannot be found or read, or is of another kind; says why.
+        """
+        folder = resolve(path_or_repo)
+        family = class_for(DiffusionPipeline, folder).family
+        if not family.text_encoders:
+            raise ValueError(
+                f"{path_or_repo} is {family.name}, which reads no texts; use "
+                "`diffusax train unconditional`"
+            )
+        _, listed, stored = read_model_index(folder)
+        names = family.names("denoiser", "autoencoder", "text_encoder")
+        tokenizers = [c for c in family.components if c.role == "tokenizer"]
+        missing = [c.name for c in family.components if c.name not in listed]
+        if missing:
+            raise ValueError(f"{folder / 'model_index.json'} has no {' and no '.join(missing)}")
+        networks = {name: read_network(folder / name) for name in names}
+        (denoiser,), (vae,) = family.names("denoiser"), family.names("autoencoder")
+        latents = family.latents(networks[vae].config).channels
+        channels = family.denoiser({denoiser: networks[denoiser]}).in_channels
+        widens = edits and not family.looks_at_images
+        if widens and instruct_class(family) is None:
+            raise ValueError(
+                f"{path_or_repo} is {family.name}, which cannot be trained to edit images; start "
+                "from Stable Diffusion or FLUX.2 klein"
+            )
+        check_channels(path_or_repo, channels, latents, edits=widens)
+        if widens:
+            networks[denoiser] = widen_network(networks[denoiser], 2 * latents)
+        options, name = dict(family.options), family.scheduler_name
+        changes = {} if prediction_type is None else {"prediction_type": prediction_type}
+        return cls(
+            folder,
+            family,
+            networks,
+            {c.name: c.kind.from_folder(folder / c.name) for c in tokenizers},
+            read_scheduler(folder, name, listed[name][1], **changes),
+            {**options, **{k: v for k, v in stored.items() if k in options}},
+        )
+
+    def with_controlnet(self, path_or_repo: str) -> "BaseModel":
+        """Returns the checkpoint with a ControlNet among its networks.
+
+        path_or_repo: a folder or repository with a ControlNet; an empty string makes a ControlNet
+        with the config of the denoiser's encoder.
+
+        Raises:
+            ValueError: it cannot be found or read, or does not suit the checkpoint; says why.
+        """
+        if self.networks[self.denoiser].class_name != "UNet2DConditionModel":
+            raise ValueError(
+                f"{self.folder} is {self.family.name}, for which diffusax trains no ControlNets; "
+                "start from Stable Diffusion"
+            )
+        network = controlnet_of(self.networks[self.denoiser])
+        if path_or_repo:
+            network = read_network(resolve(path_or_repo))
+            if network.class_name != "ControlNetModel":
+                raise ValueError(f"{path_or_repo} holds a {network.class_name}, no ControlNetModel")
+        if network.config.downsampling != self.factor:
+            raise ValueError(
+                f"the ControlNet has {network.config.downsampling} pixels per latent, the "
+                f"autoencoder of {self.folder} {self.factor}"
+            )
+        return dataclasses.replace(self, networks={**self.networks, "controlnet": network})
+
+    def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Model:
+        """Loads a network with its parameters, on a device or split over a mesh."""
+        stored = load_network(self.folder / name, dtype=dtype, device=device)
+        network = self.networks[name]
+        if stored.network == network:
+            return stored
+        if isinstance(network, EncoderWithWords):
+            return Model(network, network.with_initial_rows(stored.params))
+        return Model(network, widen_params(stored.params, network.config.in_channels))
+
+    def tokenize(self, caption: str) -> dict[str, np.ndarray]:
+        """Returns a caption's tokens by their names in a batch: ids per text encoder, t int32."""
+        names = [encoder.tokenizer for encoder in self.family.text_encoders]
+        tokenizers = [self.tokenizers[name] for name in names]
+        tokens = self.family.tokenize_caption(tokenizers, clean_caption(caption))
+        found = dict(zip(map(ids_name, names), tokens.ids))
+        return found if tokens.lengths is None else {**found, LENGTHS: tokens.lengths}
+
+    def components(self, params: dict[str, Params], **options: Any) -> Components:
+        """Returns the components for the tasks of `diffusax.pipelines`, with these parameters.
+
+        options: replacements for those in model_index.json.
+        """
+        return Components.of(
+            self.family,
+            self.networks,
+            params,
+            tokenizers=dict(self.tokenizers),
+            scheduler=self.scheduler,
+            options={**self.options, **options},
+        )
+
+    @property
+    def denoiser(self) -> str:
+        """The name of the denoiser's network."""
+        return self.family.names("denoiser")[0]
+
+    @property
+    def autoencoder(self) -> str:
+        """The name of the autoencoder."""
+        return self.family.names("autoencoder")[0]
+
+    @property
+    def text_encoders(self) -> Sequence[str]:
+        """The names of the text encoders."""
+        return self.family.names("text_encoder")
+
+    @property
+    def micro_conditioned(self) -> bool:
+        """Whether the sizes of images are inputs of the denoiser."""
+        return self.family.micro_conditioned
+
+    @property
+    def factor(self) -> int:
+        """The pixels per latent, in each direction."""
+        return self.family.latents(self.networks[self.autoencoder].config).factor
+
+    @property
+    def multiple(self) -> int:
+        """The pixels of which the sides of images are multiples: those of a latent or token."""
+        return self.family.latents(self.networks[self.autoencoder].config).multiple
+
+    @property
+    def default_size(self) -> int:
+        """The side in pixels that the denoiser was trained at."""
+        denoiser = self.family.denoiser({self.denoiser: self.networks[self.denoiser]})
+        return max(denoiser.sample_size) * self.factor
+
+
+def read_scheduler(folder: Path, name: str, class_name: str, **changes: Any) -> Scheduler:
+    """Reads a checkpoint's scheduler as `load_scheduler`, and checks it for the training.
+
+    Raises:
+        ValueError: it cannot be read, or diffusax cannot train the networks that it is for.
+    """
+    scheduler = load_scheduler(folder, name, class_name, **changes)
+    try:
+        scheduler.forward_process  # noqa: B018
+    except ValueError:
+        raise ValueError(
+            f"{folder} has the scheduler {class_name}, whose networks diffusax cannot train; "
+            "training needs discrete noise levels or flow matching"
+        ) from None
+    return scheduler
+
+
+def draw_images(c: Components, task: Task, call: Call) -> list[Image.Image]:
+    """Returns the images of a call, in one dispatch.
+
+    Raises:
+        ValueError: the call cannot be.
+    """
+    c, call = resolve_adapters(c, call)
+    run = task(c, call)
+    latents = sample(bind(c, run.adapters), run.plan, at_once(len(run.schedule)))
+    images: list[Image.Image] = output(c, latents, run.decoding, run.decoder_condition, "pil")
+    return images
+
+
+_INSTRUCT = (StableDiffusionInstructPix2PixPipeline, StableDiffusionXLInstructPix2PixPipeline)
+
+
+def instruct_class(family: Family) -> Any:
+    """Returns the class that edits with a family's checkpoints like InstructPix2Pix; None for none.
+
+    A family that looks at images needs no class of its own for that.
+    """
+    return next((cls for cls in _INSTRUCT if cls.family is family), None)
+
+
+def to_instruct_pix2pix(pipe: DiffusionPipeline) -> DiffusionPipeline:
+    """Makes an InstructPix2Pix pipeline to be trained (Brooks et al. 2023, section 3.2).
+
+    Its denoiser also takes the latents of a second image, and gives them zero weight. It shares all
+    other components with `pipe`.
+
+    Raises:
+        ValueError: the denoiser already takes something else besides the latents, or the family has
+            no such pipelines.
+    """
+    if instruct_class(pipe.family) is None:
+        raise ValueError(
+            f"the pipeline is of {pipe.family.name}, which has no pipelines for edits; give one of "
+            "Stable Diffusion"
+        )
+    c = pipe.parts
+    name, latents, channels = c.denoiser.components[0], c.latents.channels, c.denoiser.in_channels
+    check_channels("the pipeline", channels, latents, edits=True)
+    widened = {name: widen_input(c.models[name], 2 * latents)}
+    return instruct_class(pipe.family).from_pipe(pipe, **widened)
+
+
+def check_channels(name: str, channels: int, latents: int, *, edits: bool) -> None:
+    """Raises ValueError where a denoiser's input channels do not suit text to image or edits."""
+    fitting = (latents, 2 * latents) if edits else (latents,)
+    if channels not in fitting:
+        task = "InstructPix2Pix" if edits else "text to image"
+        raise ValueError(
+            f"{task} needs a denoiser with {' or '.join(map(str, fitting))} input channels; that "
+            f"of {name} has {channels}"
+        )

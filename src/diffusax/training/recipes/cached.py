@@ -1,0 +1,389 @@
+"""Computes latents and text embeddings once, so that training needs neither of their networks."""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from msgspec import Meta
+from tqdm.auto import tqdm
+
+from diffusax.boundary.files import load_json, write_json
+from diffusax.boundary.messages import require_extra
+from diffusax.boundary.options import Count, Options, Seed
+from diffusax.models.network import Params
+from diffusax.runtime.devices.layouts import in_order
+from diffusax.runtime.devices.mesh import batch_sharding, make_mesh, replicated
+from diffusax.runtime.devices.processes import of_all_processes
+from diffusax.training.data.batches import Element
+from diffusax.training.data.broken import Broken, Tally
+from diffusax.training.data.buckets import Buckets, buckets_of
+from diffusax.training.data.examples import ControlDataConfig, EditDataConfig, picture_size
+from diffusax.training.data.opening import open_images, own_share
+from diffusax.training.data.sources import ArrowSource, Source
+from diffusax.training.options import require_options
+from diffusax.training.recipes.base_model import BaseModel
+from diffusax.training.recipes.rows import caption_example, control_example, edit_example
+from diffusax.training.step.denoising import (
+    embedding_entries,
+    encode_captions,
+    encode_pixels,
+    is_text,
+)
+
+_INDEX = "cache.json"
+_ORIGINAL = "original_latents"
+_STEERING = "conditioning_pixel_values"
+
+
+class _Kind(NamedTuple):
+    """What a recipe reads of a row."""
+
+    columns: tuple[str, ...]
+    """The options that name columns; first that of the images to learn, of edits the last."""
+    example: Any
+    """The function that makes an example of a row."""
+
+
+_CAPTIONED = ("image_column", "caption_column")
+_KINDS = {
+    "text-to-image": _Kind(_CAPTIONED, caption_example),
+    "instruct-pix2pix": _Kind(
+        ("original_image_column", "edit_prompt_column", "edited_image_column"), edit_example
+    ),
+    "controlnet": _Kind((*_CAPTIONED, "conditioning_image_column"), control_example),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheDataConfig(ControlDataConfig, EditDataConfig):
+    """Images with captions, perhaps with images that steer, or images before and after an edit."""
+
+    random_flip: bool = False
+    """Mirror half of the images, or pairs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheConfig(Options):
+    """Encode a data set once; `train RECIPE --data.path OUTPUT` then uses the result."""
+
+    recipe: Literal["text-to-image", "instruct-pix2pix", "controlnet"] = "text-to-image"
+    """What will be trained: images with captions, also for dreambooth and textual-inversion; images
+    before and after an edit; or images with captions and with images that steer."""
+    model: str = ""
+    """The checkpoint whose autoencoder and text encoders are used."""
+    output: Annotated[str, Meta(min_length=1)] = "out/cache"
+    """The folder to write."""
+    text_embeddings: bool = False
+    """Store the text encoders' outputs for the captions, not only the tokens."""
+    copies: Count = 1
+    """The number of times to store each row, each time cropped and mirrored anew."""
+    batch_size: Count = 16
+    """The number of images encoded at a time."""
+    seed: Seed = 0
+    """The random seed of crops, mirroring and the choice among several captions."""
+    distributed: bool = False
+    """Run as one of several processes, which find each other as those of train do; each encodes a
+    share of the rows, and writes it to the same folder."""
+    data: CacheDataConfig = dataclasses.field(default_factory=CacheDataConfig)
+    """The options of the data set."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedSource:
+    """The rows of a cache as arrays, by the names in a batch of `DenoisingLoss`."""
+
+    rows: ArrowSource
+    shapes: dict[str, tuple[int, ...]]
+    """The shape of each array of a row; where there are buckets, of a row of the first size."""
+    dtypes: dict[str, str]
+    buckets: Buckets | None = None
+    """The sizes of the images that the latents are of, where there are several."""
+    shapes_by_size: tuple[dict[str, tuple[int, ...]], ...] = ()
+    """The shapes for each of the sizes."""
+
+    @classmethod
+    def open(
+        cls, folder: str, base: BaseModel, *, recipe: str, check: bool = True
+    ) -> "CachedSource":
+        """Opens the cache in a folder to train a checkpoint with.
+
+        Args:
+            folder: the folder.
+            base: the checkpoint.
+            recipe: the recipe of `CacheConfig` that the cache has to be written for.
+            check: whether the weights of the checkpoint's networks are read, and compared with
+                those that the cache was made with.
+
+        Raises:
+            ValueError: the cache holds something else, is not whole, or was made with another
+                autoencoder or, if it holds text embeddings, with other text encoders.
+        """
+        index = load_json(Path(folder) / _INDEX)
+        if _recipe_of(index) != recipe:
+            raise ValueError(
+                f"{folder} was not written for {recipe}; write it again with cache-latents "
+                f"--recipe {recipe}"
+            )
+        if check:
+            _check_networks(folder, index, base)
+        files = tuple(str(Path(folder) / name) for name in index["files"])
+        missing = [file for file in files if not Path(file).is_file()]
+        if missing:
+            raise ValueError(f"{missing[0]} is missing; write the cache again with cache-latents")
+        shapes, rows = _shapes(index), ArrowSource(files, files)
+        if "buckets" not in index:
+            return cls(rows, shapes, index["dtypes"])
+        parts = [tuple(str(Path(folder) / n) for n in b["files"]) for b in index["buckets"]]
+        counts = [len(ArrowSource(part, part)) for part in parts]
+        sizes = tuple((height, width) for height, width in (b["size"] for b in index["buckets"]))
+        of_row = np.repeat(np.arange(len(sizes), dtype=np.int16), counts)
+        by_size = tuple(map(_shapes, index["buckets"]))
+        return cls(rows, shapes, index["dtypes"], Buckets(sizes, of_row), by_size)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        shapes = self.shapes
+        if self.buckets is not None:
+            shapes = self.shapes_by_size[self.buckets.of_row[index]]
+        return {
+            name: np.frombuffer(value, self.dtypes[name]).reshape(shapes[name])
+            for name, value in self.rows[index].items()
+        }
+
+    def name(self, index: int) -> str:
+        """Returns the file and the row in it, for messages."""
+        return self.rows.name(index)
+
+
+def _check_networks(folder: str, index: Mapping[str, Any], base: BaseModel) -> None:
+    """Raises ValueError where a cache was made with other networks than the checkpoint's."""
+    made_by = {base.autoencoder: ("latents", "autoencoder")}
+    if base.family.embedding_columns[0] in index["shapes"]:
+        made_by |= dict.fromkeys(base.text_encoders, ("text embeddings", "text encoder"))
+    for name, (what, network) in made_by.items():
+        if index.get("networks", {}).get(name) != fingerprint(base.load(name).params):
+            raise ValueError(
+                f"the {what} in {folder} are of another {network} than the checkpoint's; "
+                "write them again with cache-latents"
+            )
+
+
+def is_cache(path: str) -> bool:
+    """Returns whether `cache_latents` wrote this folder."""
+    return (Path(path) / _INDEX).is_file()
+
+
+def fingerprint(params: Params) -> str:
+    """Computes a digest of the parameters in float16, so that their own dtype does not matter."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.asarray(leaf).astype(np.float16).tobytes())
+    return digest.hexdigest()
+
+
+def cache_latents(config: CacheConfig) -> int:
+    """Writes this process's part of the cache, and returns its number of rows.
+
+    Broken rows are left out, with a warning.
+
+    Raises:
+        ValueError: the checkpoint or the data set cannot be used, or more than one row in a hundred
+            is broken; says why.
+    """
+    require_options(config, ("model", "data.path"))
+    require_extra("pyarrow", "train")
+    edits = config.recipe == "instruct-pix2pix"
+    base = BaseModel.open(config.model, edits=edits)
+    size = picture_size(config.data, base.default_size, base.multiple)
+    columns = _columns(config)
+    column = columns[-1] if edits else columns[0]
+    source = open_images(config.data, columns, image_column=column, side=size, factor=base.multiple)
+    folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    # The index says that a cache is whole, so that of an earlier cache has to go first.
+    (folder / _INDEX).unlink(missing_ok=True)
+    names = [base.autoencoder, *(base.text_encoders if config.text_embeddings else ())]
+    params = {name: base.load(name).params for name in names}
+    encode = _encoder(base, params, config.text_embeddings)
+    tally, parts = Tally(len(source)), []
+    for bucket, rows in _rows_by_size(source).items():
+        batches = _batches(source, base, config, size, rows, tally)
+        parts.append(_write(folder, bucket, map(encode, batches)))
+    # Of a size, this process may have no row, or only broken ones, where others have some.
+    written = [_Part(*part) for own in of_all_processes(parts) for part in own if _Part(*part).rows]
+    if not written:
+        raise ValueError(f"{config.data.path} has no row that can be used")
+    if jax.process_index() == 0:
+        networks = {name: fingerprint(part) for name, part in params.items()}
+        write_json(folder / _INDEX, _index(written, buckets_of(source), networks))
+    return sum(part.rows for part in parts)
+
+
+class _Part(NamedTuple):
+    """What a process has written of the images of one size."""
+
+    file: str
+    """The name of the file; there is none where there is no row."""
+    bucket: int | None
+    """The index of the size; None where all images have one."""
+    rows: int
+    specs: dict[str, tuple[tuple[int, ...], str]]
+    """The shape and dtype of each array."""
+
+
+def _write(folder: Path, bucket: int | None, batches: Iterator[dict[str, np.ndarray]]) -> _Part:
+    """Writes a file of rows; none where there are no rows."""
+    pyarrow = require_extra("pyarrow", "train")
+    count, specs, writer = 0, {}, None
+    file = f"part-{jax.process_index():05}{'' if bucket is None else f'-{bucket:03}'}.arrow"
+    for arrays in batches:
+        if writer is None:
+            specs = {k: (v.shape[1:], str(v.dtype)) for k, v in arrays.items()}
+            schema = pyarrow.schema([(name, pyarrow.binary()) for name in arrays])
+            writer = pyarrow.ipc.new_file(str(folder / file), schema)
+        columns = [[row.tobytes() for row in arrays[name]] for name in arrays]
+        writer.write_batch(pyarrow.record_batch(columns, schema=schema))
+        count += len(columns[0])
+    if writer is not None:
+        writer.close()
+    return _Part(file, bucket, count, specs)
+
+
+def _index(
+    parts: Sequence[_Part], buckets: Buckets | None, networks: dict[str, str]
+) -> dict[str, Any]:
+    """Returns what the index says of a cache, whose files are sorted by size.
+
+    parts: what all processes have written, each with rows.
+    """
+
+    def bucket(part: _Part) -> int:
+        return part.bucket or 0
+
+    by_size = [list(own) for _, own in itertools.groupby(sorted(parts, key=bucket), key=bucket)]
+    files = [[part.file for part in own] for own in by_size]
+    shapes = [{k: list(shape) for k, (shape, _) in own[0].specs.items()} for own in by_size]
+    index: dict[str, Any] = {
+        "files": [name for names in files for name in names],
+        "shapes": shapes[0],
+        "dtypes": {name: dtype for name, (_, dtype) in parts[0].specs.items()},
+        "networks": networks,
+    }
+    if buckets is not None:
+        sizes = [buckets.sizes[bucket(own[0])] for own in by_size]
+        index["buckets"] = [
+            {"size": size, "shapes": shape, "files": names}
+            for size, shape, names in zip(sizes, shapes, files, strict=True)
+        ]
+    return index
+
+
+def _recipe_of(index: Mapping[str, Any]) -> str:
+    """Returns the recipe that a cache was written for."""
+    names = {_ORIGINAL: "instruct-pix2pix", _STEERING: "controlnet"}
+    return next((names[k] for k in names if k in index["shapes"]), "text-to-image")
+
+
+def _columns(config: CacheConfig) -> tuple[str, ...]:
+    """Returns the columns that the recipe reads.
+
+    Raises:
+        ValueError: a column, or an option for captions, is given that it does not read.
+    """
+    used = _KINDS[config.recipe].columns
+    unused = [name for kind in _KINDS.values() for name in kind.columns if name not in used]
+    if "caption_column" not in used:
+        unused += ["caption_lines", "trigger", "shuffle_tags", "keep_tags", "tag_separator"]
+    for name in unused:
+        if getattr(config.data, name) != getattr(CacheDataConfig, name):
+            raise ValueError(f"data.{name} is nothing that recipe={config.recipe} reads")
+    return tuple(getattr(config.data, name) for name in used)
+
+
+def _shapes(index: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape in index["shapes"].items()}
+
+
+def _rows_by_size(source: Source) -> dict[int | None, Sequence[int]]:
+    """Returns the rows of each size, of which there is one without a name unless there are more."""
+    buckets = buckets_of(source)
+    if buckets is None:
+        return {None: range(len(source))}
+    used = np.flatnonzero(buckets.counts)
+    return {int(i): np.flatnonzero(buckets.of_row == i).tolist() for i in used}
+
+
+def _batches(
+    source: Source,
+    base: BaseModel,
+    config: CacheConfig,
+    size: int,
+    rows: Sequence[int],
+    tally: Tally,
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields batches of examples of this process's share of rows, in order."""
+    example = _KINDS[config.recipe].example
+
+    def prepare(job: int) -> Element | Broken:
+        copy, place = divmod(job, len(rows))
+        index = rows[place]
+        rng = np.random.default_rng((config.seed, copy, index))
+        try:
+            return example(config.data, base, size, source[index], rng)
+        except Exception as error:
+            return Broken(source.name(index), f"{type(error).__name__}: {error}")
+
+    first, every = own_share(config.data)
+    jobs = range(first, len(rows) * config.copies, every)
+    with ThreadPoolExecutor(config.data.threads) as pool:
+        for start in tqdm(range(0, len(jobs), config.batch_size), desc="caching", unit="batch"):
+            chunk = jobs[start : start + config.batch_size]
+            elements: list[Element] = []
+            for element in pool.map(prepare, chunk):
+                tally.count(element)
+                if not isinstance(element, Broken):
+                    elements.append(element)
+            if elements:
+                yield {key: np.stack([e[key] for e in elements]) for key in elements[0]}
+
+
+def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
+    """Returns a function that encodes batches, padded to one shape, on this process's devices."""
+    mesh = make_mesh(devices=jax.local_devices())
+    params = in_order(jax.device_put(params, replicated(mesh)))
+
+    @functools.partial(jax.jit, out_shardings=replicated(mesh))
+    def run(params: Params, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        vae = base.autoencoder
+        encode = functools.partial(encode_pixels, base.networks[vae], params[vae])
+        arrays = dict(batch)
+        arrays["moments"] = jnp.concatenate(encode(arrays.pop("pixel_values")), axis=-1)
+        if "original_pixel_values" in arrays:
+            arrays[_ORIGINAL], _ = encode(arrays.pop("original_pixel_values"))
+        if text_embeddings:
+            encoded = encode_captions(base.family, base.networks, params, batch)
+            arrays = {k: v for k, v in arrays.items() if not is_text(k)}
+            arrays |= embedding_entries(base.family, encoded)
+        return arrays
+
+    size = 0
+
+    def encode(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        nonlocal size
+        n = len(batch["pixel_values"])
+        size = max(size, n + -n % mesh.size)
+        padded = {k: np.concatenate([v, np.repeat(v[:1], size - n, 0)]) for k, v in batch.items()}
+        result = run(params, jax.device_put(padded, batch_sharding(mesh)))
+        return {name: np.asarray(value)[:n] for name, value in result.items()}
+
+    return encode

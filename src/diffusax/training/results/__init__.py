@@ -1,1 +1,0 @@
-"""What a run leaves behind: its log, and folders that diffusers opens."""
