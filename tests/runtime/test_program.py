@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from effort import first
+from support.effort import first
 
 from diffusax.runtime.programs import room
 from diffusax.runtime.programs.compilations import count_compilations
