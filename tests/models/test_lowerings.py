@@ -19,6 +19,7 @@ from diffusax.models.ops import attention_kernels as flash
 from diffusax.models.ops import conv as conv_module
 from diffusax.models.ops import matmul as matmul_module
 from diffusax.models.ops.attention import attention
+from diffusax.models.ops.attention_kernels import Operands
 from diffusax.models.ops.conv import conv2d
 from diffusax.models.ops.matmul import matmul
 from diffusax.runtime.devices.mesh import make_mesh
@@ -130,7 +131,8 @@ def qkv(t, s, d=8):
 def lowering(name, limit):
     """A form of attention; those in chunks hold at most this many scores at once."""
     form = attention_module.LOWERINGS[name]
-    return partial(form, limit=limit) if "chunks" in name else form
+    form = partial(form, limit=limit) if "chunks" in name else form
+    return lambda *args, **more: form(Operands(*args, **more))
 
 
 @pytest.mark.parametrize("name", ["whole", "chunks", "large_chunks", "xla"])
@@ -464,7 +466,7 @@ def test_gpus_and_tpus_take_one_pass_over_the_maps_of_a_group_norm():
 def test_the_kernel_for_tpus_equals_plain_attention(t, s, d):
     q, k, v = map(jnp.asarray, qkv(t, s, d))
     with pltpu.force_tpu_interpret_mode():
-        actual = attention_module.LOWERINGS["flash"](q, k, v, d**-0.5, False)
+        actual = attention_module.LOWERINGS["flash"](Operands(q, k, v, d**-0.5))
     np.testing.assert_allclose(actual, reference_attention(q, k, v, causal=False), atol=2e-5)
 
 
@@ -474,7 +476,7 @@ def test_the_kernel_for_tpus_takes_lengths_and_shared_heads_on_a_mesh(causal):
     lengths = np.array([200, 70], np.int32)
     flash = attention_module.LOWERINGS["flash"]
     with pltpu.force_tpu_interpret_mode(), jax.set_mesh(make_mesh(devices=jax.devices()[:1])):
-        actual = flash(*map(jnp.asarray, (q, k, v)), 0.125, causal, jnp.asarray(lengths))
+        actual = flash(Operands(*map(jnp.asarray, (q, k, v)), 0.125, causal, jnp.asarray(lengths)))
     expected = reference_attention(q, k, v, causal=causal, key_lengths=lengths)
     np.testing.assert_allclose(actual, expected, atol=2e-5)
 
@@ -485,7 +487,7 @@ def test_the_kernel_for_gpus_is_told_lengths_and_shared_heads(t, causal):
     lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
 
     def run(q, k, v, lengths):
-        return attention_module.LOWERINGS["cudnn"](q, k, v, 0.125, causal, lengths)
+        return attention_module.LOWERINGS["cudnn"](Operands(q, k, v, 0.125, causal, lengths))
 
     text = jax.jit(run).trace(q, k, k, lengths).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmha" in text
