@@ -12,12 +12,12 @@ from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
 from support.effort import first
 
-from diffusax.models.layers import layers
 from diffusax.models.layers.transformer import Attention
 from diffusax.models.ops import attention as attention_module
 from diffusax.models.ops import attention_kernels as flash
 from diffusax.models.ops import conv as conv_module
 from diffusax.models.ops import matmul as matmul_module
+from diffusax.models.ops import norms
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.attention_kernels import Operands
 from diffusax.models.ops.conv import conv2d
@@ -369,7 +369,7 @@ def test_group_norms_equal_pytorch(name, offset, shifted, size):
     scale, bias = rng.normal(size=(2, 24)).astype(np.float32)
     shift = rng.normal(size=(2, 24)).astype(np.float32)
     given = map(jnp.asarray, (x, scale, bias, *([shift] if shifted else [])))
-    ours = layers.GROUP_NORMS[name](*given, groups=4, eps=1e-5)
+    ours = norms.GROUP_NORMS[name](*given, groups=4, eps=1e-5)
     maps = torch.tensor(x.transpose(0, 3, 1, 2))
     if shifted:
         maps = maps + torch.tensor(shift)[:, :, None, None]
@@ -382,7 +382,7 @@ def test_group_norms_equal_pytorch(name, offset, shifted, size):
 
 @pytest.mark.parametrize("pixels", [1, 45, 64, 1024, 4096, 72 * 128, 2**20])
 def test_the_parts_of_a_norm_divide_its_pixels(pixels):
-    parts = layers.norm_parts(pixels)
+    parts = norms.norm_parts(pixels)
     assert pixels % parts == 0
     assert parts <= 256
     # Powers of two have parts enough for every multiprocessor.
@@ -400,7 +400,7 @@ def test_the_gradient_of_a_group_norm_by_sums_is_that_of_the_centred_one(name):
         return (form(*args, groups=4, eps=1e-5) * weights).sum()
 
     sums, centred = (
-        jax.grad(partial(loss, layers.GROUP_NORMS[name]), (0, 1, 2, 3))(*args)
+        jax.grad(partial(loss, norms.GROUP_NORMS[name]), (0, 1, 2, 3))(*args)
         for name in (name, "centred")
     )
     for actual, expected in zip(sums, centred, strict=True):
@@ -458,7 +458,7 @@ def test_odd_lengths_are_padded_for_gradients_alone():
 
 
 def test_gpus_and_tpus_take_one_pass_over_the_maps_of_a_group_norm():
-    chosen = {name: layers.choose_group_norm(name) for name in ("cpu", "cuda", "rocm", "tpu")}
+    chosen = {name: norms.choose_group_norm(name) for name in ("cpu", "cuda", "rocm", "tpu")}
     assert chosen == {"cpu": "centred", "cuda": "sums", "rocm": "sums", "tpu": "one_pass"}
 
 
