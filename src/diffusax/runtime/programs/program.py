@@ -92,6 +92,11 @@ class _Compiled:
         self.used, self.bytes = 0, 0
         """The time of the last use, and the size of the code, of what JAX has compiled."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is there that a call could use."""
+        return self.jitted is None and not self.executables
+
 
 class Program:
     """A function, and the programs that were made of it, one for each shape of its arguments.
@@ -190,9 +195,13 @@ class Program:
 
     def forget(self, request_key: Key) -> None:
         """Releases the executable with this key, if there is one."""
-        compiled = self._cache.get(request_key.shape)
-        if compiled is not None:
+        with _LOCK:
+            compiled = self._cache.get(request_key.shape)
+            if compiled is None:
+                return
             compiled.executables.pop(request_key, None)
+            if compiled.is_empty:
+                del self._cache[request_key.shape]
 
     def forget_all(self) -> None:
         """Releases all executables, and all that JAX has compiled for calls."""
@@ -272,10 +281,9 @@ def lower(
 
     lowering_platforms: see `jax.stages.Traced.lower`; by default that of the request's arrays.
     """
-    platforms = lowering_platforms or [call_shape(request).platform]
-    with lowering_for(platforms):
+    with lowering_for(lowering_platforms or [call_shape(request).platform]):
         traced = request.program._any_shape.trace(request.static, *request.dynamic)
-        return traced.lower(lowering_platforms=tuple(platforms))
+        return traced.lower(lowering_platforms=lowering_platforms and tuple(lowering_platforms))
 
 
 def compile_request(request: Request, mesh: Mesh | None = None) -> jax.stages.Compiled:
@@ -331,7 +339,7 @@ def _drop_oldest() -> int:
         for _, program, shape in oldest:
             compiled = program._cache[shape]
             compiled.jitted, compiled.bytes = None, 0
-            if not compiled.executables:
+            if compiled.is_empty:
                 del program._cache[shape]
     return len(oldest)
 
