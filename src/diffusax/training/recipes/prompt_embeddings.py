@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from diffusax.models.network import Params, cast_params, cast_shapes
+from diffusax.runtime.devices.lowering import lowering_for, lowering_platforms
 from diffusax.runtime.devices.mesh import in_mesh, to_host
 from diffusax.training.recipes.base_model import BaseModel
 from diffusax.training.step.denoising import embedding_entries, encode_captions
@@ -34,7 +35,7 @@ def embed_texts(
         For each text the embeddings' entries in a batch without the axis b, on the host.
     """
     params = {name: base.load(name, encoded_in, device=mesh).params for name in base.text_encoders}
-    with in_mesh(mesh):
+    with in_mesh(mesh), lowering_for(lowering_platforms(mesh)):
         found = jax.jit(functools.partial(_embed, base, dtype))(params, _tokens(base, texts))
     return to_host(found)
 
