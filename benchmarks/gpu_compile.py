@@ -31,8 +31,7 @@ from diffusax.models.adapters.low_rank import LowRank, kernel_shapes
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.mesh import batch_size, replicated
-from diffusax.runtime.programs.cost import cost_of
-from diffusax.runtime.programs.kernels import Kernel, kernels_of, traffic
+from diffusax.runtime.programs.cost import Kernel, cost_of, kernels_of, traffic
 from diffusax.runtime.programs.topology import topology_mesh
 
 PROGRAMS = ("encode_texts", "denoise", "decode", "train", "train-edits", "train-lora")

@@ -35,13 +35,13 @@ import diffusax
 from diffusax.pipelines.pipeline import ahead
 from diffusax.pipelines.pipeline.ahead import mesh_of_program
 from diffusax.runtime.devices.chips import chip_of
+from diffusax.runtime.devices.lowering import lowering_platforms
 from diffusax.runtime.devices.mesh import batch_size, in_mesh
 from diffusax.runtime.programs.cost import cost_of
 from diffusax.runtime.programs.program import lower, operations_of
 from diffusax.runtime.programs.topology import (
     DoesNotFitError,
     compile_there,
-    lowering_platforms,
     topology_mesh,
 )
 from diffusax.training import (

@@ -16,7 +16,7 @@ from diffusax.models.adapters.image_prompts import ImageLayers, cross_attentions
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families.placement import device_of, put_params
 from diffusax.runtime.copies import Copyable
-from diffusax.runtime.programs.bounded import is_traced
+from diffusax.runtime.switches import is_traced
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from diffusax.checkpoints.files import numbered
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat, patchify, unpatchify
 from diffusax.models.network import Network, Params
-from diffusax.models.transformers.blocks import Rotation
+from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.flux import PATCH, image_rotation
 from diffusax.pipelines.families import transformer
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder

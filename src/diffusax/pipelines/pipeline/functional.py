@@ -34,8 +34,14 @@ from diffusax.pipelines.tasks.prompts import (
 )
 from diffusax.pipelines.tasks.tasks import Task
 from diffusax.pipelines.tasks.unused import prepared
-from diffusax.runtime.programs.bounded import BoundedJit, is_traced, make_room
-from diffusax.runtime.switches import call_settled, in_auto_axes, is_double, standard_promotion
+from diffusax.runtime.programs.program import Program, make_room
+from diffusax.runtime.switches import (
+    call_settled,
+    in_auto_axes,
+    is_double,
+    is_traced,
+    standard_promotion,
+)
 
 
 class Inputs(NamedTuple):
@@ -181,7 +187,7 @@ def _told(plan: Plan, found: dict[str, Prompt]) -> Conditions:
     return plan.conditions._replace(**told)
 
 
-_compiled = BoundedJit(_generate, static_argnums=range(4), uncounted=[4])
+_compiled = Program(_generate, static=("family", "encoders", "denoiser", "vae"))
 
 
 def _embed(

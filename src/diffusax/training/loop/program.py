@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
 from diffusax.runtime.devices.layouts import tree_places
+from diffusax.runtime.devices.lowering import lowering_for, lowering_platforms
 from diffusax.runtime.devices.memory import device_memory, host_memory
 from diffusax.runtime.devices.mesh import (
     Rules,
@@ -32,7 +33,7 @@ from diffusax.runtime.devices.mesh import (
 )
 from diffusax.runtime.programs.cost import cost_of
 from diffusax.runtime.programs.flops import count_training_flops
-from diffusax.runtime.programs.topology import DoesNotFitError, compile_there, lowering_platforms
+from diffusax.runtime.programs.topology import DoesNotFitError, compile_there
 from diffusax.runtime.random.noise import seed_key
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Element
@@ -91,7 +92,8 @@ def step_program(
     )
 
     def train_step(state: TrainState, frozen: Params, batch: Any) -> Any:
-        state, metrics = step(state, frozen, batch)
+        with lowering_for(lowering_platforms(mesh)):
+            state, metrics = step(state, frozen, batch)
         shardings = tree_sharding(mesh, state, rules)
         return jax.lax.with_sharding_constraint(state, shardings), metrics
 

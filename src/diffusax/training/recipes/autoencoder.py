@@ -29,6 +29,7 @@ from diffusax.models.network import (
     cast_shapes,
     initialize_params,
 )
+from diffusax.runtime.programs.program import Program
 from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import SIZE
@@ -205,7 +206,7 @@ class Autoencoder:
 autoencoder = Autoencoder
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(Program, static=("network",))
 def _reconstruct(network: Network, params: Params, pixels: jax.Array) -> jax.Array:
     """Returns images beside their reconstructions, b H W 3 uint8 -> b H 2W 3 in [0, 1]."""
     x = from_bytes(pixels)
@@ -221,7 +222,7 @@ def latent_scale(network: Network, params: Params, pixels: np.ndarray) -> float:
     return float(1 / jnp.sqrt(jnp.var(mean) + jnp.mean(jnp.exp(logvar))))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(Program, static=("network",))
 def _encode(network: Network, params: Params, pixels: jax.Array) -> tuple[jax.Array, jax.Array]:
     return network.apply(params, from_bytes(pixels), method="encode")
 
