@@ -192,7 +192,6 @@ TOY = Family(
         *((f"tokenizer{n}", f"text_encoder{n}") for n in ("", "_2", "_3")),
         tokenizer=ToyTokenizer,
     ),
-    options=(),
     tokenize=tokenize,
     tokenize_caption=tokenize_caption,
     encode=encode,

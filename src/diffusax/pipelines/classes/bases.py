@@ -159,6 +159,12 @@ class Flux(DiffusionPipeline):
     extra_components = IMAGE_PROMPTS
 
     @encodes_prompts
+    def _encode(
+        self, prompt, prompt_2, device, num_images_per_prompt, prompt_embeds, pooled_prompt_embeds,
+        max_sequence_length, lora_scale, **options,
+    ):
+        """Returns the embeddings of prompts, None, their pooled outputs, and None."""
+
     def encode_prompt(
         self, prompt, prompt_2=None, device=None, num_images_per_prompt=1, prompt_embeds=None,
         pooled_prompt_embeds=None, max_sequence_length=512, lora_scale=None, **options,
@@ -168,6 +174,12 @@ class Flux(DiffusionPipeline):
         Their shapes are (prompts images) t d, (prompts images) p and t 3. device changes nothing;
         lora_scale multiplies the weights of LoRAs. options: adapters.
         """
+        embeds, _, pooled, _ = self._encode(
+            prompt, prompt_2, device, num_images_per_prompt, prompt_embeds, pooled_prompt_embeds,
+            max_sequence_length, lora_scale, **options,
+        )
+        positions = np.zeros((embeds.shape[1], 3), np.float32)
+        return embeds, pooled, as_tensor(positions) if is_tensor(embeds) else positions
 
     @staticmethod
     def _pack_latents(latents, batch_size, num_channels_latents, height, width):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import jax
@@ -11,7 +11,15 @@ from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.models.autoencoders.kl import AutoencoderKLConfig
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
-from diffusax.pipelines.plan.guidance import above_one
+from diffusax.pipelines.families.policies import (
+    Channels,
+    ClassifierFree,
+    Inpaint,
+    KeepSize,
+    WholeSteps,
+    negatives_first,
+    sample_each,
+)
 from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.runtime.devices.mesh import Rules
 from diffusax.samplers import Scheduler
@@ -83,7 +91,7 @@ class Denoiser(Protocol):
 
     @property
     def embeds_guidance(self) -> bool:
-        """Whether the guidance scale is an input, so that one branch is enough."""
+        """Whether the guidance scale is an input of the network."""
 
     @property
     def tensor_rules(self) -> Rules:
@@ -134,18 +142,37 @@ class Denoiser(Protocol):
         """Combines the predictions of the branches by guidance: b k ... -> b ..., float32."""
 
 
+def trained_size(components: Any, call: Any) -> tuple[int, int]:
+    """Returns the height and width in pixels that the denoiser was trained at."""
+    size: tuple[int, int] = components.default_size
+    return size
+
+
+def any_length(components: Any, call: Any) -> None:
+    """Returns None: prompts of all lengths may share a batch."""
+
+
+def own_schedule(components: Any, call: Any, size: tuple[int, int]) -> dict[str, Any]:
+    """Returns no options: the noise levels are the scheduler's own."""
+    return {}
+
+
+def none_unused(components: Any, call: Any, run: Any) -> tuple[()]:
+    """Returns nothing: no family's own argument is without effect."""
+    return ()
+
+
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Family:
-    """The functions and names by which the checkpoints of one family are read and run.
+    """What the checkpoints of one family are, and how they are run: its functions and policies.
 
-    Only the files of a family know its text encoders, tokens, networks and conditions.
+    Only the files of a family know its text encoders, tokens, networks and conditions. The policies
+    are small objects and functions of `diffusax.pipelines.families.policies`, or one's own.
     """
 
     name: str
     components: tuple[Component, ...]
     """The components, in the order in which diffusers' pipelines have them."""
-    options: tuple[tuple[str, Any], ...]
-    """The options in model_index.json that this family reads, with their defaults."""
     tokenize: Callable[..., Tokens]
     """A function (tokenizers, texts, call, length) -> Tokens, run on the host.
 
@@ -165,65 +192,45 @@ class Family:
     """
     denoiser: Callable[[Mapping[str, Network]], Denoiser]
     """A function (networks of the denoiser and those that steer it by name) -> Denoiser."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """The options in model_index.json that this family reads, with their defaults."""
     latents: Callable[[Any], LatentFormat] = LatentFormat.of
     """A function (the autoencoder's config) -> LatentFormat."""
     usual_autoencoder: Any = None
     """The config of the autoencoder that checkpoints have, which says what latents are in a
     pipeline that was loaded without one."""
-    schedule_options: Callable[..., dict[str, Any]] | None = None
-    """A function (components, call, size) -> options of `Scheduler.schedule`, such as mu."""
-    guidance: Callable[[float], tuple[float, ...]] = above_one
-    """A function (guidance_scale) -> the weights of guidance, empty for none."""
-    true_guidance: bool = False
-    """Whether classifier-free guidance is by true_cfg_scale instead of guidance_scale, and only
-    where a negative prompt is given."""
+    embeds: tuple[str, ...] = ("prompt_embeds",)
+    """The arguments of a call that replace a prompt, in the order of `Prompt`'s fields."""
     pad_embeds: Callable[[Sequence[Any]], Prompt] | None = None
     """A function (n arrays t d of a call) -> Prompt of one length, where prompts have lengths of
     their own; None where all are of one length."""
-    batch_key: Callable[..., Any] | None = None
+    batch_key: Callable[..., Any] = any_length
     """A function (components, call) -> a key that the prompts of one batch must have in common."""
-    embeds: tuple[str, ...] = ("prompt_embeds",)
-    """The arguments of a call that replace a prompt, in the order of `Prompt`'s fields."""
-    embedding_columns: tuple[str, ...] = ("encoder_hidden_states",)
-    """The columns of the same embeddings in a training cache."""
-    default_size: Callable[..., tuple[int, int]] | None = None
-    """A function (components, call) -> the height and width in pixels of a call that gives none;
-    None for those that the denoiser was trained at."""
+    default_size: Callable[..., tuple[int, int]] = trained_size
+    """A function (components, call) -> the height and width in pixels of a call that gives none."""
+    schedule_options: Callable[..., dict[str, Any]] = own_schedule
+    """A function (components, call, size) -> options of `Scheduler.schedule`, such as mu."""
+    guidance: ClassifierFree = dataclasses.field(default_factory=ClassifierFree)
+    """How the predictions of branches are guided: `ClassifierFree` or `TrueCFG`."""
+    start: WholeSteps = dataclasses.field(default_factory=WholeSteps)
+    """Where a run that starts from an image begins: `WholeSteps` or `FlowSteps`."""
+    encoding: Callable[[Callable[[int], Any], int, int], Any] = sample_each
+    """The noise that samples the latents of images: `sample_each`, `sample_once` or `take_mode`."""
+    resize: KeepSize = dataclasses.field(default_factory=KeepSize)
+    """How image to image resizes images: `KeepSize` or `ModelSize`."""
+    edits: Channels = dataclasses.field(default_factory=Channels)
+    """How the denoiser is given an image to edit or to look at: `Channels` or `References`."""
+    inpaint: Inpaint = dataclasses.field(default_factory=Inpaint)
+    """How inpainting blends the image with what is generated."""
+    size_inputs: tuple[str, ...] = ()
+    """The inputs of the denoiser that say the sizes of an image, in training b 6."""
     callback_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The conditions that callbacks may read and change, from diffusers' name to the field."""
-    prompts_alone: bool = False
-    """Whether callbacks are given the conditions of the prompts without those of the negative
-    prompts, which diffusers' other pipelines put before them."""
-    resizes_edits: bool = False
-    """Whether InstructPix2Pix resizes an image to the model's size instead of keeping its own."""
-    resizes_images: bool = False
-    """Whether image to image resizes images to the model's size instead of keeping their own, where
-    the call gives none."""
-    keeps_size: bool = False
-    """Whether inpainting keeps the size of the image instead of resizing it to the model's."""
-    blends_own_noise: bool = False
-    """Whether inpainting from given latents puts the image back with noise of its own, which is
-    drawn before the image is encoded, instead of with those latents (pipeline_z_image_inpaint.py,
-    prepare_latents)."""
-    begins_early: bool = False
-    """Whether a run that starts from an image makes a step of which the strength gives a part, as
-    diffusers' pipelines of flow matching do (pipeline_stable_diffusion_3_img2img.py,
-    get_timesteps); others leave it out."""
-    samples_once: bool = False
-    """Whether image to image samples an image's latents once for all images that start from it,
-    even if these have seeds of their own."""
-    encodes_to_mode: bool = False
-    """Whether images are encoded to the mode of the autoencoder's distribution of latents instead
-    of to samples of it, also in training."""
-    looks_at_images: bool = False
-    """Whether text to image takes images to look at. The denoiser is given their latents among
-    `Conditions.added` as "references", a tuple of arrays b 1 h w c."""
-    soft_masks: bool = False
-    """Whether inpainting mixes the old and the new latents at the rim of the mask."""
-    shows_kept: bool = False
-    """Whether inpainting gives the image to a decoder that reads it; not beside a ControlNet."""
-    micro_conditioned: bool = False
-    """Whether the sizes of images are inputs of the denoiser."""
+    callback_view: Callable[[Any, Any], Any] = negatives_first
+    """The order in which callbacks read them: `negatives_first` or `prompts_alone`."""
+    unused: Callable[..., Iterable[tuple[Sequence[str], str]]] = none_unused
+    """A function (components, call, run) -> names of the family's own arguments that change nothing
+    in a run, with the reason."""
 
     def __repr__(self) -> str:
         return f"Family({self.name!r})"
@@ -249,9 +256,9 @@ class Family:
         return known[name] if name in known else known[name.rpartition("_")[0]]
 
     @property
-    def unguided(self) -> float:
-        """A guidance scale without guidance, 1 or 0."""
-        return 0.0 if self.guidance(1.0) else 1.0
+    def embedding_columns(self) -> tuple[str, ...]:
+        """The columns of embeddings in a training cache, in the order of `Prompt`'s fields."""
+        return ("encoder_hidden_states", "text_embeds")[: len(self.embeds)]
 
     @functools.cached_property
     def text_encoders(self) -> tuple[Component, ...]:

@@ -22,6 +22,13 @@ from diffusax.models.transformers.blocks import Rotation
 from diffusax.models.transformers.flux import PATCH, image_rotation
 from diffusax.pipelines.families import transformer
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
+from diffusax.pipelines.families.policies import (
+    FlowSteps,
+    ModelSize,
+    TrueCFG,
+    prompts_alone,
+    sample_once,
+)
 from diffusax.pipelines.families.transformer import TransformerDenoiser
 from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.text.language_tokenizer import T5Tokenizer
@@ -61,9 +68,11 @@ class FluxDenoiser(TransformerDenoiser):
         return nets * images if len(nets) == 1 else nets
 
     @property
-    def reads_guidance(self) -> bool:
+    def embeds_guidance(self) -> bool:  # type: ignore[override]
         """Whether the guidance scale is an input of any of the networks."""
         return any(net.config.guidance_embeds for net in (self.transformer, *self.controlnets))
+
+    reads_guidance = embeds_guidance
 
     @property
     def in_channels(self) -> int:
@@ -206,8 +215,8 @@ def conditions(
     for name in (*ours, *(f"negative_{name}" for name in ours)):
         if getattr(call, name) is not None:
             raise ValueError(f"{name} must be None: there are no IP-Adapters for FLUX.1 here")
-    reads = components.denoiser.reads_guidance
-    added = {"guidance": np.asarray(scales, np.float32)[:, None]} if reads else None
+    embeds = components.denoiser.embeds_guidance
+    added = {"guidance": np.asarray(scales, np.float32)[:, None]} if embeds else None
     return Conditions(prompt.context, prompt.pooled, added=added)
 
 
@@ -291,7 +300,6 @@ FLUX = Family(
         tokenizer=(CLIPTokenizer, T5Tokenizer),
         optional=("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2"),
     ),
-    options=(),
     tokenize=tokenize,
     tokenize_caption=tokenize_caption,
     encode=encode,
@@ -300,14 +308,13 @@ FLUX = Family(
     usual_autoencoder=usual_autoencoder(16),
     latents=functools.partial(LatentFormat.of, patch=PATCH, packed=True),
     schedule_options=schedule_options,
-    true_guidance=True,
-    batch_key=transformer.longest_text,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),
+    batch_key=transformer.longest_text,
+    guidance=TrueCFG(),
+    start=FlowSteps(),
+    encoding=sample_once,
+    resize=ModelSize(),
     callback_tensors={"prompt_embeds": "context"},
-    prompts_alone=True,
-    embedding_columns=("encoder_hidden_states", "text_embeds"),
-    resizes_images=True,
-    begins_early=True,
-    samples_once=True,
+    callback_view=prompts_alone,
 )
 """FLUX.1-dev, -schnell, Fill and Kontext."""

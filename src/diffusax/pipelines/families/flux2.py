@@ -6,19 +6,31 @@ up to one length, and what fills them up is read, too, as in diffusers.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from PIL import Image
 
-from diffusax.images.references import as_images, reference_size
+from diffusax.images.masks import bilinear
+from diffusax.images.pictures import to_pixels
+from diffusax.images.references import as_images, limit_area, limited_size, reference_size
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2Config
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.family import Family, diffusers_components
+from diffusax.pipelines.families.policies import (
+    FlowSteps,
+    Inpaint,
+    KeepSize,
+    References,
+    prompts_alone,
+    take_mode,
+)
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     chat_tokens,
@@ -81,6 +93,36 @@ def default_size(components: Any, call: Any) -> tuple[int, int]:
         size: tuple[int, int] = components.default_size
         return size
     return reference_size(as_images(call.image)[0], components.latents.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class LimitSize(KeepSize):
+    """Images keep their size, or are made smaller if they are large.
+
+    Height and width that the call gives have no effect (pipeline_flux2_klein_inpaint.py, which
+    leaves images in a list as large as they are).
+    """
+
+    def __call__(self, components: Any, call: Any, model_size: Callable[..., Any]) -> Any:
+        """Returns the call with its images made smaller, and with their height and width.
+
+        Raises:
+            ValueError: image is missing or cannot be read.
+        """
+        if call.image is None:
+            raise ValueError("image must be given")
+        several, form = isinstance(call.image, list | tuple), components.latents
+        images = as_images(call.image)
+        if all(isinstance(image, str | Path | Image.Image) for image in images):
+            images = [limit_area(image) for image in images]
+            call = dataclasses.replace(call, image=images if several else images[0])
+            width, height = images[0].size
+        else:
+            x = to_pixels(call.image, factor=form.multiple, latent_channels=form.channels)
+            height, width = (n * (1 if x.shape[-1] == 3 else form.factor) for n in x.shape[1:3])
+            width, height = limited_size(width, height)
+        height, width = (side // form.multiple * form.multiple for side in (height, width))
+        return dataclasses.replace(call, height=height, width=width)
 
 
 def empirical_mu(tokens: int, steps: int) -> float:
@@ -186,13 +228,13 @@ FLUX2_KLEIN = Family(
     usual_autoencoder=AutoencoderKLFlux2Config(),
     latents=functools.partial(LatentFormat.of, packed=True),
     schedule_options=schedule_options,
-    callback_tensors={"prompt_embeds": "context"},
-    prompts_alone=True,
     batch_key=longest_text,
     default_size=default_size,
-    encodes_to_mode=True,
-    looks_at_images=True,
-    soft_masks=True,
-    begins_early=True,
+    start=FlowSteps(),
+    encoding=take_mode,
+    edits=References(),
+    inpaint=Inpaint(LimitSize(), shrink=bilinear),
+    callback_tensors={"prompt_embeds": "context"},
+    callback_view=prompts_alone,
 )
 """FLUX.2 klein, distilled to four steps and not."""

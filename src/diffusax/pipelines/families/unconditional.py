@@ -109,7 +109,6 @@ UNCONDITIONAL = Family(
         Component("unet", "denoiser"),
         Component("scheduler", "scheduler", Scheduler),
     ),
-    options=(),
     tokenize=tokenize,
     tokenize_caption=tokenize_caption,
     encode=encode,

@@ -17,6 +17,15 @@ from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
+from diffusax.pipelines.families.policies import (
+    ClassifierFree,
+    FlowSteps,
+    Inpaint,
+    KeepSize,
+    blend_drawn,
+    prompts_alone,
+    sample_once,
+)
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     chat_tokens,
@@ -192,7 +201,6 @@ Z_IMAGE = Family(
         tokenizer=Qwen2Tokenizer,
         optional=("tokenizer", "text_encoder"),
     ),
-    options=(),
     tokenize=tokenize,
     tokenize_caption=tokenize_caption,
     encode=encode,
@@ -201,14 +209,13 @@ Z_IMAGE = Family(
     usual_autoencoder=usual_autoencoder(16),
     latents=functools.partial(LatentFormat.of, patch=2),
     schedule_options=schedule_options,
-    guidance=above_zero,
     pad_embeds=pad_embeds,
-    callback_tensors={"prompt_embeds": "context"},
-    prompts_alone=True,
     batch_key=caption_length,
-    keeps_size=True,
-    blends_own_noise=True,
-    begins_early=True,
-    samples_once=True,
+    guidance=ClassifierFree(above_zero),
+    start=FlowSteps(),
+    encoding=sample_once,
+    inpaint=Inpaint(KeepSize(), noise=blend_drawn),
+    callback_tensors={"prompt_embeds": "context"},
+    callback_view=prompts_alone,
 )
 """Z-Image and Z-Image-Turbo."""

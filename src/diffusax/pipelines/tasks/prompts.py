@@ -230,9 +230,6 @@ def _embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
     if c.family.pad_embeds is not None:
         return _cut(prompt, 0), _cut(prompt, 1) if guided else []
     leaves = prompt[: len(c.family.embeds)]
-    if c.family.true_guidance:
-        # FLUX's method encodes no negative prompts, and returns the positions of the tokens.
-        return *(leaf[:, 0] for leaf in leaves), np.zeros((leaves[0].shape[2], 3), np.float32)
     return tuple(half for leaf in leaves for half in (leaf[:, 0], leaf[:, 1] if guided else None))
 
 

@@ -78,7 +78,8 @@ class BaseModel:
         (denoiser,), (vae,) = family.names("denoiser"), family.names("autoencoder")
         latents = family.latents(networks[vae].config).channels
         channels = family.denoiser({denoiser: networks[denoiser]}).in_channels
-        widens = edits and not family.looks_at_images
+        wanted = family.edits.channels(latents) if edits else latents
+        widens = wanted > latents
         if widens and instruct_class(family) is None:
             raise ValueError(
                 f"{path_or_repo} is {family.name}, which cannot be trained to edit images; start "
@@ -86,7 +87,7 @@ class BaseModel:
             )
         check_channels(path_or_repo, channels, latents, edits=widens)
         if widens:
-            networks[denoiser] = widen_network(networks[denoiser], 2 * latents)
+            networks[denoiser] = widen_network(networks[denoiser], wanted)
         options, name = dict(family.options), family.scheduler_name
         changes = {} if prediction_type is None else {"prediction_type": prediction_type}
         return cls(
@@ -170,11 +171,6 @@ class BaseModel:
     def text_encoders(self) -> Sequence[str]:
         """The names of the text encoders."""
         return self.family.names("text_encoder")
-
-    @property
-    def micro_conditioned(self) -> bool:
-        """Whether the sizes of images are inputs of the denoiser."""
-        return self.family.micro_conditioned
 
     @property
     def factor(self) -> int:

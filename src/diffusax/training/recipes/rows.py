@@ -85,4 +85,4 @@ def edit_example(
 
 
 def _time_ids(base: BaseModel, sizes: np.ndarray) -> Element:
-    return {"time_ids": sizes} if base.micro_conditioned else {}
+    return dict.fromkeys(base.family.size_inputs, sizes)
