@@ -11,6 +11,7 @@ from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.models.autoencoders.kl import AutoencoderKLConfig
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
+from diffusax.pipelines.families.embeddings import OneLength
 from diffusax.pipelines.families.policies import (
     Channels,
     ClassifierFree,
@@ -201,9 +202,8 @@ class Family:
     pipeline that was loaded without one."""
     embeds: tuple[str, ...] = ("prompt_embeds",)
     """The arguments of a call that replace a prompt, in the order of `Prompt`'s fields."""
-    pad_embeds: Callable[[Sequence[Any]], Prompt] | None = None
-    """A function (n arrays t d of a call) -> Prompt of one length, where prompts have lengths of
-    their own; None where all are of one length."""
+    lengths: OneLength = dataclasses.field(default_factory=OneLength)
+    """How long the embeddings of a call's prompts are: `OneLength` or `OwnLengths`."""
     batch_key: Callable[..., Any] = any_length
     """A function (components, call) -> a key that the prompts of one batch must have in common."""
     default_size: Callable[..., tuple[int, int]] = trained_size

@@ -16,6 +16,7 @@ import numpy as np
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, Params
+from diffusax.pipelines.families.embeddings import OwnLengths
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
 from diffusax.pipelines.families.policies import (
     ClassifierFree,
@@ -209,7 +210,7 @@ Z_IMAGE = Family(
     usual_autoencoder=usual_autoencoder(16),
     latents=functools.partial(LatentFormat.of, patch=2),
     schedule_options=schedule_options,
-    pad_embeds=pad_embeds,
+    lengths=OwnLengths(pad_embeds),
     batch_key=caption_length,
     guidance=ClassifierFree(above_zero),
     start=FlowSteps(),
