@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
-
-import jax
+from typing import Any, Literal
 
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.models.autoencoders.kl import AutoencoderKLConfig
 from diffusax.models.autoencoders.latents import LatentFormat
-from diffusax.models.network import Model, Network, Params
+from diffusax.models.network import Model, Network
+from diffusax.pipelines.families.denoiser import Denoiser
 from diffusax.pipelines.families.embeddings import OneLength
 from diffusax.pipelines.families.policies import (
     Channels,
@@ -21,8 +20,7 @@ from diffusax.pipelines.families.policies import (
     negatives_first,
     sample_each,
 )
-from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
-from diffusax.runtime.devices.mesh import Rules
+from diffusax.pipelines.plan.plan import Conditions, Prompt, Tokens
 from diffusax.samplers import Scheduler
 
 Role = Literal[
@@ -65,82 +63,6 @@ IMAGE_PROMPTS: tuple[Component, ...] = (
     Component("feature_extractor", "image_processor", CLIPImageProcessor, optional=True),
 )
 """The components with which IP-Adapters read images."""
-
-
-class Denoiser(Protocol):
-    """A denoiser as the sampler calls it. It is hashable and holds no arrays."""
-
-    @property
-    def components(self) -> tuple[str, ...]:
-        """The names of the components whose parameters it reads, the main network's first."""
-
-    @property
-    def controlnets(self) -> tuple[Network, ...]:
-        """The ControlNets beside the main network."""
-
-    @property
-    def in_channels(self) -> int:
-        """The channels of the main network's input."""
-
-    @property
-    def sample_size(self) -> tuple[int, int]:
-        """The rows and columns of latents that the network was trained at."""
-
-    @property
-    def context_dim(self) -> int | None:
-        """The width of the text embeddings; None where any width is accepted."""
-
-    @property
-    def embeds_guidance(self) -> bool:
-        """Whether the guidance scale is an input of the network."""
-
-    @property
-    def tensor_rules(self) -> Rules:
-        """The axes of the parameters that a mesh's tensor axis splits."""
-
-    def embed(
-        self, params: Params, images: tuple[Any, ...], weights: Any = None
-    ) -> tuple[Any, ...]:
-        """Computes once per run what follows from images alone, b 1 H W c in [0, 1] each.
-
-        Returns b 1 h w c for each ControlNet, then a tuple of such maps for each T2I-Adapter.
-
-        weights: the weights of a adapters, b a; it is given only in calls with adapters.
-        """
-
-    def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
-        """Returns the conditions with what a run computes from them once, in its program.
-
-        Arguments as those of a call. It may return them as they are.
-        """
-
-    def __call__(
-        self,
-        params: Params,
-        x: jax.Array,
-        timestep: jax.Array,
-        conditions: Conditions,
-        inputs: StepInputs | None = None,
-        *,
-        gradient_checkpointing: str = "none",
-    ) -> jax.Array:
-        """Predicts for each branch, b h w c.
-
-        Args:
-            params: the parameters by component, and in calls with some, under "adapters" the
-                layers of adapters by component (`models.adapters.low_rank.Layers`), and under
-                "ip_adapters" those of IP-Adapters (`models.adapters.image_prompts.Layers`).
-            x: b h w c, the scaled latents; b counts images times branches.
-            timestep: b.
-            conditions: conditions without the axis of the branches, which is merged into the batch.
-            inputs: those of one row for each entry of the batch, such as adapters: b a; None for
-                none.
-            gradient_checkpointing: "none", "blocks" or "full": what is computed again for
-                gradients.
-        """
-
-    def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
-        """Combines the predictions of the branches by guidance: b k ... -> b ..., float32."""
 
 
 def trained_size(components: Any, call: Any) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from diffusax.pipelines.families.policies import (
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     chat_tokens,
+    even_sigmas,
     longest_text,
     padded_tokens,
     shifts_by_size,
@@ -61,22 +62,16 @@ class Flux2KleinDenoiser(TransformerDenoiser):
         *,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
-        """Predicts the velocity from images to noise for each branch, b h w c.
+        """Predicts the velocity from images to noise for each branch, b h w c; see `Denoiser`.
 
-        Args:
-            params: the parameters by component, and under "adapters" their low-rank adapters'.
-            x: b h w c, the latents.
-            timestep: b, from 1000 for noise to 0.
-            conditions: the texts, b s d, and among the added ones "references", a tuple of the
-                latents of images to look at, b h w c each.
-            inputs: adapters: b a.
-            gradient_checkpointing: see `Flux2Transformer2DModel`.
+        Of the conditions it reads the texts, b s d, and among the added ones "references", a tuple
+        of the latents of images to look at, b h w c each. Of the inputs it reads adapters: b a.
         """
         options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
         options |= adapter_options(params, "transformer", inputs and inputs.adapters)
         options["references"] = (conditions.added or {}).get("references", ())
         given = x, timestep.astype(jnp.float32) / 1000, conditions.context
-        prediction: jax.Array = self.transformer.apply(params["transformer"], *given, **options)
+        prediction: jax.Array = self.network.apply(params["transformer"], *given, **options)
         return prediction
 
 
@@ -147,10 +142,7 @@ def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[
         rows, columns, _ = components.latents.shape(*size)
         options["mu"] = empirical_mu(rows * columns, steps)
     own = getattr(scheduler, "use_flow_sigmas", False)
-    if "sigmas" in scheduler.custom and call.sigmas is None and not own:
-        sigmas = np.linspace(1.0, 1 / steps, steps)
-        options |= {"steps": None, "sigmas": tuple(map(float, sigmas))}
-    return options
+    return options if own else options | even_sigmas(scheduler, call, np.float64)
 
 
 def tokenize(
@@ -161,11 +153,7 @@ def tokenize(
 ) -> Tokens:
     """Returns the ids of texts as chats, n t, with their lengths; t is max_sequence_length.
 
-    Args:
-        tokenizers: the only one.
-        texts: n texts.
-        call: the call, of which max_sequence_length and text_encoder_out_layers are read.
-        length: has no effect, as in diffusers.
+    length has no effect, as in diffusers.
     """
     tokens = _chats(tokenizers[0], texts[0], call.max_sequence_length)
     return tokens._replace(layers=HiddenLayers(call.text_encoder_out_layers or _LAYERS))
@@ -190,11 +178,8 @@ def encode(
 ) -> Prompt:
     """Encodes tokens to hidden states of several layers side by side, n t (layers d).
 
-    Args:
-        encoders: the language model.
-        params: its parameters.
-        tokens: the ids, n t, and lengths: padding is read by no other token in the language model.
-        clip_skip: has no effect, as in diffusers.
+    Padding is read by no other token in the language model. clip_skip has no effect, as in
+    diffusers.
 
     Raises:
         ValueError: the call asks for a layer that the language model does not have.

@@ -79,21 +79,17 @@ class TrueCFG(ClassifierFree):
     argument = "true_cfg_scale"
 
     def scale(self, call: Any) -> float:
-        """Returns the scale of a call, 1 for one without a negative prompt."""
         embeds = call.negative_prompt_embeds, call.negative_pooled_prompt_embeds
         given = call.negative_prompt is not None or all(x is not None for x in embeds)
         return super().scale(call) if given else 1.0
 
     def branches(self, components: Any) -> int:
-        """Returns the most branches of an image."""
         return 2
 
     def told(self, components: Any) -> tuple[str, ...]:
-        """Returns the arguments that have no effect on a network that is not told them."""
         return ("guidance_scale",)
 
     def check_rule(self, components: Any, weights: tuple[float, ...]) -> None:
-        """Raises ValueError where a call's own rule of guidance has nothing to combine."""
         if not weights:
             raise ValueError(
                 "guide combines predictions for the prompt and for a negative one; give "
@@ -101,7 +97,6 @@ class TrueCFG(ClassifierFree):
             )
 
     def why_off(self, components: Any, call: Any) -> str:
-        """Returns why a call is not guided."""
         if call.true_cfg_scale > 1:
             return "guidance needs negative_prompt, or both of its embeddings"
         return f"true_cfg_scale={call.true_cfg_scale:g} turns guidance off"
@@ -129,12 +124,10 @@ class ModelSize(KeepSize):
     """Images are brought to the size that the model was trained at, unless the call gives one."""
 
     def __call__(self, components: Any, call: Any, model_size: Callable[..., Any]) -> Any:
-        """Returns the call with the height and width that its images are brought to."""
         height, width = model_size(components, call)
         return dataclasses.replace(call, height=height, width=width)
 
     def keeping(self, height: int, width: int) -> dict[str, int]:
-        """Returns the arguments of a call that leave an image of this size as large as it is."""
         return {"height": height, "width": width}
 
 
@@ -163,11 +156,9 @@ class FlowSteps(WholeSteps):
     """
 
     def first_step(self, steps: int, strength: float) -> int:
-        """Returns the step at which a run of so many begins; `steps` where none is left."""
         return int(steps - min(steps * strength, float(steps)))
 
     def is_noise(self, strength: float) -> bool:
-        """Returns whether inpainting begins with noise alone."""
         return False
 
 
@@ -242,26 +233,22 @@ class References(Channels):
     """A function (image, multiple) -> its pixels, 1 H W 3 in [-1, 1]."""
 
     def channels(self, latents: int) -> int:
-        """Returns the channels of the input for latents of so many."""
         return latents
 
     def dropout(self, share: float) -> dict[str, float]:
-        """Returns which conditions training drops: pipelines show the image in all branches."""
+        # Pipelines show the image in all branches.
         return {"caption_dropout": share}
 
     def condition(
         self, given: Conditions, latents: Any, scaled: Callable[[Any], Any]
     ) -> Conditions:
-        """Returns conditions with the image that is edited."""
         return given._replace(added={**(given.added or {}), "references": (scaled(latents),)})
 
     def references(self, call: Any, multiple: int) -> Sequence[np.ndarray]:
-        """Returns the images that text to image looks at, 1 H W 3 in [-1, 1] each."""
         images = () if call.image is None else as_images(call.image)
         return [self.read(image, multiple) for image in images]
 
     def inpainted(self, latents: Any) -> Sequence[Any]:
-        """Returns the latents that inpainting looks at, of those of the image, b h w c."""
         return (latents,)
 
 

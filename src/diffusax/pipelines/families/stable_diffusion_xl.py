@@ -121,7 +121,7 @@ def unused(components: Any, call: Any, run: Any) -> Iterator[tuple[Sequence[str]
 
 
 def _check_width(components: Any, pooled: int, ids: int) -> None:
-    config = components.denoiser.unet.config
+    config = components.denoiser.network.config
     expected = config.projection_class_embeddings_input_dim
     actual = pooled + ids * config.addition_time_embed_dim
     if expected != actual:
