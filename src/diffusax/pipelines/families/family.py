@@ -85,7 +85,7 @@ def none_unused(components: Any, call: Any, run: Any) -> tuple[()]:
     return ()
 
 
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Family:
     """What the checkpoints of one family are, and how they are run: its functions and policies.
 
@@ -157,13 +157,7 @@ class Family:
     def __repr__(self) -> str:
         return f"Family({self.name!r})"
 
-    def __eq__(self, other: object) -> bool:
-        # Saved programs belong to a family that was pickled, which is another object.
-        if not isinstance(other, Family):
-            return False
-        names = (field.name for field in dataclasses.fields(self))
-        return self is other or all(getattr(self, n) == getattr(other, n) for n in names)
-
+    # Families are compared by their fields: those of saved programs are other objects.
     def __hash__(self) -> int:
         return hash(self.name)
 

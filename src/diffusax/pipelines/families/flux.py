@@ -97,7 +97,7 @@ class FluxDenoiser(TransformerDenoiser):
         """Predicts the velocity from images to noise for each branch, b h w c; see `Denoiser`.
 
         Of the conditions it reads the texts, b s d, their pooled outputs, b p, and among the added
-        ones "guidance", b, and "reference", b h' w' c, the latents of an image to look at; see
+        ones "guidance", b, and "references", the latents of images to look at, b h w c each; see
         `control_conditions` for ControlNets. Of the inputs it reads adapters: b a; control: b m 1.
         """
         inputs = inputs or StepInputs(None, None)
@@ -107,7 +107,7 @@ class FluxDenoiser(TransformerDenoiser):
         h, w = x.shape[1:3]
         if conditions.channels is not None:
             x = jnp.concatenate([x, conditions.channels.astype(x.dtype)], axis=-1)
-        images = [x] if (image := added.get("reference")) is None else [x, image.astype(x.dtype)]
+        images = [x, *(image.astype(x.dtype) for image in added.get("references", ()))]
         tokens = [patchify(image, PATCH, channels_first=True) for image in images]
         sizes = [(image.shape[1] // PATCH, image.shape[2] // PATCH) for image in images]
         dims = self.network.config.axes_dims_rope

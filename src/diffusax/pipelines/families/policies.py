@@ -163,12 +163,10 @@ class FlowSteps(WholeSteps):
 
 
 def sample_each(draw: Callable[[int], Any], images: int, results: int) -> Any:
-    """Returns the noise that samples the latents of images, for each result of its own.
+    """Returns the noise that samples the latents of images: another for each result.
 
-    Args:
-        draw: a function (n) -> the noise of n images.
-        images: the number of images to encode.
-        results: the number of images that start from them and have seeds of their own.
+    draw: a function (n) -> the noise of n images. results: the number of those that start from the
+    images and have seeds of their own.
     """
     return draw(results)
 

@@ -28,7 +28,7 @@ def with_references(c: Components, call: Call, run: PreparedRun) -> PreparedRun:
         ValueError: an image cannot be read, is too small or too narrow.
     """
     images = c.family.edits.references(call, c.latents.factor)
-    return _looking_at(run, [_encoded(c, pixels) for pixels in images])
+    return looking_at(run, [_encoded(c, pixels) for pixels in images])
 
 
 def with_inpainted(c: Components, call: Call, run: PreparedRun, clean: Any) -> PreparedRun:
@@ -42,7 +42,18 @@ def with_inpainted(c: Components, call: Call, run: PreparedRun, clean: Any) -> P
     maps = list(c.family.edits.inpainted(clean))
     if call.image_reference is not None:
         maps += _reference_maps(c, call, len(clean))
-    return _looking_at(run, maps)
+    return looking_at(run, maps)
+
+
+def looking_at(run: PreparedRun, maps: Sequence[jax.Array]) -> PreparedRun:
+    """Returns a run whose denoiser looks at images. maps: their latents, 1 or b h w c each."""
+    if not maps:
+        return run
+    conditions = run.plan.conditions
+    count = len(conditions.context)
+    added = {"references": tuple(programs.tile(x, count)[:, None] for x in maps)}
+    conditions = conditions._replace(added={**(conditions.added or {}), **added})
+    return dataclasses.replace(run, plan=run.plan._replace(conditions=conditions))
 
 
 def _reference_maps(c: Components, call: Call, b: int) -> list[jax.Array]:
@@ -64,14 +75,3 @@ def _encoded(c: Components, pixels: Any) -> jax.Array:
     """Returns the mode of the latents of images n H W 3, n h w c."""
     options = {"upcast": c.latents.upcast, "normalize": c.latents.normalize}
     return encode_pixels(c, pixels, None, **options)
-
-
-def _looking_at(run: PreparedRun, maps: Sequence[jax.Array]) -> PreparedRun:
-    """Returns a run whose denoiser looks at images. maps: their latents, 1 or b h w c each."""
-    if not maps:
-        return run
-    conditions = run.plan.conditions
-    count = len(conditions.context)
-    added = {"references": tuple(programs.tile(x, count)[:, None] for x in maps)}
-    conditions = conditions._replace(added={**(conditions.added or {}), **added})
-    return dataclasses.replace(run, plan=run.plan._replace(conditions=conditions))
