@@ -280,7 +280,7 @@ FLUX = Family(
     schedule_options=schedule_options,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),
     batch_key=transformer.longest_text,
-    guidance=TrueCFG(),
+    guidance=TrueCFG(embeds=("negative_prompt_embeds", "negative_pooled_prompt_embeds")),
     start=FlowSteps(),
     encoding=sample_once,
     resize=ModelSize(),

@@ -76,11 +76,14 @@ class TrueCFG(ClassifierFree):
     It applies beside guidance_scale, which networks that were distilled from guided ones are told.
     """
 
+    embeds: tuple[str, ...] = ("negative_prompt_embeds",)
+    """The arguments that together replace a negative prompt."""
+
     argument = "true_cfg_scale"
 
     def scale(self, call: Any) -> float:
-        embeds = call.negative_prompt_embeds, call.negative_pooled_prompt_embeds
-        given = call.negative_prompt is not None or all(x is not None for x in embeds)
+        embedded = all(getattr(call, name) is not None for name in self.embeds)
+        given = call.negative_prompt is not None or embedded
         return super().scale(call) if given else 1.0
 
     def branches(self, components: Any) -> int:
@@ -98,7 +101,7 @@ class TrueCFG(ClassifierFree):
 
     def why_off(self, components: Any, call: Any) -> str:
         if call.true_cfg_scale > 1:
-            return "guidance needs negative_prompt, or both of its embeddings"
+            return f"guidance needs negative_prompt, or {' and '.join(self.embeds)}"
         return f"true_cfg_scale={call.true_cfg_scale:g} turns guidance off"
 
 
