@@ -64,6 +64,10 @@ class Denoiser:
         """Whether the guidance scale is an input of the network."""
         return False
 
+    def guidance_inputs(self, scales: Any) -> dict[str, Any]:
+        """Returns what training adds to the conditions for guidance scales, b or b 1."""
+        return {}
+
     @property
     def tensor_rules(self) -> Rules:
         """The axes of the parameters that a mesh's tensor axis splits."""

@@ -146,7 +146,9 @@ class Family:
     """How inpainting blends the image with what is generated."""
     size_inputs: tuple[str, ...] = ()
     """The inputs of the denoiser that say the sizes of an image, in training b 6."""
-    callback_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    callback_tensors: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: {"prompt_embeds": "context"}
+    )
     """The conditions that callbacks may read and change, from diffusers' name to the field."""
     callback_view: Callable[[Any, Any], Any] = negatives_first
     """The order in which callbacks read them: `negatives_first` or `prompts_alone`."""

@@ -19,15 +19,8 @@ from diffusax.models.autoencoders.latents import LatentFormat, patchify, unpatch
 from diffusax.models.network import Network, Params
 from diffusax.models.transformers.blocks import Rotation
 from diffusax.models.transformers.flux import PATCH, image_rotation
-from diffusax.pipelines.families import transformer
+from diffusax.pipelines.families import policies, transformer
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
-from diffusax.pipelines.families.policies import (
-    FlowSteps,
-    ModelSize,
-    TrueCFG,
-    prompts_alone,
-    sample_once,
-)
 from diffusax.pipelines.families.transformer import TransformerDenoiser
 from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.text.language_tokenizer import T5Tokenizer
@@ -52,11 +45,13 @@ class FluxDenoiser(TransformerDenoiser):
         return nets * images if len(nets) == 1 else nets
 
     @property
-    def embeds_guidance(self) -> bool:  # type: ignore[override]
+    def embeds_guidance(self) -> bool:
         """Whether the guidance scale is an input of any of the networks."""
         return any(net.config.guidance_embeds for net in (self.network, *self.controlnets))
 
-    reads_guidance = embeds_guidance
+    def guidance_inputs(self, scales: Any) -> dict[str, Any]:
+        """Returns the guidance scales, b or b 1, as an input of networks that read them."""
+        return {"guidance": scales} if self.embeds_guidance else {}
 
     @property
     def in_channels(self) -> int:
@@ -193,9 +188,8 @@ def conditions(
     for name in (*ours, *(f"negative_{name}" for name in ours)):
         if getattr(call, name) is not None:
             raise ValueError(f"{name} must be None: there are no IP-Adapters for FLUX.1 here")
-    embeds = components.denoiser.embeds_guidance
-    added = {"guidance": np.asarray(scales, np.float32)[:, None]} if embeds else None
-    return Conditions(prompt.context, prompt.pooled, added=added)
+    added = components.denoiser.guidance_inputs(np.asarray(scales, np.float32)[:, None])
+    return Conditions(prompt.context, prompt.pooled, added=added or None)
 
 
 def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[str, Any]:
@@ -280,11 +274,10 @@ FLUX = Family(
     schedule_options=schedule_options,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),
     batch_key=transformer.longest_text,
-    guidance=TrueCFG(embeds=("negative_prompt_embeds", "negative_pooled_prompt_embeds")),
-    start=FlowSteps(),
-    encoding=sample_once,
-    resize=ModelSize(),
-    callback_tensors={"prompt_embeds": "context"},
-    callback_view=prompts_alone,
+    guidance=policies.TrueCFG(embeds=("negative_prompt_embeds", "negative_pooled_prompt_embeds")),
+    start=policies.FlowSteps(),
+    encoding=policies.sample_once,
+    resize=policies.ModelSize(),
+    callback_view=policies.prompts_alone,
 )
 """FLUX.1-dev, -schnell, Fill and Kontext."""

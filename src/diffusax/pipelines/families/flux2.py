@@ -22,15 +22,8 @@ from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2Config
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, Params
+from diffusax.pipelines.families import policies
 from diffusax.pipelines.families.family import Family, diffusers_components
-from diffusax.pipelines.families.policies import (
-    FlowSteps,
-    Inpaint,
-    KeepSize,
-    References,
-    prompts_alone,
-    take_mode,
-)
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     chat_tokens,
@@ -91,7 +84,7 @@ def default_size(components: Any, call: Any) -> tuple[int, int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class LimitSize(KeepSize):
+class LimitSize(policies.KeepSize):
     """Images keep their size, or are made smaller if they are large.
 
     Height and width that the call gives have no effect (pipeline_flux2_klein_inpaint.py, which
@@ -215,11 +208,10 @@ FLUX2_KLEIN = Family(
     schedule_options=schedule_options,
     batch_key=longest_text,
     default_size=default_size,
-    start=FlowSteps(),
-    encoding=take_mode,
-    edits=References(),
-    inpaint=Inpaint(LimitSize(), shrink=bilinear),
-    callback_tensors={"prompt_embeds": "context"},
-    callback_view=prompts_alone,
+    start=policies.FlowSteps(),
+    encoding=policies.take_mode,
+    edits=policies.References(),
+    inpaint=policies.Inpaint(LimitSize(), shrink=bilinear),
+    callback_view=policies.prompts_alone,
 )
 """FLUX.2 klein, distilled to four steps and not."""

@@ -16,17 +16,9 @@ import numpy as np
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, Params
+from diffusax.pipelines.families import policies
 from diffusax.pipelines.families.embeddings import OwnLengths
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
-from diffusax.pipelines.families.policies import (
-    ClassifierFree,
-    FlowSteps,
-    Inpaint,
-    KeepSize,
-    blend_drawn,
-    prompts_alone,
-    sample_once,
-)
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     chat_tokens,
@@ -199,11 +191,10 @@ Z_IMAGE = Family(
     schedule_options=schedule_options,
     lengths=OwnLengths(pad_embeds),
     batch_key=caption_length,
-    guidance=ClassifierFree(above_zero),
-    start=FlowSteps(),
-    encoding=sample_once,
-    inpaint=Inpaint(KeepSize(), noise=blend_drawn),
-    callback_tensors={"prompt_embeds": "context"},
-    callback_view=prompts_alone,
+    guidance=policies.ClassifierFree(above_zero),
+    start=policies.FlowSteps(),
+    encoding=policies.sample_once,
+    inpaint=policies.Inpaint(policies.KeepSize(), noise=policies.blend_drawn),
+    callback_view=policies.prompts_alone,
 )
 """Z-Image and Z-Image-Turbo."""

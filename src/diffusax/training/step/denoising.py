@@ -304,10 +304,8 @@ class DenoisingLoss:
         added: dict[str, Any] = {
             name: batch[name].astype(jnp.float32) for name in self.family.size_inputs
         }
-        if getattr(self._denoiser, "reads_guidance", False):
-            b = len(prompt.context)
-            scales = jnp.full(b, self.guidance_scale, jnp.float32)
-            added["guidance"] = scales
+        scales = jnp.full(len(prompt.context), self.guidance_scale, jnp.float32)
+        added |= self._denoiser.guidance_inputs(scales)
         control: tuple[Any, ...] = ()
         if self._denoiser.controlnets:
             pictures = batch["conditioning_pixel_values"].astype(self.compute_dtype) / 255
