@@ -304,7 +304,7 @@ class DenoisingLoss:
         added: dict[str, Any] = {
             name: batch[name].astype(jnp.float32) for name in self.family.size_inputs
         }
-        scales = jnp.full(len(prompt.context), self.guidance_scale, jnp.float32)
+        scales = jnp.full(len(dropped.text), self.guidance_scale, jnp.float32)
         added |= self._denoiser.guidance_inputs(scales)
         control: tuple[Any, ...] = ()
         if self._denoiser.controlnets:
