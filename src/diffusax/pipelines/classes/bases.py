@@ -1,5 +1,7 @@
 """The methods that the pipelines of a family share, with diffusers' arguments and results."""
 
+from typing import Any
+
 import numpy as np
 
 from diffusax.boundary.tensors import alike, as_numpy, as_tensor, is_tensor
@@ -189,14 +191,15 @@ class Flux(DiffusionPipeline):
     @staticmethod
     def _pack_latents(latents, batch_size, num_channels_latents, height, width):
         """Makes a token of each 2x2 latents, b c h w -> b (h/2 w/2) 4c; h and w in latents."""
-        maps = as_numpy(latents).reshape(batch_size, num_channels_latents, height, width)
+        maps: Any = as_numpy(latents).reshape(batch_size, num_channels_latents, height, width)
         return alike(patchify(maps.transpose(0, 2, 3, 1), PATCH, channels_first=True), latents)
 
     @staticmethod
     def _unpack_latents(latents, height, width, vae_scale_factor):
         """Inverts `_pack_latents`; height and width are those of the image in pixels."""
         h, w = (int(side) // (vae_scale_factor * PATCH) * PATCH for side in (height, width))
-        maps = unpatchify(as_numpy(latents), PATCH, h, w, channels_first=True)
+        tokens: Any = as_numpy(latents)
+        maps = unpatchify(tokens, PATCH, h, w, channels_first=True)
         return alike(maps.transpose(0, 3, 1, 2), latents)
 
     @classmethod
