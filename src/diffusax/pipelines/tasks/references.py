@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from PIL import Image
 
 from diffusax.images.pictures import to_pixels
@@ -51,7 +52,8 @@ def looking_at(run: PreparedRun, maps: Sequence[jax.Array]) -> PreparedRun:
         return run
     conditions = run.plan.conditions
     count = len(conditions.context)
-    added = {"references": tuple(programs.tile(x, count)[:, None] for x in maps)}
+    whole = [x if len(x) == count else programs.tile(x, count) for x in maps]
+    added = {"references": tuple(x.astype(np.float32)[:, None] for x in whole)}
     conditions = conditions._replace(added={**(conditions.added or {}), **added})
     return dataclasses.replace(run, plan=run.plan._replace(conditions=conditions))
 
