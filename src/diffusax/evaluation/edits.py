@@ -205,9 +205,8 @@ def edit_batch(
 ) -> list[Image.Image]:
     """Returns the edited images of a batch, which is filled up so that all have one shape."""
     filled = [*batch, *[batch[-1]] * (settings.batch_size - len(batch))]
-    # Otherwise SDXL's pipeline would generate at its own size.
     width, height = batch[0].image.size
-    size = {"height": height, "width": width} if pipe.family.resizes_edits else {}
+    size = pipe.family.edits.resize.keeping(height, width)
     negative = settings.negative_prompt
     images = pipe(
         [edit.instruction for edit in filled],

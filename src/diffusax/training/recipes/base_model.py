@@ -92,7 +92,8 @@ class BaseModel:
         (denoiser,), (vae,) = family.names("denoiser"), family.names("autoencoder")
         latents = family.latents(networks[vae].config).channels
         channels = family.denoiser({denoiser: networks[denoiser]}).in_channels
-        widens = edits and not family.looks_at_images
+        wanted = family.edits.channels(latents) if edits else latents
+        widens = wanted > latents
         if widens and instruct_class(family) is None:
             raise ValueError(
                 f"{path_or_repo} is {family.name}, which cannot be trained to edit images; start "
@@ -100,7 +101,7 @@ class BaseModel:
             )
         check_channels(path_or_repo, channels, latents, edits=widens)
         if widens:
-            networks[denoiser] = widen_network(networks[denoiser], 2 * latents)
+            networks[denoiser] = widen_network(networks[denoiser], wanted)
         options, name = dict(family.options), family.scheduler_name
         changes = {} if prediction_type is None else {"prediction_type": prediction_type}
         return cls(
@@ -344,4 +345,4 @@ def _cut(
         config, size, row, list(cells.values()), rng, factor=base.factor
     )
     found = {**dict(zip(cells, images, strict=True)), **weights}
-    return {**found, "time_ids": sizes} if base.family.micro_conditioned else found
+    return found | dict.fromkeys(base.family.size_inputs, sizes)

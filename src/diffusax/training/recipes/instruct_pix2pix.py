@@ -78,19 +78,16 @@ class InstructPix2Pix(Denoiser):
             (data.original_image_column, data.edit_prompt_column, data.edited_image_column),
             edits=True,
             compile_only=compile_only,
-            conditioning_dropout=config.conditioning_dropout,
             keep_pooled=config.keep_pooled,
         )
-        if self.base.family.looks_at_images:
-            _check_guidance(config, self.base.family.name)
-            # Its pipelines look at the image with and without the instruction.
-            self.denoising = dataclasses.replace(
-                self.denoising,
-                conditioning_dropout=0.0,
-                caption_dropout=config.conditioning_dropout,
-            )
+        family = self.base.family
+        dropout: dict[str, Any] = family.edits.dropout(config.conditioning_dropout)
+        self.denoising = dataclasses.replace(self.denoising, **dropout)
+        self.guides_by_image = instruct_class(family) is not None
+        if self.guides_by_image:
+            self.pipeline_class = instruct_class(family)
         else:
-            self.pipeline_class = instruct_class(self.base.family)
+            _check_guidance(config, family.name)
         self.images = [self._cut(path) for path in config.validation.images]
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
@@ -114,7 +111,7 @@ class InstructPix2Pix(Denoiser):
         self, trained: Params, frozen: Params, before: list[Image.Image]
     ) -> list[Image.Image]:
         """Returns the images after the edits that the validation prompts ask for."""
-        if not self.base.family.looks_at_images:
+        if self.guides_by_image:
             scale = self.config.validation.image_guidance
             own = {"image": before, "image_guidance_scale": scale}
             return self.draw(trained, frozen, tasks.instruct, **own)

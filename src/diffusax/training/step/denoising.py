@@ -170,17 +170,18 @@ class DenoisingLoss:
 
     def draw(self, batch: Batch, keys: jax.Array) -> Draws:
         """Draws the random numbers of each example from its key alone."""
-        shape, sampled = self._latent_shape(batch), not self.family.encodes_to_mode
+        shape = self._latent_shape(batch)
         dropout = self.lora is not None and self.lora.dropout > 0
+        normal = functools.partial(jax.random.normal, dtype=jnp.float32)
 
         def draw_one(key: jax.Array) -> Draws:
             latent, noise, offset, timestep, drop = jax.random.split(key, 5)
-            mean = self.noise_offset * jax.random.normal(offset, shape[-1:], jnp.float32)
+            mean = self.noise_offset * normal(offset, shape[-1:])
             u = jax.random.uniform(drop, dtype=jnp.float32)
             text, image = drop_conditions(u, self.conditioning_dropout)
             return Draws(
-                jax.random.normal(latent, shape, jnp.float32) if sampled else None,
-                jax.random.normal(noise, shape, jnp.float32) + mean,
+                self.family.encoding(lambda n: normal(latent, shape), 1, 1),
+                normal(noise, shape) + mean,
                 self.process.sample_time(timestep, self.timestep_probabilities),
                 Dropped(text | (u < self.caption_dropout), image),
                 jax.random.fold_in(key, _ADAPTERS) if dropout else None,
@@ -263,22 +264,21 @@ class DenoisingLoss:
     def _conditions(self, weights: Params, batch: Batch, dropped: Dropped) -> Conditions:
         """Returns the conditions without the axis of the branches, as training has one branch."""
         prompt = self._text(weights, batch, dropped.text)
-        added: dict[str, Any] | None = None
-        if self.family.micro_conditioned:
-            added = {"time_ids": batch["time_ids"].astype(jnp.float32)}
-        if getattr(self._denoiser, "reads_guidance", False):
-            b = len(prompt.context)
-            scales = jnp.full(b, self.guidance_scale, jnp.float32)
-            added = {**(added or {}), "guidance": scales}
+        added: dict[str, Any] = {
+            name: batch[name].astype(jnp.float32) for name in self.family.size_inputs
+        }
+        scales = jnp.full(len(dropped.text), self.guidance_scale, jnp.float32)
+        added |= self._denoiser.guidance_inputs(scales)
         control: tuple[Any, ...] = ()
         if self._denoiser.controlnets:
             images = batch["conditioning_pixel_values"].astype(self.compute_dtype) / 255
             control = self._denoiser.embed(weights, (images[:, None],))
             control = tuple(hint[:, 0] for hint in control)
         image = self._image(weights, batch, dropped.image)
-        if image is not None and self.family.looks_at_images:
-            added, image = {**(added or {}), "references": (self._scaled(weights, image),)}, None
-        return Conditions(*prompt, channels=image, added=added, control=control)
+        given = Conditions(*prompt, added=added or None, control=control)
+        if image is None:
+            return given
+        return self.family.edits.condition(given, image, lambda x: self._scaled(weights, x))
 
     def _text(self, weights: Params, batch: Batch, dropped: jax.Array) -> Prompt:
         empty = weights["empty"]
