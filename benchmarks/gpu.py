@@ -20,9 +20,9 @@ slowest kernels of a call. `make gpu-wheels` fetches what a machine without a ne
 
 Rates count the network's own operations (runtime/programs/flops.py): of a call the encoders, the
 UNet's steps and decoding, in training the UNet forward and backward. "utilisation" is the rate over
-the chip's peak, which in training is the model FLOP utilisation. "compile_seconds" is how much longer
-the first call took; no compiled program comes from a cache. "check" is the images' mean (from the
-same noise for all systems), or the last loss.
+the chip's peak, which in training is the model FLOP utilisation. "compile_seconds" is how much
+longer the first call took; no compiled program comes from a cache. "check" is the images' mean
+(from the same noise for all systems), or the last loss.
 """
 
 import argparse

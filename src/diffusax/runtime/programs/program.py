@@ -383,7 +383,9 @@ def _dtype(x: Any) -> str:
     return _name(x.dtype if hasattr(x, "dtype") else type(x))
 
 
-_name = functools.cache(str)
+@functools.cache
+def _name(kind: Any) -> str:
+    return str(kind)
 
 
 def _orders(leaves: Sequence[Any]) -> tuple[Any, ...]:

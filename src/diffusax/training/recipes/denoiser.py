@@ -33,6 +33,7 @@ from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks import tasks
 from diffusax.pipelines.tasks.tasks import Task
+from diffusax.runtime.devices.lowering import lowering_for, lowering_platforms
 from diffusax.runtime.devices.mesh import in_mesh, to_host
 from diffusax.training.config import DenoiserConfig
 from diffusax.training.data.batches import Element
@@ -181,7 +182,7 @@ class Denoiser:
             return base.load(name, encoded_in, device=mesh).params
 
         def run(embed: Callable[..., Params], *arguments: Params) -> Params:
-            with in_mesh(mesh):
+            with in_mesh(mesh), lowering_for(lowering_platforms(mesh)):
                 return to_host(jax.jit(embed)(*arguments))
 
         # Text encoders that are used once have gone when the others come.
