@@ -380,7 +380,8 @@ def key(request: Request) -> Key:
 
 
 def _dtype(x: Any) -> str:
-    return _name(x.dtype if hasattr(x, "dtype") else type(x))
+    kind: Any = x.dtype if hasattr(x, "dtype") else type(x)
+    return _name(kind)
 
 
 @functools.cache
