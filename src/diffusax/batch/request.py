@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
@@ -18,7 +17,7 @@ from diffusax.boundary.convert import shortened
 from diffusax.boundary.messages import require_extra
 from diffusax.pipelines.components.adapters import Mixture, choose_adapters, with_mixture
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.plan.arguments import Call, bound_arguments, check_call
+from diffusax.pipelines.plan.arguments import Call, read_call
 from diffusax.pipelines.plan.plan import Decoding, PreparedRun
 from diffusax.pipelines.run.images import output, result_of
 from diffusax.pipelines.tasks.text_cache import TextCache
@@ -233,10 +232,8 @@ def make_request(
         TypeError: the arguments do not fit the pipeline's call.
     """
     parts = check_pipeline(pipe).parts
-    signature = inspect.signature(type(pipe).__call__)
-    call = check_call(bound_arguments(signature, pipe, args, kwargs))
     # It is prepared later, in another thread, and so its noise is that of the generators' seeds.
-    call = _kept(dataclasses.replace(call, generators=()))
+    call = _kept(dataclasses.replace(read_call(pipe, args, kwargs), generators=()))
     scheduler = parts.scheduler if sampler is None else sampler
     if isinstance(scheduler, str):
         scheduler = scheduler_from_name(scheduler, parts.scheduler)

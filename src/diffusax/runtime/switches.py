@@ -74,7 +74,8 @@ def settled(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        x64 = bool(getattr(args[0], "is_double", False)) if args else False
+        may_be = jax.config.read("jax_enable_x64") and bool(args)
+        x64 = may_be and bool(getattr(args[0], "is_double", False))
         return call_settled(x64, function, *args, **kwargs)
 
     return call  # type: ignore[return-value]

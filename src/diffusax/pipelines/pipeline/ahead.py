@@ -21,7 +21,7 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.components.loading import class_for
 from diffusax.pipelines.families import placement
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
-from diffusax.pipelines.plan.arguments import Call, check_call
+from diffusax.pipelines.plan.arguments import Call, read_call
 from diffusax.pipelines.plan.plan import Plan
 from diffusax.pipelines.run.sample import at_once, bind, decode, sample
 from diffusax.pipelines.tasks.tasks import Task, text_to_image
@@ -74,12 +74,10 @@ def example_call(pipe: Any, b: int, size: tuple[int, int] | None, given: dict[st
     if "height" in signature.parameters:
         arguments |= {"height": height, "width": width}
     try:
-        bound = signature.bind(pipe, **arguments)
+        signature.bind(pipe, **arguments)
     except TypeError as error:
         raise ValueError(f"{type(pipe).__name__}: {error}") from None
-    bound.apply_defaults()
-    _, call = resolve_adapters(pipe.parts, check_call(bound.arguments))
-    return call
+    return resolve_adapters(pipe.parts, read_call(pipe, (), arguments, pure=True))[1]
 
 
 def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) -> list[Request]:

@@ -30,6 +30,12 @@ from diffusax.runtime.random.noise import draw_like
 
 log = logging.getLogger(__name__)
 
+LAST_CALL = (
+    *("clip_skip", "guidance_rescale", "image_guidance_scale", "lora_scale"),
+    *("denoising_start", "denoising_end"),
+)
+"""The arguments that properties tell of the last call."""
+
 
 class DiffusersMethods:
     """The properties and methods of every pipeline under diffusers' names."""
