@@ -10,7 +10,7 @@ from PIL import Image
 from support.running_server import picture, running, sent
 
 import diffusax
-from diffusax.pipelines.tasks.schedules import first_step
+from diffusax.pipelines.tasks.start import first_step
 from diffusax.pipelines.tasks.tasks import image_to_image
 from diffusax.serving.drawings.drawing import Drawing
 from diffusax.serving.drawings.errors import Refused

@@ -14,10 +14,15 @@ from diffusax.batch.run import BatchRun, check_local, count_shares
 from diffusax.lora.weights import WeightGroups
 from diffusax.offline.requests import Picture
 from diffusax.offline.seating import Seated
-from diffusax.pipelines.components.adapters import adaptable_networks
+from diffusax.pipelines.components.adapters import adaptable_networks, call_adapters
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.run import programs
-from diffusax.pipelines.tasks.tasks import most_branches, prepare_run, text_to_image
+from diffusax.pipelines.tasks.start import Start
+from diffusax.pipelines.tasks.tasks import (
+    most_branches,
+    prepare_run,
+    pure_noise,
+    text_to_image,
+)
 from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.random.noise import JaxNoise, image_keys
@@ -42,10 +47,18 @@ def prepare(c: Components, picture: Picture) -> image.Picture:
     call = picture.call
     keys = image_keys(np.array([call.seed], np.uint32), np.array([picture.number], np.uint32))
     with in_mesh(c.local_mesh):
-        noise = JaxNoise(keys)
-        x = noise.draw("start", c.latents.shape(height, width))
-        x = programs.begin(x, np.float32(picture.schedule.init_noise_sigma), None, None)
-        run = prepare_run(c, call, picture.schedule, noise, x, size=(height, width))
+        start = Start(
+            c,
+            call,
+            prompts=1,
+            images=1,
+            size=(height, width),
+            shape=c.latents.shape(height, width),
+            schedule=picture.schedule,
+            noise=JaxNoise(keys),
+            adapters=call_adapters(c, call, 1),
+        )
+        run = prepare_run(start, pure_noise(start))
     prepared = image.prepare_pictures(c, text_to_image, run)[0]
     # All images of a batch have the same adapters in the same order, some with a weight of zero.
     groups = WeightGroups(adaptable_networks(c)).count

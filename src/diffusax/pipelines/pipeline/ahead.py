@@ -17,7 +17,7 @@ from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import read_network
 from diffusax.models.network import Model, cast_shapes
 from diffusax.pipelines.components.adapters import resolve_adapters
-from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.components.components import Components, on_host
 from diffusax.pipelines.components.loading import class_for
 from diffusax.pipelines.families import placement
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
@@ -316,7 +316,7 @@ def parameter_shares(c: Components, mesh: Mesh) -> dict[str, float]:
     """
     shares = {}
     for name, params in c.params.items():
-        if not placement.on_host(params):
+        if not on_host(params):
             part = placement.component_mesh(mesh, c.family.role(name))
             places = tree_sharding(part, params, c.models[name].network.tensor_rules)
             shares[name] = sum(map(_share, jax.tree.leaves(params), jax.tree.leaves(places)))

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-from diffusax.pipelines.components.components import OFFLOADED, Components
-from diffusax.pipelines.families.placement import on_host
+from diffusax.pipelines.components.components import OFFLOADED, Components, on_host
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class Offloading:
         self.maybe_free_model_hooks()
 
     def maybe_free_model_hooks(self) -> None:
-        """Takes off the device what `enable_model_cpu_offload` keeps off it, if that was called.
+        """Moves offloaded components back to host memory.
 
         Every call ends with it, so that it concerns only what was assigned since.
         """

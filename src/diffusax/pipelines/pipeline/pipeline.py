@@ -210,6 +210,7 @@ class DiffusionPipeline(
             if name not in self.parts.options:
                 raise ValueError(f"{type(self).__name__} has no option {name!r}")
             self.parts.options[name] = bool(value)
+        self.parts.forget()
 
     @classmethod
     def from_pipe(cls, pipe: "DiffusionPipeline", **components: Any) -> Self:

@@ -15,13 +15,12 @@ from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.images import check_latents
 from diffusax.pipelines.tasks.prompts import prompt_for_each_image
 from diffusax.pipelines.tasks.references import with_inpainted, with_own_size
-from diffusax.pipelines.tasks.schedules import make_schedule
 from diffusax.pipelines.tasks.start import (
     are_latents,
-    count_images,
     image_size,
     pixel_size,
     require_channels,
+    start_run,
 )
 from diffusax.pipelines.tasks.tasks import (
     check_count,
@@ -31,7 +30,7 @@ from diffusax.pipelines.tasks.tasks import (
     read_pixels,
     required,
 )
-from diffusax.runtime.random.noise import Noise, TorchNoise, noise_source
+from diffusax.runtime.random.noise import Noise, TorchNoise
 
 
 def inpaint(c: Components, call: Call) -> PreparedRun:
@@ -45,42 +44,44 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
         call = with_own_size(c, call)
     else:
         call = prompt_for_each_image(call)
-    b, height, width = count_images(call), *_inpainted_size(c, call)
+    size = height, width = _inpainted_size(c, call)
+    start = start_run(c, call, size, from_image=True)
     # diffusers puts the image back without noise after the last row, also where denoising_end or
     # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
-    schedule = make_schedule(c, call, (height, width), from_image=True).ending_clean
-    noise = noise_source(call.noise, call.seed, b, call.generators)
+    start = dataclasses.replace(start, schedule=start.schedule.ending_clean)
+    b, shape, schedule, noise = start.images, start.shape, start.schedule, start.noise
     crop = crop_options(call, height, width)
     pixels = read_pixels(c, call, height, width, **crop)
     crop_mask: dict[str, Any] = {**crop, "factor": c.latents.multiple}
     mask = to_mask(required(call, "mask_image"), height, width, **crop_mask)
-    shape = c.latents.shape(height, width)
     own_channels = c.denoiser.in_channels == shape[-1]
     if not own_channels:
         require_channels(c, 2 * shape[-1] + 1, "inpainting")
 
-    start = None if call.latents is None else check_latents(c.latents, call.latents, b, *shape[:2])
+    given = None
+    if call.latents is not None:
+        given = check_latents(c.latents, call.latents, b, *shape[:2])
     # A run of flow matching begins at its first level even if that is not pure noise.
     whole = call.strength == 1 and call.denoising_start is None and not c.family.begins_early
     clean = None
-    own_noise = start is not None and c.family.blends_own_noise
-    eps = noise.draw("start", shape) if own_noise else start
-    if own_channels or (start is None and not whole):
+    own_noise = given is not None and c.family.blends_own_noise
+    eps = noise.draw("start", shape) if own_noise else given
+    if own_channels or (given is None and not whole):
         clean = encode(c, noise, pixels, b)
     if eps is None:
         eps = noise.draw("start", shape)
     if call.denoising_start is not None:
         x = clean
-    elif whole or start is not None:
-        given = eps if start is None else start
-        x = programs.begin(given, np.float32(schedule.init_noise_sigma), None, None)
+    elif whole or given is not None:
+        x = eps if given is None else given
+        x = programs.begin(x, np.float32(schedule.init_noise_sigma), None, None)
     else:
         x = noised(schedule, clean, eps)
 
     check_count(mask, b, "mask_image")
     shrink = bilinear if c.family.soft_masks else nearest
     small = np.tile(shrink(mask, *shape[:2]), (b // len(mask), 1, 1, 1))
-    own: dict[str, Any] = {"size": (height, width)}
+    own: dict[str, Any] = {}
     if own_channels:
         own["inpainting"] = Inpainting(small, clean, eps)
         encodes = call.masked_image_latents is None and not are_latents(pixels)
@@ -90,7 +91,7 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     else:
         masked = _masked_latents(c, call, noise, pixels, mask, b)
         own["channels"] = programs.join_channels(small, masked)
-    run = prepare_run(c, call, schedule, noise, x, **own)
+    run = prepare_run(start, x, **own)
     if c.family.looks_at_images:
         run = with_inpainted(c, call, run, clean)
     shown = _decoder_condition(c, call, pixels, mask, b)

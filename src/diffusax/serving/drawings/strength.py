@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from diffusax.pipelines.tasks.schedules import first_step
+from diffusax.pipelines.tasks.start import first_step
 from diffusax.pipelines.tasks.tasks import consistency_image_to_image
 from diffusax.samplers import Scheduler
 from diffusax.serving.drawings.drawing import IMAGE, INPAINT, Drawing
