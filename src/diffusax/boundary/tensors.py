@@ -140,6 +140,7 @@ class Output:
 
 _JAX = ("jax", "flax")
 _OWN = __name__.partition(".")[0]
+_OWN_MODULES = f"{_OWN}."
 
 
 def wants_tensors(setting: str | None, *given: Any) -> bool:
@@ -172,7 +173,8 @@ def function_wants_tensors(function: Any, otherwise: bool) -> bool:
     if not hasattr(function, "__globals__"):
         function = type(function).__call__
     found = _packages(getattr(function, "__globals__", {}))
-    found |= _names(function.__code__) if hasattr(function, "__code__") else set()
+    if hasattr(function, "__code__"):
+        found |= _names(function.__code__)
     wanted = _prefers_tensors(found)
     return otherwise if wanted is None else wanted
 
@@ -189,7 +191,9 @@ def for_reader(value: Any) -> Any:
     if torch is None:
         return value
     reader = _outer(2)
-    if reader is None or _is_own(reader) or not _prefers_tensors(_imports(reader)):
+    if reader is None or str(reader.f_globals.get("__name__")).startswith(_OWN_MODULES):
+        return value
+    if not _prefers_tensors(_imports(reader)):
         return value
     if isinstance(value, np.ndarray):
         return as_tensor(value)
@@ -202,9 +206,12 @@ def for_reader(value: Any) -> Any:
 def _caller() -> types.FrameType | None:
     """Returns the nearest frame outside this package."""
     frame = inspect.currentframe()
-    while frame is not None and _is_own(frame):
+    while frame is not None:
+        name = frame.f_globals.get("__name__")
+        if name != _OWN and not str(name).startswith(_OWN_MODULES):
+            return frame
         frame = frame.f_back
-    return frame
+    return None
 
 
 def _outer(count: int) -> types.FrameType | None:
@@ -213,10 +220,6 @@ def _outer(count: int) -> types.FrameType | None:
     for _ in range(count + 1):
         frame = None if frame is None else frame.f_back
     return frame
-
-
-def _is_own(frame: types.FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == _OWN
 
 
 def _imports(frame: types.FrameType | None) -> set[str]:
@@ -239,9 +242,21 @@ def _names(code: types.CodeType) -> set[str]:
     return {name.partition(".")[0] for name in (*code.co_names, *code.co_freevars)}
 
 
+_NAMED = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType)
+
+
 def _packages(module: Mapping[str, Any]) -> set[str]:
-    """Returns the packages of the modules, classes and functions that a module has."""
-    return {_package(value) for value in list(module.values())}
+    """Returns the packages of the modules, classes and functions that a module has.
+
+    Arrays and tensors do not count: a program may have been given them.
+    """
+    found = set()
+    for value in list(module.values()):
+        if isinstance(value, _NAMED):
+            is_module = isinstance(value, types.ModuleType)
+            name = value.__name__ if is_module else value.__module__
+            found.add(str(name).partition(".")[0])
+    return found
 
 
 def _prefers_tensors(packages: set[str]) -> bool | None:
@@ -249,17 +264,3 @@ def _prefers_tensors(packages: set[str]) -> bool | None:
     if not packages.isdisjoint(_JAX):
         return False
     return True if "torch" in packages else None
-
-
-def _package(value: Any) -> str:
-    """Returns the package of a module, class or function, and nothing for any other value.
-
-    Arrays and tensors do not count: a program may have been given them.
-    """
-    if isinstance(value, types.ModuleType):
-        name = value.__name__
-    elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
-        name = value.__module__
-    else:
-        return ""
-    return str(name).partition(".")[0]

@@ -102,8 +102,7 @@ def is_double(tree: Any) -> bool:
 
 def is_explicit() -> bool:
     """Returns whether the user has set a mesh with explicit axes."""
-    kinds = jax.sharding.get_abstract_mesh().axis_types
-    return any(kind == AxisType.Explicit for kind in kinds)
+    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
 
 
 def in_auto_axes(function: Callable[..., Any], *args: Any, rows: Any) -> Any:

@@ -175,7 +175,8 @@ class Components:
     @property
     def denoiser_params(self) -> dict[str, Params]:
         """The parameters that `denoiser` reads, by component."""
-        return {name: self.params[name] for name in self.denoiser.components}
+        params = self.params
+        return {name: params[name] for name in self.denoiser.components}
 
     def settled(self, name: str, params: Params) -> Params:
         """Returns a component's parameters where they stay between calls, checked.

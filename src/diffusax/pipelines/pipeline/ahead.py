@@ -23,7 +23,7 @@ from diffusax.pipelines.families import placement
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
 from diffusax.pipelines.plan.arguments import Call, read_call
 from diffusax.pipelines.plan.plan import Plan
-from diffusax.pipelines.run.sample import at_once, bind, decode, sample
+from diffusax.pipelines.run.sample import at_once, decode, load_denoiser, sample
 from diffusax.pipelines.tasks.tasks import Task, text_to_image
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.layouts import place_of, tree_places
@@ -176,7 +176,7 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
             lambda x, axis: pad_images(x, parts, axis), plan, placement.image_axes(plan)
         )
     rows = len(plan.table.timestep)
-    latents = sample(bind(c, run.adapters, run.ip_adapters), plan, at_once(rows))
+    latents = sample(load_denoiser(c, run.adapters, run.ip_adapters), plan, at_once(rows))
     return decode(c, latents, run.decoding, shown)
 
 

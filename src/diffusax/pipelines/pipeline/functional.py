@@ -24,7 +24,7 @@ from diffusax.pipelines.plan.plan import (
     Tokens,
 )
 from diffusax.pipelines.run import programs
-from diffusax.pipelines.run.sample import BoundDenoiser, differentiably, sample
+from diffusax.pipelines.run.sample import LoadedDenoiser, differentiably, sample
 from diffusax.pipelines.tasks.prompts import (
     encode_adapted,
     given_embeds,
@@ -163,7 +163,7 @@ def _generate(
         params = {**params, "adapters": inputs.adapters}
     if inputs.ip_adapters:
         params = {**params, "ip_adapters": inputs.ip_adapters}
-    latents = sample(BoundDenoiser(denoiser, params), plan, differentiably(rows))
+    latents = sample(LoadedDenoiser(denoiser, params), plan, differentiably(rows))
     options = dataclasses.asdict(inputs.decoding)
     shown = inputs.decoder_condition
     name, network = vae

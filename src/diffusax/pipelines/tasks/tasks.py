@@ -144,7 +144,8 @@ def prepare_run(
     if reweigh is not None:
         every = [with_equal_sizes(one, len(weights)) for one in every]
     conditions = every[0]._replace(channels=channels)
-    if any(getattr(call, name) is not None for name in _IMAGE_PROMPTS):
+    seen = call.ip_adapter_image is not None or call.ip_adapter_image_embeds is not None
+    if seen or call.ip_adapter_masks is not None:
         conditions = conditions._replace(images=image_prompts(start, branches))
 
     table = programs.device_table(schedule)
@@ -170,9 +171,6 @@ def prepare_run(
         later=() if texts is None else later_conditions(texts, every),
         reweigh=reweigh,
     )
-
-
-_IMAGE_PROMPTS = ("ip_adapter_image", "ip_adapter_image_embeds", "ip_adapter_masks")
 
 
 def _check_joined(call: Call, weights: tuple[float, ...] | None) -> None:
