@@ -140,7 +140,6 @@ class Output:
 
 _JAX = ("jax", "flax")
 _OWN = __name__.partition(".")[0]
-_OWN_MODULES = f"{_OWN}."
 
 
 def wants_tensors(setting: str | None, *given: Any) -> bool:
@@ -191,9 +190,7 @@ def for_reader(value: Any) -> Any:
     if torch is None:
         return value
     reader = _outer(2)
-    if reader is None or str(reader.f_globals.get("__name__")).startswith(_OWN_MODULES):
-        return value
-    if not _prefers_tensors(_imports(reader)):
+    if reader is None or _is_own(reader) or not _prefers_tensors(_imports(reader)):
         return value
     if isinstance(value, np.ndarray):
         return as_tensor(value)
@@ -206,12 +203,13 @@ def for_reader(value: Any) -> Any:
 def _caller() -> types.FrameType | None:
     """Returns the nearest frame outside this package."""
     frame = inspect.currentframe()
-    while frame is not None:
-        name = frame.f_globals.get("__name__")
-        if name != _OWN and not str(name).startswith(_OWN_MODULES):
-            return frame
+    while frame is not None and _is_own(frame):
         frame = frame.f_back
-    return None
+    return frame
+
+
+def _is_own(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == _OWN
 
 
 def _outer(count: int) -> types.FrameType | None:
