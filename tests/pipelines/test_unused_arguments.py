@@ -12,7 +12,7 @@ from support.tiny_transformers import FLUX_FILL, flux_pipeline, klein_pipeline, 
 import diffusax
 from diffusax.pipelines.components.adapters import resolve_adapters
 from diffusax.pipelines.plan.arguments import read_call
-from diffusax.pipelines.tasks.unused import prepared
+from diffusax.pipelines.tasks.unused import prepare_call
 
 
 def rule(predictions, step):
@@ -108,7 +108,7 @@ def outcome(pipe, caplog, call, name, value):
 def fingerprint(pipe, call):
     """All numbers of the run that a call prepares."""
     c, checked = resolve_adapters(pipe.parts, read_call(pipe, (), {"seed": 3, **call}))
-    run = prepared(pipe.task, c, checked)
+    run = prepare_call(pipe.task, c, checked)
     numbers = jax.tree.leaves((run.plan, run.adapters, run.schedule.levels, run.decoder_condition))
     shown = [np.asarray(jax.random.key_data(x) if is_key(x) else x).tobytes() for x in numbers]
     return shown, jax.tree.structure(run.plan), run.finish is None

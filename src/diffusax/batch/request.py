@@ -21,7 +21,7 @@ from diffusax.pipelines.plan.arguments import Call, read_call
 from diffusax.pipelines.plan.plan import Decoding, PreparedRun
 from diffusax.pipelines.run.images import output, result_of
 from diffusax.pipelines.tasks.text_cache import TextCache
-from diffusax.pipelines.tasks.unused import prepared
+from diffusax.pipelines.tasks.unused import prepare_call
 from diffusax.samplers import Scheduler, scheduler_from_name
 
 
@@ -272,7 +272,7 @@ def prepare(request: Request, call: Call | None = None) -> PreparedRun:
         ValueError: an argument of its call is not valid.
     """
     request.c = with_mixture(request.c, request.mixture)
-    return prepared(request.pipe.task, request.c, request.call if call is None else call)
+    return prepare_call(request.pipe.task, request.c, request.call if call is None else call)
 
 
 def _kept(call: Call) -> Call:

@@ -64,7 +64,7 @@ def own_switches(*, x64: bool = False) -> Iterator[None]:
         yield
 
 
-def settled(function: F) -> F:
+def under_own_switches(function: F) -> F:
     """Makes a public function run under `own_switches`.
 
     Its arrays of 64 bits become ones of 32, unless the object whose method it is has parameters of
@@ -76,13 +76,18 @@ def settled(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         may_be = jax.config.read("jax_enable_x64") and bool(args)
         x64 = may_be and bool(getattr(args[0], "is_double", False))
-        return call_settled(x64, function, *args, **kwargs)
+        return call_under_own_switches(x64, function, *args, **kwargs)
 
     return call  # type: ignore[return-value]
 
 
-def call_settled(x64: bool, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a function as `settled` does. x64: whether arrays of 64 bits stay as they are."""
+def call_under_own_switches(
+    x64: bool, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Calls a function as `under_own_switches` does.
+
+    x64: whether arrays of 64 bits stay as they are.
+    """
     if jax.config.read("jax_enable_x64") and not x64:
         args, kwargs = jax.tree.map(_in_32_bits, (args, kwargs))
     outside = None if is_tracing() or not is_explicit() else jax.sharding.get_mesh()

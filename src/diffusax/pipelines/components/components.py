@@ -178,7 +178,7 @@ class Components:
         params = self.params
         return {name: params[name] for name in self.denoiser.components}
 
-    def settled(self, name: str, params: Params) -> Params:
+    def placed(self, name: str, params: Params) -> Params:
         """Returns a component's parameters where they stay between calls, checked.
 
         Raises:

@@ -33,9 +33,14 @@ from diffusax.pipelines.tasks.prompts import (
     token_groups,
 )
 from diffusax.pipelines.tasks.tasks import Task
-from diffusax.pipelines.tasks.unused import prepared
+from diffusax.pipelines.tasks.unused import prepare_call
 from diffusax.runtime.programs.bounded import BoundedJit, is_traced, make_room
-from diffusax.runtime.switches import call_settled, in_auto_axes, is_double, standard_promotion
+from diffusax.runtime.switches import (
+    call_under_own_switches,
+    in_auto_axes,
+    is_double,
+    standard_promotion,
+)
 
 
 class Inputs(NamedTuple):
@@ -83,7 +88,7 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
             raise ValueError(f"generate_fn, for which inputs are prepared, has no {name}; {mend}")
     # A caller that jits generate_fn compiles next, where nothing here can make room.
     make_room()
-    run = prepared(task, c, call)
+    run = prepare_call(task, c, call)
     n, guided = len(run.schedule), bool(run.weights)
     columns = run.plan.table, run.plan.step_inputs
     table, inputs = jax.tree.map(lambda column: jnp.asarray(column[:n]), columns)
@@ -114,7 +119,7 @@ def _run(*args: Any) -> jax.Array:
     """Runs `_generate`, compiled unless the caller is being traced."""
     _check(*args)
     if not is_traced(args):
-        return call_settled(is_double(args[-2]), _compiled, *args)
+        return call_under_own_switches(is_double(args[-2]), _compiled, *args)
     with standard_promotion():
         return in_auto_axes(_generate, *args, rows=args[-1])
 

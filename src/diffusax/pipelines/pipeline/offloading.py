@@ -37,7 +37,7 @@ class Offloading:
         """
         for name in _offloaded_names(self.parts):
             if not on_host(self.parts.params[name]):
-                self.parts.params[name] = self.parts.settled(name, self.parts.params[name])
+                self.parts.params[name] = self.parts.placed(name, self.parts.params[name])
 
     def remove_all_hooks(self) -> None:
         """Puts the components that `enable_model_cpu_offload` moved back on the device for good."""

@@ -43,7 +43,7 @@ from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.run.callbacks import row_callback
 from diffusax.pipelines.run.images import finish
 from diffusax.pipelines.run.sample import watch
-from diffusax.pipelines.tasks.unused import prepared
+from diffusax.pipelines.tasks.unused import prepare_call
 from diffusax.runtime.devices.mesh import (
     check_processes,
     devices_for,
@@ -53,7 +53,7 @@ from diffusax.runtime.devices.mesh import (
     mesh_on,
 )
 from diffusax.runtime.programs.cache import enable_compilation_cache
-from diffusax.runtime.switches import settled
+from diffusax.runtime.switches import under_own_switches
 from diffusax.samplers.schedulers.options import Options
 
 
@@ -189,7 +189,7 @@ class DiffusionPipeline(
                 f"params must have the components {', '.join(self.parts.params)} "
                 f"(got {', '.join(params)})"
             )
-        self.parts.params.update({name: self.parts.settled(name, p) for name, p in params.items()})
+        self.parts.params.update({name: self.parts.placed(name, p) for name, p in params.items()})
         # The parameters before a merge are no longer those to go back to.
         self.parts.fused.clear()
 
@@ -423,7 +423,7 @@ class DiffusionPipeline(
         """
         return generate_fn(self.parts)
 
-    @settled
+    @under_own_switches
     def prepare_inputs(self, *args: Any, **kwargs: Any) -> Inputs:
         """Returns the inputs of `generate_fn` for the arguments of a call."""
         call = read_call(self, args, kwargs, pure=True)
@@ -460,7 +460,7 @@ class DiffusionPipeline(
             call = with_default_generator(call)
         if call.adapters is not None or c.adapters.active:
             c, call = resolve_adapters(c, call)
-        run = prepared(self.task, c, call)
+        run = prepare_call(self.task, c, call)
         self._note(call, run)
         on_row = None if call.callback_on_step_end is None else row_callback(self, call)
         latents = watch(

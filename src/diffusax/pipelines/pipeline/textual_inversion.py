@@ -273,5 +273,5 @@ def _replace(
 
     parts.tokenizers[component.tokenizer] = tokenizer
     write_rows(model, rows, tokenizer.max_id + 1, place)
-    model.params = parts.settled(component.name, model.params)
+    model.params = parts.placed(component.name, model.params)
     parts.forget()

@@ -27,7 +27,7 @@ from diffusax.boundary.tensors import as_numpy, wants_tensors
 from diffusax.pipelines.plan.descriptions import DESCRIPTIONS
 from diffusax.pipelines.plan.generators import check_no_key, seed_of
 from diffusax.runtime.programs.bounded import check_untraced
-from diffusax.runtime.switches import settled
+from diffusax.runtime.switches import under_own_switches
 
 Texts = str | list[str] | None
 Coordinate = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
@@ -206,7 +206,7 @@ def read_call(
         return check_call(values, call)
     check_untraced(values, _CALL_TRACED)
     named = frozenset(name for name, value in values.items() if _differs(value, defaults[name]))
-    tensors = wants_tensors(pipe.tensors, *values.values())
+    tensors = wants_tensors(pipe._tensors, *values.values())
     return dataclasses.replace(_converted(values, call), given=named, tensors=tensors)
 
 
@@ -292,7 +292,7 @@ def documented(call: Any) -> Any:
     sections = ["", "", "        Args:", *lines, "", "        Raises:", *raises, "        "]
     call.__doc__ += "\n".join(sections)
 
-    @settled
+    @under_own_switches
     @functools.wraps(call)
     def called(self: Any, *args: Any, **given: Any) -> Any:
         return self._generate(read_call(self, args, given, declared=call))

@@ -32,7 +32,7 @@ from diffusax.pipelines.plan.plan import Prompt, Tokens
 from diffusax.pipelines.run import programs
 from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.programs.program import Program
-from diffusax.runtime.switches import settled
+from diffusax.runtime.switches import under_own_switches
 
 Found = Mapping[str, Prompt]
 """Embeddings of prompts (key "") and, where guidance needs them, negative prompts ("negative_")."""
@@ -233,7 +233,7 @@ def encodes_prompts(method: Any) -> Any:
     """
     signature = inspect.signature(method)
 
-    @settled
+    @under_own_switches
     @functools.wraps(method)
     def encode(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         bound = signature.bind(self, *args, **kwargs)

@@ -48,7 +48,7 @@ _ALWAYS_USED = frozenset(
 """The arguments that change every call in which no others are given."""
 
 
-def prepared(task: Task, c: Components, call: Call) -> PreparedRun:
+def prepare_call(task: Task, c: Components, call: Call) -> PreparedRun:
     """Returns the run that a task makes of a call, and warns of arguments that it does not use."""
     with in_mesh(c.local_mesh):
         run = task(c, call)
