@@ -4,16 +4,19 @@ from typing import Any
 
 from diffusax._version import __version__
 from diffusax.batch.running_batch import RunningBatch
-from diffusax.checkpoints import load_network, named, save_network
+from diffusax.checkpoints import load_network, named, resolve, save_network
+from diffusax.checkpoints.converting import pack_single_file
 from diffusax.checkpoints.multi_adapter import MultiAdapter
 from diffusax.checkpoints.named import *  # noqa: F403
 from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines import *  # noqa: F403
 from diffusax.pipelines import __all__ as _pipelines
 from diffusax.pipelines.components.foreign import CONVERTERS
 from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.runtime.devices.processes import initialize
+from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.samplers import *  # noqa: F403
 from diffusax.samplers import SCHEDULERS
 
@@ -42,10 +45,14 @@ __all__ = [
     "MultiAdapter",
     "RunningBatch",
     "__version__",
+    "count_compilations",
     "initialize",
+    "kernel_shapes",
     "load_image",
     "load_network",
     "make_image_grid",
     "make_mesh",
+    "pack_single_file",
+    "resolve",
     "save_network",
 ]
