@@ -98,6 +98,11 @@ def convert_fields(
     return converted
 
 
+def field_types(cls: Any) -> Mapping[str, Any]:
+    """Gives the types of a dataclass's fields by name, with their ranges."""
+    return _field_types(cls)
+
+
 def unboxed(value: Any) -> Any:
     """Turns a number or an array of NumPy, JAX or PyTorch into Python's; leaves anything else."""
     return value.tolist() if hasattr(value, "tolist") else value
@@ -193,8 +198,7 @@ def in_words(names: Mapping[Any, str]) -> Rule:
 
 
 @functools.cache
-def field_types(cls: Any) -> Mapping[str, Any]:
-    """Gives the types of a dataclass's fields by name, with their ranges."""
+def _field_types(cls: Any) -> Mapping[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return types.MappingProxyType({f.name: hints[f.name] for f in dataclasses.fields(cls)})
 

@@ -56,10 +56,11 @@ def own_switches(*, x64: bool = False) -> Iterator[None]:
         for name, guard in _GUARDS.items():
             if getattr(jax.config, name, None) not in _PERMISSIVE:
                 stack.enter_context(guard("allow"))
-        if not is_tracing():
+        is_double = jax.config.read("jax_enable_x64") and not _DOUBLE.get()
+        if (is_double or is_explicit()) and not is_tracing():
             if is_explicit():
                 stack.enter_context(jax.set_mesh(_no_mesh()))
-            if jax.config.read("jax_enable_x64") and not _DOUBLE.get():
+            if is_double:
                 stack.enter_context(jax.enable_x64(False))
         yield
 
@@ -90,7 +91,7 @@ def call_under_own_switches(
     """
     if jax.config.read("jax_enable_x64") and not x64:
         args, kwargs = jax.tree.map(_in_32_bits, (args, kwargs))
-    outside = None if is_tracing() or not is_explicit() else jax.sharding.get_mesh()
+    outside = jax.sharding.get_mesh() if is_explicit() and not is_tracing() else None
     if outside is None:
         with own_switches(x64=x64):
             return function(*args, **kwargs)

@@ -112,8 +112,9 @@ class Components:
     def require(self, *names: str) -> None:
         """Raises ValueError where a component that a call needs is not there."""
         for name in names:
-            there = self.scheduler if name == self.family.scheduler_name else self.models.get(name)
-            if there is None:
+            if name in self.models:
+                continue
+            if name != self.family.scheduler_name or self.scheduler is None:
                 raise ValueError(
                     f"this pipeline has no {name}, which was loaded as None or taken out; assign "
                     f"one, pipe.{name} = ..., or load the pipeline with it"

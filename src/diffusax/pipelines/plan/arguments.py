@@ -135,6 +135,7 @@ class Call:
 TENSORS = ["latents"]
 """The default of callback_on_step_end_tensor_inputs, as in diffusers."""
 
+_HINTS = field_types(Call)
 _TYPES = {
     Texts: "a string or a list of strings",
     bool: "True or False",
@@ -224,11 +225,9 @@ def _converted(values: dict[str, Any], defaults: Call) -> Call:
     if (generator := values.pop("generator", None)) is not None:
         values |= seed_of(generator, values.get("seed"))
     callback, every = values.pop("callback", None), values.pop("callback_steps", None)
-    types = field_types(Call)
-    own = {name: value for name, value in values.items() if name not in types}
-    taken = {name: _plain(value, types[name]) for name, value in values.items() if name in types}
-    changes = convert_fields(types, taken, _WORDS)
-    if own:
+    taken = {name: _plain(value, _HINTS[name]) for name, value in values.items() if name in _HINTS}
+    changes = convert_fields(_HINTS, taken, _WORDS)
+    if own := {name: value for name, value in values.items() if name not in _HINTS}:
         changes["own_arguments"] = {**defaults.own_arguments, **own}
     call = dataclasses.replace(defaults, **changes)
     if callback is None and call.callback_on_step_end is None:
