@@ -14,9 +14,9 @@ from diffusax.batch.run import BatchRun, check_local, count_shares
 from diffusax.lora.weights import WeightGroups
 from diffusax.offline.requests import Picture
 from diffusax.offline.seating import Seated
-from diffusax.pipelines.components.adapters import adaptable_networks, call_adapters
+from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.tasks.start import Start
+from diffusax.pipelines.tasks.start import start_run
 from diffusax.pipelines.tasks.tasks import (
     most_branches,
     prepare_run,
@@ -43,21 +43,11 @@ def new_lanes(c: Components, images: int) -> Lanes:
 def prepare(c: Components, picture: Picture) -> image.Picture:
     """Encodes an image's prompt and draws its noise, to join a running batch."""
     c = dataclasses.replace(c, scheduler=picture.scheduler)
-    height, width = picture.kind[:2]
     call = picture.call
     keys = image_keys(np.array([call.seed], np.uint32), np.array([picture.number], np.uint32))
     with in_mesh(c.local_mesh):
-        start = Start(
-            c,
-            call,
-            prompts=1,
-            images=1,
-            size=(height, width),
-            shape=c.latents.shape(height, width),
-            schedule=picture.schedule,
-            noise=JaxNoise(keys),
-            adapters=call_adapters(c, call, 1),
-        )
+        start = start_run(c, call, picture.kind[:2])
+        start = dataclasses.replace(start, noise=JaxNoise(keys))
         run = prepare_run(start, pure_noise(start))
     prepared = image.prepare_pictures(c, text_to_image, run)[0]
     # All images of a batch have the same adapters in the same order, some with a weight of zero.

@@ -108,9 +108,8 @@ def embed_composition(start: Start, composition: Composition, branches: int) -> 
             "prompt has AND or text that changes from step to step, of which encode_first has not "
             "encoded the parts; load the pipeline without it"
         )
-    length = None
-    if several:
-        length = max(count_tokens(c, one, start.prompts) for parts in calls for one in parts)
+    counts = (count_tokens(c, one, start.prompts) for parts in calls for one in parts)
+    length = max(counts) if several else None
     made: dict[Any, Prompt] = {}
     for stretch, parts in zip(stretches, calls):
         key = stretch.parts, stretch.negative

@@ -132,19 +132,13 @@ def embed_prompts(
     adapters: CallAdapters | None = None,
     length: int | None = None,
 ) -> Prompt:
-    """Returns the embeddings of the call's prompts, b k ... with k branches.
+    """Returns the embeddings of the call's prompts, of this number, b k ... with k branches.
 
     The first branch has the prompts, and the others have the negative prompts, or zeros where a
     checkpoint asks for these instead of a missing one (`force_zeros_for_empty_prompt`).
 
-    Args:
-        c: the components.
-        call: the call.
-        prompts: their number.
-        branches: k.
-        adapters: the adapters of the call; None without any.
-        length: the number of tokens of other embeddings of the same run, which these are given,
-            too.
+    adapters: those of the call, if any. length: the number of tokens of other embeddings of the
+    same run, which these are given, too.
 
     Raises:
         ValueError: prompts are missing, given twice, or not as many as needed.
@@ -277,16 +271,11 @@ def tokenize(
     prefixes: Sequence[str],
     length: int | None = None,
 ) -> Tokens:
-    """Returns the tokens of the call's texts, (g n) ... .
+    """Returns the tokens of the call's texts, (g n) ... , for the encoders of `Components.text`.
 
-    Args:
-        c: the components.
-        call: the call.
-        encoders: see `Components.text`.
-        prompts: n, their number.
-        prefixes: "" for the prompts and "negative_" for the negative prompts, g groups of n texts
-            that follow each other.
-        length: the number of tokens of embeddings in the same batch, if any.
+    prompts: n, their number. prefixes: "" for the prompts and "negative_" for the negative prompts,
+    g groups of n texts that follow each other. length: the number of tokens of embeddings in the
+    same batch, if any.
 
     Raises:
         ValueError: a text encoder lacks a word, whose embedding would be NaN.
