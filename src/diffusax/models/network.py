@@ -20,6 +20,7 @@ from diffusax.models.layers.rngs import ShapeRngs
 from diffusax.models.module_methods import ModuleMethods
 from diffusax.models.parameter_tree import fitted_tree
 from diffusax.runtime.devices.mesh import Rule, Rules, counted_rules
+from diffusax.runtime.programs.program import Program
 from diffusax.runtime.switches import in_auto_axes, standard_promotion, under_own_switches
 
 Params = Any
@@ -347,7 +348,7 @@ class Model(ModuleMethods):
         return f"{self.class_name}({size}, {self.dtype})"
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+@functools.partial(Program, static=("network", "method", "channels_first"))
 def _apply(
     network: Network, params: Params, method: str, channels_first: bool, args: Any, kwargs: Any
 ) -> Any:

@@ -18,7 +18,7 @@ from diffusax.models.calls.outputs import (
 )
 from diffusax.models.layers.inputs import check_token_ids
 from diffusax.models.network import Model
-from diffusax.runtime.programs.bounded import is_traced
+from diffusax.runtime.switches import is_traced
 
 _ATTENTIONS = "output_attentions must be None or False: attention's weights are never held whole"
 

@@ -15,7 +15,7 @@ from diffusax.models.calls.arguments import (
 )
 from diffusax.models.calls.outputs import FluxControlNetOutput, Transformer2DModelOutput
 from diffusax.models.network import Model
-from diffusax.models.transformers.blocks import Rotation
+from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.flux import token_rotation
 
 

@@ -160,14 +160,6 @@ class Components:
             check_process(f"scheduler={self.scheduler.class_name}", self.scheduler, self.process)
         return without_run(self.scheduler)
 
-    @property
-    def unguided(self) -> bool:
-        """Whether one branch is enough: the scale is an input, or was distilled into the weights.
-
-        `is_distilled` is an option of FLUX.2 klein (diffusers pipeline_flux2_klein.py).
-        """
-        return self.denoiser.embeds_guidance or bool(self.options.get("is_distilled"))
-
     @functools.cached_property
     def local_mesh(self) -> Mesh | None:
         """The part of the mesh that belongs to this process."""

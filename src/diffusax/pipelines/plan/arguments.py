@@ -26,8 +26,7 @@ from diffusax.boundary.options import Fraction, ImageCount, Pixels, Scale, Steps
 from diffusax.boundary.tensors import as_numpy, wants_tensors
 from diffusax.pipelines.plan.descriptions import DESCRIPTIONS
 from diffusax.pipelines.plan.generators import check_no_key, seed_of
-from diffusax.runtime.programs.bounded import check_untraced
-from diffusax.runtime.switches import under_own_switches
+from diffusax.runtime.switches import check_untraced, under_own_switches
 
 Texts = str | list[str] | None
 Coordinate = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]

@@ -16,8 +16,8 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
-from diffusax.models.adapters.image_prompts import Layers as ImageLayers
-from diffusax.models.adapters.low_rank import Layers
+from diffusax.lora.lora import Lora
+from diffusax.models.adapters.image_prompts import ImageLayers
 from diffusax.models.autoencoders.latents import to_unit
 from diffusax.models.autoencoders.tiling import tile_of, tiled_decode
 from diffusax.models.network import Params
@@ -45,18 +45,18 @@ class LoadedDenoiser(NamedTuple):
 
 def load_denoiser(
     c: Components,
-    adapters: Mapping[str, Layers] | None = None,
+    loras: Mapping[str, Lora] | None = None,
     ip_adapters: tuple[ImageLayers, ...] = (),
 ) -> LoadedDenoiser:
     """Returns the denoiser of a pipeline with its parameters, and with adapters, if any.
 
-    adapters: the layers by component, as in `PreparedRun`; those of other components are left out.
+    loras: the LoRAs by name, as in `PreparedRun`; what they change elsewhere is left out.
     ip_adapters: the layers of IP-Adapters.
     """
     params = c.denoiser_params
     if ip_adapters:
         params["ip_adapters"] = ip_adapters
-    if adapters and (own := {name: adapters[name] for name in params if name in adapters}):
+    if loras and (own := c.adapters.stacked(c, loras, components=params)):
         params["adapters"] = own
     return LoadedDenoiser(c.denoiser, params, c.mesh)
 
@@ -146,7 +146,7 @@ def watch(
         The latents, b h w c, see `sample`.
     """
     n, mesh = len(run.schedule.rows), c.mesh
-    model = load_denoiser(c, run.adapters, run.ip_adapters)
+    model = load_denoiser(c, run.loras, run.ip_adapters)
     row_noise = None
     if isinstance(run.noise, TorchNoise) and run.schedule.draws_noise.any():
         row_noise = _row_noise(run, run.noise, getattr(c.scheduler, "draws_in_vain", False))

@@ -16,6 +16,7 @@ from diffusax.pipelines.plan.arguments import Call, as_list, match_length
 from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.images import check_latents
+from diffusax.pipelines.tasks.references import looking_at
 from diffusax.pipelines.tasks.start import are_latents, image_size, require_channels, start_run
 from diffusax.pipelines.tasks.steering import control_weights, repeat_for_prompts
 from diffusax.pipelines.tasks.tasks import (
@@ -91,16 +92,10 @@ def kontext(c: Components, call: Call) -> PreparedRun:
     require_channels(c, c.latents.channels, "Kontext")
     call = _with_area(c, call)
     start = start_run(c, call, image_size(c, call))
-    reference = None
+    references = []
     if call.image is not None:
-        reference = encode(c, None, _reference(c, call), start.images)
-    run = prepare_run(start, pure_noise(start))
-    if reference is None:
-        return run
-    conditions = run.plan.conditions
-    added = {**(conditions.added or {}), "reference": reference[:, None]}
-    plan = run.plan._replace(conditions=conditions._replace(added=added))
-    return dataclasses.replace(run, plan=plan)
+        references = [encode(c, None, _reference(c, call), start.images)]
+    return looking_at(prepare_run(start, pure_noise(start)), references)
 
 
 def control(c: Components, call: Call) -> PreparedRun:

@@ -86,10 +86,10 @@ def image_size(c: Components, call: Call) -> tuple[int, int]:
     Raises:
         ValueError: one is not a multiple of the autoencoder's factor, or of a token's size.
     """
-    own, factor = c.family.default_size, c.latents.multiple
+    factor = c.latents.multiple
     size = call.height or 0, call.width or 0
     if not all(size):
-        height, width = c.default_size if own is None else own(c, call)
+        height, width = c.family.default_size(c, call)
         size = call.height or height, call.width or width
     for name, value in zip(("height", "width"), size):
         if value < factor or value % factor:
@@ -147,8 +147,7 @@ def make_schedule(
         "strength": strength,
         "use_clipped_model_output": bool(call.use_clipped_model_output),
     }
-    if c.family.schedule_options is not None:
-        options |= c.family.schedule_options(c, call, size)
+    options |= c.family.schedule_options(c, call, size)
     last = call.denoising_end or 0.0
     if not from_image and not 0 < last < 1:
         return compute_schedule(sampler, **options)
@@ -177,16 +176,7 @@ def begin_row(c: Components, call: Call, whole: Schedule) -> int:
         return len(whole) - left
     given = call.timesteps or call.sigmas
     steps = (call.num_inference_steps if given is None else len(given)) or 0
-    return first_step(steps, call.strength, early=c.family.begins_early) * whole.order
-
-
-def first_step(steps: int, strength: float, *, early: bool) -> int:
-    """Returns the step at which a run of so many steps begins, which is `steps` where none is left.
-
-    early: whether a part of a step counts as one, see `Family.begins_early`.
-    """
-    kept = min(steps * strength, float(steps))
-    return int(steps - kept) if early else steps - int(kept)
+    return c.family.start.first_step(steps, call.strength) * whole.order
 
 
 def _nothing_left(call: Call, *, from_image: bool) -> str:

@@ -3,6 +3,7 @@
 They use the families of checkpoints only through `Components`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,7 @@ def text_to_image(c: Components, call: Call) -> PreparedRun:
     require_channels(c, c.latents.channels, "text to image")
     start = start_run(c, call, image_size(c, call))
     run = prepare_run(start, pure_noise(start))
-    if call.image is not None and c.family.looks_at_images:
+    if call.image is not None:
         run = with_references(c, call, run)
     return run
 
@@ -74,13 +75,13 @@ def _start_from_images(c: Components, call: Call, **rows: Any) -> PreparedRun:
     """Prepares a run that starts from images. rows: options of `make_schedule`."""
     require_channels(c, c.latents.channels, "image to image")
     call = prompt_for_each_image(call)
-    wanted = image_size(c, call) if c.family.resizes_images else (call.height, call.width)
-    pixels = read_pixels(c, call, *wanted)
+    call = c.family.resize(c, call, image_size)
+    pixels = read_pixels(c, call, call.height, call.width)
     start = start_run(c, call, pixel_size(c, pixels), **rows)
     if call.latents is not None:
         x = check_latents(c.latents, call.latents, start.images, *start.shape[:2])
     else:
-        options = {"normalize": c.latents.normalize, "per_seed": not c.family.samples_once}
+        options = {"normalize": c.latents.normalize, "per_seed": True}
         x = encode(c, start.noise, pixels, start.images, **options)
         if call.denoising_start is None:
             x = noised(start.schedule, x, start.noise.draw("start", start.shape))
@@ -91,8 +92,8 @@ def instruct(c: Components, call: Call) -> PreparedRun:
     """Prepares a run that edits images as the prompt says (Brooks et al. 2023, InstructPix2Pix)."""
     require_channels(c, 2 * c.latents.channels, "InstructPix2Pix")
     call = prompt_for_each_image(call)
-    resized = image_size(c, call) if c.family.resizes_edits else (None, None)
-    pixels = read_pixels(c, call, *resized)
+    call = c.family.edits.resize(c, call, image_size)
+    pixels = read_pixels(c, call, call.height, call.width)
     start = start_run(c, call, pixel_size(c, pixels))
     is_edit = c.options.get("is_cosxl_edit", False)
     image = encode(c, None, pixels, start.images, scale=is_edit)
@@ -133,7 +134,7 @@ def prepare_run(
         _check_joined(call, weights)
         weights, reweigh = texts.guidance(max(scale, 1.0)), texts.guidance
     if weights is None:
-        weights = guidance_weights(c, call)
+        weights = c.family.guidance.weights(c, call)
     branches = 1 + len(weights)
     if texts is None:
         prompts = [embed_prompts(c, call, start.prompts, branches=branches, adapters=adapters)]
@@ -165,8 +166,7 @@ def prepare_run(
         start.noise,
         weights,
         c.decoding(),
-        adapters=None if adapters is None else adapters.layers,
-        adapter_order=() if adapters is None else adapters.order,
+        loras={} if adapters is None else adapters.loras,
         ip_adapters=c.ip_adapters.placed(c).layers if conditions.images else (),
         later=() if texts is None else later_conditions(texts, every),
         reweigh=reweigh,
@@ -194,19 +194,10 @@ def _rule(c: Components, call: Call, weights: tuple[float, ...]) -> Any:
     weights: those of guidance.
 
     Raises:
-        ValueError: it is no rule, the denoiser has no branches to guide, or cfg_normalization
-            belongs to another rule.
+        ValueError: it is no rule, there are no branches to guide, or cfg_normalization belongs to
+            another rule.
     """
-    if c.denoiser.embeds_guidance:
-        raise ValueError(
-            "guide combines predictions with and without the prompt, and this network is given the "
-            "guidance scale instead; leave it out"
-        )
-    if c.family.true_guidance and not weights:
-        raise ValueError(
-            "guide combines predictions for the prompt and for a negative one; give "
-            "negative_prompt and a true_cfg_scale above 1, or leave guide out"
-        )
+    c.family.guidance.check_rule(c, weights)
     if call.cfg_normalization:
         raise ValueError("only one of guide and cfg_normalization can be given")
     return guidance.as_rule(call.guide)
@@ -218,24 +209,9 @@ def _adapter_rows(adapters: CallAdapters, call: Call, height: int) -> np.ndarray
     return np.tile(images, (height, 1, 1))
 
 
-def guidance_weights(c: Components, call: Call) -> tuple[float, ...]:
-    """Returns the weights of classifier-free guidance; none for a network that needs none.
-
-    See `Family.true_guidance` for families that take another scale.
-    """
-    scale = 1.0 if call.guidance_scale is None else call.guidance_scale
-    if c.family.true_guidance:
-        pooled = call.negative_pooled_prompt_embeds is not None
-        embedded = call.negative_prompt_embeds is not None and pooled
-        scale = call.true_cfg_scale if call.negative_prompt is not None or embedded else 1.0
-    return () if c.unguided else c.family.guidance(scale)
-
-
 def most_branches(c: Components, task: Task) -> int:
     """Returns the most branches of guidance that an image of a task may have."""
-    if task is instruct:
-        return 3
-    return 1 if c.unguided else 2
+    return 3 if task is instruct else c.family.guidance.branches(c)
 
 
 def encode(
@@ -254,17 +230,18 @@ def encode(
 
     noise: the source of the noise that samples the autoencoder's distribution; None takes its mode.
     purpose: the name of that noise. per_seed: whether, with a seed for each image, fewer images
-    than b are repeated before they are sampled.
+    than b may be repeated before they are sampled.
     """
     check_count(pixels, b, "image")
     channels = c.latents.channels
     if are_latents(pixels):
         return programs.tile(programs.normalized(c.autoencoder, c.autoencoder_params, pixels), b)
-    eps, mode = None, c.family.encodes_to_mode or c.autoencoder.class_name in _NOT_SAMPLED
-    if noise is not None and not mode:
+    eps = None
+    if noise is not None and c.autoencoder.class_name not in _NOT_SAMPLED:
         many = per_seed and isinstance(noise, TorchNoise) and len(noise.generators) > 1
         height, width = (n // c.latents.factor for n in pixels.shape[1:3])
-        eps = noise.draw(purpose, (height, width, channels), b if many else len(pixels))
+        draw = functools.partial(noise.draw, purpose, (height, width, channels))
+        eps = c.family.encoding(draw, len(pixels), b if many else len(pixels))
     options = {"upcast": c.latents.upcast, "scale": scale, "normalize": normalize}
     return programs.tile(encode_pixels(c, pixels, eps, **options), b)
 
