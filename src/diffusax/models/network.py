@@ -21,7 +21,7 @@ from diffusax.models.module_methods import ModuleMethods
 from diffusax.models.parameter_tree import fitted_tree
 from diffusax.runtime.devices.mesh import Rule, Rules, counted_rules
 from diffusax.runtime.programs.program import Program
-from diffusax.runtime.switches import in_auto_axes, settled, standard_promotion
+from diffusax.runtime.switches import in_auto_axes, standard_promotion, under_own_switches
 
 Params = Any
 """A plain nested dict of arrays, keyed by the names in the checkpoint (list indices are ints)."""
@@ -165,7 +165,7 @@ class Model(ModuleMethods):
     def __init_subclass__(cls) -> None:
         Model.kinds.update(dict.fromkeys(cls.class_names, cls))
         for name in _CALLS & vars(cls).keys():
-            setattr(cls, name, settled(vars(cls)[name]))
+            setattr(cls, name, under_own_switches(vars(cls)[name]))
 
     def __new__(cls, network: Any = None, *_: Any, **__: Any) -> "Model":
         """Makes an instance of the subclass for the network."""
@@ -277,7 +277,7 @@ class Model(ModuleMethods):
         """Whether the parameters are of 64 bits."""
         return any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(self.params)[:1])
 
-    @settled
+    @under_own_switches
     def run(
         self, *args: Any, method: str = "__call__", channels_first: bool = False, **kwargs: Any
     ) -> Any:

@@ -100,7 +100,7 @@ class ComponentAttribute:
     def _set_model(self, parts: Any, name: str, model: Any) -> None:
         _remove_model(parts, name)
         parts.models[name] = model.bound_to(parts.params, name)
-        parts.params[name] = parts.settled(name, parts.params[name])
+        parts.params[name] = parts.placed(name, parts.params[name])
 
     def _own(self, value: Any) -> Any:
         return own_component(self.component, value)

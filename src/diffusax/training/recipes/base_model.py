@@ -24,8 +24,8 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.components.loading import class_for, load_scheduler
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan.arguments import Call
-from diffusax.pipelines.run.images import output
-from diffusax.pipelines.run.sample import at_once, bind, sample
+from diffusax.pipelines.run.images import finish
+from diffusax.pipelines.run.sample import watch
 from diffusax.pipelines.tasks.tasks import Task
 from diffusax.samplers import Scheduler
 from diffusax.training.data.batches import Element
@@ -221,16 +221,18 @@ def read_scheduler(folder: Path, name: str, class_name: str, **changes: Any) -> 
 
 
 def draw_images(c: Components, task: Task, call: Call) -> list[Image.Image]:
-    """Returns the images of a call, in one dispatch.
+    """Returns the images of a call, as a pipeline would.
 
     Raises:
         ValueError: the call cannot be.
     """
     c, call = resolve_adapters(c, call)
     run = task(c, call)
-    latents = sample(bind(c, run.loras), run.plan, at_once(len(run.schedule)))
-    images: list[Image.Image] = output(c, latents, run.decoding, run.decoder_condition, "pil")
+    images: list[Image.Image] = finish(c, call, run, watch(c, run, bar=_NO_BAR)).images
     return images
+
+
+_NO_BAR = {"disable": True}
 
 
 _INSTRUCT = (StableDiffusionInstructPix2PixPipeline, StableDiffusionXLInstructPix2PixPipeline)
