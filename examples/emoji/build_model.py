@@ -17,8 +17,8 @@ from diffusax.models import (
     CLIPTextModel,
     UNet2DConditionConfig,
     UNet2DConditionModel,
-    initialize,
 )
+from diffusax.networks import initialize
 from diffusax.text.tokenizer import CLIPTokenizer
 
 VOCABULARY = 1536

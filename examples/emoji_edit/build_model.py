@@ -14,8 +14,8 @@ from diffusax.models import (
     CLIPTextModel,
     UNet2DConditionConfig,
     UNet2DConditionModel,
-    initialize,
 )
+from diffusax.networks import initialize
 from diffusax.text.tokenizer import CLIPTokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "emoji"))

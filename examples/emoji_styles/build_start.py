@@ -14,7 +14,8 @@ import jax
 
 import diffusax
 from diffusax.checkpoints.hub import EMBEDDED
-from diffusax.models import CLIPTextModel, initialize
+from diffusax.models import CLIPTextModel
+from diffusax.networks import initialize
 from diffusax.text.tokenizer import CLIPTokenizer
 
 MAX_TOKENS = 28

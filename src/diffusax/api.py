@@ -4,11 +4,12 @@ from typing import Any
 
 from diffusax._version import __version__
 from diffusax.batch.running_batch import RunningBatch
-from diffusax.checkpoints import load_network, named, save_network
-from diffusax.checkpoints.multi_adapter import MultiAdapter
-from diffusax.checkpoints.named import *  # noqa: F403
+from diffusax.checkpoints import processors, save_network
+from diffusax.checkpoints.processors import *  # noqa: F403
 from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
+from diffusax.networks import *  # noqa: F403
+from diffusax.networks import __all__ as _networks
 from diffusax.pipelines import *  # noqa: F403
 from diffusax.pipelines import __all__ as _pipelines
 from diffusax.pipelines.components.foreign import CONVERTERS
@@ -36,15 +37,14 @@ CONVERTERS.setdefault("torch", _from_torch)
 CONVERTERS.setdefault("torch_module", _module_from_torch)
 
 __all__ = [
-    *named.__all__,
+    *processors.__all__,
+    *_networks,
     *_pipelines,
     *SCHEDULERS,
-    "MultiAdapter",
     "RunningBatch",
     "__version__",
     "initialize",
     "load_image",
-    "load_network",
     "make_image_grid",
     "make_mesh",
     "save_network",

@@ -18,7 +18,6 @@ from effort import few
 from lora import ATTENTION, TEXT_ATTENTION, add_lora, lora_layers, weighed
 from tiny import randomize
 
-from diffusax.checkpoints import load_network
 from diffusax.lora.adapter import Adapter, stack
 from diffusax.lora.weights import WeightGroups
 from diffusax.models.adapters.low_rank import (
@@ -28,6 +27,7 @@ from diffusax.models.adapters.low_rank import (
     kernel_shapes,
 )
 from diffusax.models.network import cast_params, initialize_params
+from diffusax.networks import load_network
 from diffusax.runtime.programs.compilations import count_compilations
 
 FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"

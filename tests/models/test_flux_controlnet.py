@@ -4,7 +4,7 @@ import torch
 from fluxes import arguments, controlnet, inputs
 from torch_params import assert_close
 
-from diffusax.checkpoints import load_network
+from diffusax.networks import load_network
 
 
 @pytest.mark.parametrize(

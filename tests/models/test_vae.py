@@ -8,8 +8,9 @@ from safetensors.torch import load_file, save_file
 from tiny import randomize
 
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints import save_network
 from diffusax.models import AutoencoderKLConfig
+from diffusax.networks import load_network
 
 
 def kl(folder, levels, **config):

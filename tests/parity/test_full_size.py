@@ -13,8 +13,8 @@ import z_images
 from full_size import FLUX_DEV, QWEN3_4B, SD1, SD2, SDXL, T5_XXL, VAE, VIT_H, VIT_L, Z_IMAGE
 from tiny import randomize
 
-from diffusax.checkpoints import load_network
 from diffusax.models.transformers.flux import image_rotation
+from diffusax.networks import load_network
 
 pytestmark = pytest.mark.full_size
 

@@ -10,7 +10,8 @@ import jax
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.models.autoencoders.kl import AutoencoderKLConfig
 from diffusax.models.autoencoders.latents import LatentFormat
-from diffusax.models.network import Model, Network, Params
+from diffusax.models.network import Network, Params
+from diffusax.networks import Model
 from diffusax.pipelines.plan.guidance import above_one
 from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.runtime.devices.mesh import Rules

@@ -15,13 +15,8 @@ from diffusax.images.sheets import captioned
 from diffusax.lora.trained import LoRA
 from diffusax.lora.trained_files import lora_of_file, params_of_file, to_adapter, write_result
 from diffusax.models.autoencoders.latents import latent_statistics
-from diffusax.models.network import (
-    Model,
-    Network,
-    Params,
-    cast_shapes,
-    initialize_params,
-)
+from diffusax.models.network import Network, Params, cast_shapes, initialize_params
+from diffusax.networks import Model
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks.tasks import Task

@@ -1,12 +1,16 @@
 """UNets and ControlNets, called as in diffusers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from diffusax.boundary.tensors import alike
-from diffusax.models.calls.arguments import (
+from diffusax.models.table import MODELS
+from diffusax.models.unet.controlnet import guess_scales
+from diffusax.models.unet.derived import controlnet_of, controlnet_params
+from diffusax.models.unet.unet_encoder import skip_widths
+from diffusax.networks.arguments import (
     arrays,
     check_absent,
     check_rows,
@@ -14,19 +18,19 @@ from diffusax.models.calls.arguments import (
     take_map,
     take_numbers,
 )
-from diffusax.models.calls.outputs import ControlNetOutput, UNet2DConditionOutput, UNet2DOutput
-from diffusax.models.network import Model
-from diffusax.models.unet.controlnet import guess_scales
-from diffusax.models.unet.unet_encoder import skip_widths
+from diffusax.networks.model import Model
+from diffusax.networks.outputs import ControlNetOutput, UNet2DConditionOutput, UNet2DOutput
+from diffusax.networks.pretrained import FromSingleFile
 
 _MASK = "{} must be None: Stable Diffusion's networks attend to all tokens"
 _ADDED = ("text_embeds", "time_ids")
 
 
-class UNet(Model):
-    """A UNet, called as diffusers' UNet2DConditionModel."""
+class UNet2DConditionModel(FromSingleFile, Model):
+    """The UNet of Stable Diffusion and SDXL."""
 
-    class_names = ("UNet2DConditionModel",)
+    module_class = MODELS["UNet2DConditionModel"]
+    component = "unet"
 
     def __call__(
         self,
@@ -92,10 +96,20 @@ class UNet(Model):
         return result(UNet2DConditionOutput(y), return_dict, sample, encoder_hidden_states)
 
 
-class ControlNet(Model):
-    """A ControlNet, called as diffusers' ControlNetModel."""
+class ControlNetModel(FromSingleFile, Model):
+    """A ControlNet."""
 
-    class_names = ("ControlNetModel",)
+    module_class = MODELS["ControlNetModel"]
+    component = "controlnet"
+
+    @classmethod
+    def from_unet(cls, unet: Model) -> Self:
+        """Makes a ControlNet to be trained: a copy of a UNet's encoder that changes nothing yet.
+
+        unet: the UNet, such as `pipe.unet`.
+        """
+        network = controlnet_of(unet.network)
+        return cls(network, controlnet_params(network, unet.params))
 
     def __call__(
         self,
@@ -235,10 +249,10 @@ def _check_residuals(config: Any, residuals: Sequence[Any] | None) -> None:
         take_map(f"down_block_additional_residuals[{i}]", residual, width)
 
 
-class Adapter(Model):
-    """A T2I-Adapter, called as diffusers' T2IAdapter."""
+class T2IAdapter(Model):
+    """A T2I-Adapter; several are a `MultiAdapter`."""
 
-    class_names = ("T2IAdapter",)
+    module_class = MODELS["T2IAdapter"]
 
     def __call__(self, x: Any) -> list[Any]:
         """Returns the maps b c h w for the levels of a UNet, the largest first.
@@ -252,10 +266,10 @@ class Adapter(Model):
         return list(alike(maps, x))
 
 
-class UNet2D(Model):
-    """A UNet without a context, called as diffusers' UNet2DModel."""
+class UNet2DModel(Model):
+    """The UNet of `DDPMPipeline` and `DDIMPipeline`, which draws from noise alone."""
 
-    class_names = ("UNet2DModel",)
+    module_class = MODELS["UNet2DModel"]
 
     def __call__(
         self, sample: Any, timestep: Any, class_labels: Any = None, return_dict: bool = True

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from diffusax.checkpoints.files import numbered, numbered_folders
-from diffusax.checkpoints.named import T2IAdapter
 from diffusax.checkpoints.networks import check_safe, save_network
-from diffusax.models.network import Model
 from diffusax.models.unet.t2i_adapter import check_alike
+from diffusax.networks.model import Model
+from diffusax.networks.unet import T2IAdapter
 
 
 class MultiAdapter:
