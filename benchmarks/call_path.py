@@ -28,7 +28,7 @@ import diffusax
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from tiny import build_checkpoint
+from support.tiny import build_checkpoint
 
 CALL = {"prompt": "a cat", "num_inference_steps": 4}
 _STEPS = range(6, 22)
@@ -188,7 +188,7 @@ def lora(folder: Path) -> dict[str, Walk]:
 
 def request() -> dict[str, Walk]:
     """The second request of A1111's txt2img to a server."""
-    from serving.running import running
+    from support.running_server import running
 
     walk = Walk()
     with walk.everywhere(), running() as server:

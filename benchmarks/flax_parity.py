@@ -44,8 +44,8 @@ def main() -> None:
     python = options.python or environment(folder / "environment")
 
     sys.path.insert(0, str(HERE.parent / "tests"))
-    from clip_vocabulary import write_clip_vocabulary
     from flax_programs import draw
+    from support.clip_vocabulary import write_clip_vocabulary
 
     from diffusax.interop import flax
 

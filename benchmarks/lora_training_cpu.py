@@ -19,8 +19,8 @@ from unet_cpu import pytorch_unet
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from lora import ATTENTION
-from lora_training import ALPHA, add_trained, trained_tree
+from support.lora import ATTENTION
+from support.lora_training import ALPHA, add_trained, trained_tree
 
 from diffusax.boundary.config import config_from_dict
 from diffusax.lora.trained import LayerPlan, LoRA

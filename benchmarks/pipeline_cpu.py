@@ -17,7 +17,7 @@ import diffusax
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from tiny import build_stable_diffusion
+from support.tiny import build_stable_diffusion
 
 SMALL = {
     "unet": {"block_out_channels": (16, 32), "sample_size": 8},

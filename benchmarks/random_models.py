@@ -19,7 +19,7 @@ from diffusax.runtime.programs.program import Request
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from clip_vocabulary import write_clip_vocabulary
+from support.clip_vocabulary import write_clip_vocabulary
 
 
 class Architecture(NamedTuple):
@@ -277,7 +277,7 @@ def _write_tokenizer(folder: Path, encoder: str) -> str:
     if encoder.startswith("CLIP"):
         write_clip_vocabulary(folder)
         return "CLIPTokenizer"
-    from torch_families.tokenizers import qwen_tokenizer, t5_tokenizer
+    from support.torch_families.tokenizers import qwen_tokenizer, t5_tokenizer
 
     if encoder == "T5EncoderModel":
         t5_tokenizer().save_pretrained(folder)

@@ -126,7 +126,7 @@ class served:
 
 def _serve(files: list[Path], delay: float, pipe) -> None:
     sys.path.insert(0, str(ROOT / "tests"))
-    from hub_server import Hub, running
+    from support.hub_server import Hub, running
 
     def late(self, *, body: bool) -> None:
         time.sleep(delay)

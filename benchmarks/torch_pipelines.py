@@ -1,7 +1,7 @@
 """Which PyTorch pipelines of the installed diffusers run through `diffusax.torch.compile`.
 
-Each class is built with tiny random networks (tests/torch_families) and draws a few steps in
-PyTorch and in JAX. Results are kept in a file, so that a run that was stopped goes on.
+Each class is built with tiny random networks (tests/support/torch_families) and draws a few steps
+in PyTorch and in JAX. Results are kept in a file, so that a run that was stopped goes on.
     python benchmarks/torch_pipelines.py                      # all that are not in the file yet
     python benchmarks/torch_pipelines.py FluxPipeline ...     # these
     python benchmarks/torch_pipelines.py --page docs/torch_pipelines.md
@@ -26,8 +26,8 @@ import diffusers
 import numpy as np
 import torch
 import transformers
-from torch_families import REGISTRY, WITHOUT_ENTRY
-from torch_families.check import arrays
+from support.torch_families import REGISTRY, WITHOUT_ENTRY
+from support.torch_families.check import arrays
 
 import diffusax.torch
 

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 import torch
 from machine import describe
-from tiny import build_stable_diffusion, randomize
+from support.tiny import build_stable_diffusion, randomize
 
 import diffusax
 import diffusax.torch

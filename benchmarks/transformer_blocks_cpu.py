@@ -19,9 +19,8 @@ from machine import describe, interleaved_medians
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-import fluxes
-import z_images
-from torch_params import params_of
+from support.tiny_transformers import flux_inputs, upstream_flux, upstream_z_image, z_image_inputs
+from support.torch_params import params_of
 
 from diffusax.models import (
     FluxTransformer2DConfig,
@@ -43,12 +42,12 @@ def flux(dtype: str) -> tuple[Step, Step]:
     options = {"num_layers": 1, "num_single_layers": 1, "guidance_embeds": True}
     theirs = diffusers.FluxTransformer2DModel(**options).eval().to(getattr(torch, dtype))
     network = Network(FluxTransformer2DModel, FluxTransformer2DConfig(**options))
-    given = fluxes.inputs(1, TOKENS, 512, text_width=4096, pooled_width=768)
+    given = flux_inputs(1, TOKENS, 512, text_width=4096, pooled_width=768)
     arrays = given.tokens, given.times, given.text, given.pooled
     x, times, text, pooled, scales = (jnp.asarray(a, dtype) for a in (*arrays, given.scales))
     rotation = image_rotation(network.config.axes_dims_rope, text.shape[1], TOKENS)
     ours = compiled(network, theirs, (x, times, text, pooled, rotation, scales))
-    return ours, lambda: fluxes.upstream(theirs, given, getattr(torch, dtype))
+    return ours, lambda: upstream_flux(theirs, given, getattr(torch, dtype))
 
 
 def z_image(dtype: str) -> tuple[Step, Step]:
@@ -56,14 +55,14 @@ def z_image(dtype: str) -> tuple[Step, Step]:
     options = {"n_layers": 1, "n_refiner_layers": 1}
     theirs = diffusers.ZImageTransformer2DModel(**options).eval().to(getattr(torch, dtype))
     network = Network(ZImageTransformer2DModel, ZImageTransformer2DConfig(**options))
-    given = z_images.inputs((CAPTION,), tuple(2 * n for n in TOKENS), width=2560)
+    given = z_image_inputs((CAPTION,), tuple(2 * n for n in TOKENS), width=2560)
     latents = jnp.asarray(given.latents.transpose(0, 2, 3, 1), dtype)
     caption = jnp.asarray(given.captions[0][None], dtype)
     inputs = latents, jnp.asarray(given.times), caption, jnp.array([CAPTION])
     ours = compiled(network, theirs, inputs)
     return (
         lambda: ours().transpose(0, 3, 1, 2),
-        lambda: z_images.upstream(theirs, given, getattr(torch, dtype)),
+        lambda: upstream_z_image(theirs, given, getattr(torch, dtype)),
     )
 
 

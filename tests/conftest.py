@@ -34,7 +34,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from effort import ALL, files_of_shard
+from support.effort import ALL, files_of_shard
 
 # PyTorch's networks are tiny here: on several threads they are slower, and far slower beside other
 # work.
@@ -129,16 +129,16 @@ def heard_loggers():
 
 @pytest.fixture(scope="session")
 def tiny_checkpoints(tmp_path_factory):
-    """Tiny checkpoints of every kind, each built once in the session (see tiny.py)."""
-    from tiny import TinyCheckpoints
+    """Tiny checkpoints of every kind, each built once in the session (see support/tiny.py)."""
+    from support.tiny import TinyCheckpoints
 
     return TinyCheckpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(scope="session")
 def pairs(tiny_checkpoints):
-    """Pipelines of diffusers and of ours from the same checkpoints (see pairs.py)."""
-    from pairs import Pairs
+    """Pipelines of diffusers and of ours from the same checkpoints (see support/pairs.py)."""
+    from support.pairs import Pairs
 
     return Pairs(tiny_checkpoints)
 
@@ -159,8 +159,8 @@ def kept_session():
 @pytest.fixture
 def hub(monkeypatch):
     """Starts a Hub with these repositories, which is that of huggingface_hub from now on."""
-    from hub_server import running
     from huggingface_hub import constants
+    from support.hub_server import running
 
     with contextlib.ExitStack() as stack:
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from pairs import picture
+from support.pairs import picture
 
 from diffusax.boundary.tensors import alike, as_tensor, for_reader, function_wants_tensors
 from diffusax.images.vae_image_processor import VaeImageProcessor

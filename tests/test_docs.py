@@ -15,19 +15,19 @@ import diffusers
 import jax
 import pytest
 import yaml
-from effort import few
-from evaluation.rows import build_clip
-from fluxes import FILL
-from fluxes import controlnet as flux_controlnet
-from fluxes import pipeline as build_flux
-from ip_adapters import write_hub_files
-from kleins import pipeline as build_klein
-from pairs import mask, picture
-from tiny import build_asymmetric, randomize
-from tiny_language import build_language_model
-from tiny_unconditional import build_unconditional
-from training.pictures import write_image_folder
-from z_images import pipeline as build_z_image
+from support.data_sets import write_image_folder
+from support.effort import few
+from support.evaluation_rows import build_clip
+from support.ip_adapters import write_hub_files
+from support.pairs import mask, picture
+from support.tiny import build_asymmetric, randomize
+from support.tiny_language import build_language_model
+from support.tiny_transformers import FLUX_FILL
+from support.tiny_transformers import flux_controlnet as flux_controlnet
+from support.tiny_transformers import flux_pipeline as build_flux
+from support.tiny_transformers import klein_pipeline as build_klein
+from support.tiny_transformers import z_image_pipeline as build_z_image
+from support.tiny_unconditional import build_unconditional
 
 from diffusax.checkpoints import hub
 from diffusax.cli.console import COMMANDS
@@ -76,7 +76,7 @@ DDPM = "google/ddpm-cat-256"
 Z_IMAGE = "Tongyi-MAI/Z-Image-Turbo"
 FLUX = {
     "black-forest-labs/FLUX.1-dev": {},
-    "black-forest-labs/FLUX.1-Fill-dev": FILL,
+    "black-forest-labs/FLUX.1-Fill-dev": FLUX_FILL,
 }
 FLUX_CONTROLNET = "InstantX/FLUX.1-dev-Controlnet-Canny"
 KLEIN = "black-forest-labs/FLUX.2-klein-4B"

@@ -1,6 +1,6 @@
 """The tiny PyTorch pipelines that other tests run on JAX: every class of diffusers has one."""
 
-from torch_families import REGISTRY, WITHOUT_ENTRY, all_image_pipelines
+from support.torch_families import REGISTRY, WITHOUT_ENTRY, all_image_pipelines
 
 
 def test_every_image_pipeline_has_an_entry_or_a_reason() -> None:

@@ -4,11 +4,11 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from fluxes import pipeline as build_flux
-from tiny import build_stable_diffusion
+from support.runs import RUNS
+from support.tiny import build_stable_diffusion
+from support.tiny_transformers import flux_pipeline as build_flux
 
 from diffusax.checkpoints.hub import EMBEDDED
 
@@ -35,7 +35,7 @@ def checkpoint(tmp_path_factory):
     ],
 )
 def test_a_damaged_checkpoint_is_a_pipeline_or_one_sentence(checkpoint, tmp_path, first, last):
-    program = Path(__file__).with_name("damage.py")
+    program = RUNS / "damage.py"
     done = subprocess.run(
         [sys.executable, str(program), str(checkpoint), str(tmp_path), str(first), str(last)],
         capture_output=True,
@@ -60,7 +60,7 @@ def test_a_damaged_checkpoint_is_a_pipeline_or_one_sentence(checkpoint, tmp_path
 @pytest.mark.parametrize("build", [build_stable_diffusion, build_flux])
 def test_each_value_of_each_json_file_is_taken_or_named(tmp_path, build):
     build(tmp_path / "whole")
-    program = Path(__file__).with_name("damage.py")
+    program = RUNS / "damage.py"
     done = subprocess.run(
         [sys.executable, str(program), str(tmp_path / "whole"), str(tmp_path)],
         capture_output=True,

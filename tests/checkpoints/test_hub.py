@@ -10,8 +10,8 @@ import textwrap
 
 import pytest
 from diffusers import AutoencoderTiny
-from hub_server import serve
-from tiny import randomize
+from support.hub_server import serve
+from support.tiny import randomize
 
 from diffusax.checkpoints.files import choose_weights, variants
 from diffusax.checkpoints.hub import resolve

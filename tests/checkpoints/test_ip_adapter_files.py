@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 import torch
-from effort import examples
-from ip_adapters import KINDS, random_tensors, tensors_of
 from safetensors.torch import load_file, save_file
+from support.effort import examples
+from support.ip_adapters import KINDS, random_tensors, tensors_of
 
 import diffusax
 from diffusax.checkpoints.ip_adapter import find_ip_adapter, read_ip_adapter

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny import TEXT, UNET, randomize
+from support.tiny import TEXT, UNET, randomize
 
 from diffusax import lora
 from diffusax.models import CLIPTextConfig, CLIPTextModel, UNet2DConditionConfig

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from effort import first
 from safetensors.torch import load_file, save_file
-from tiny import (
+from support.effort import first
+from support.tiny import (
     TEXT,
     UNET,
     build_stable_diffusion,
     build_stable_diffusion_xl,
     randomize,
 )
-from tiny_language import T5
+from support.tiny_language import T5
 
 import diffusax
 from diffusax.checkpoints import save_network

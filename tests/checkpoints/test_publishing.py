@@ -7,8 +7,8 @@ import textwrap
 
 import diffusers
 import pytest
-from tiny import SMALLEST_UNET, randomize
-from upload_server import Hub, serve_uploads
+from support.tiny import SMALLEST_UNET, randomize
+from support.upload_server import Hub, serve_uploads
 
 import diffusax
 from diffusax.checkpoints.hub import EMBEDDED

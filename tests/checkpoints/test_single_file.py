@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import pytest
 import torch
-from effort import examples, few, first
 from safetensors.numpy import load_file, save_file
-from single_files import hollow, model_shapes, original_shapes, packed
+from support.effort import examples, few, first
+from support.single_files import hollow, model_shapes, original_shapes, packed
 
 import diffusax
 from diffusax.checkpoints import read_model_index, resolve
@@ -175,7 +175,7 @@ def test_networks_are_read_from_whole_models_and_alone(files, tmp_path, tiny_che
         same_tensors(cls.from_single_file(own, config=source).params, source)
         if name != "controlnet":
             same_tensors(cls.from_single_file(path, config=folder).params, source)
-    vae = original_shapes(configs._AUTOENCODER)
+    vae = original_shapes(configs.AUTOENCODER)
     alone = hollow(tmp_path / "full.safetensors", vae)
     with opened_view(alone, Reading(), "vae") as view:
         assert read_network(view).config.scaling_factor == 0.18215

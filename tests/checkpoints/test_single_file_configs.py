@@ -7,10 +7,10 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from clip_vocabulary import write_clip_vocabulary
 from diffusers.loaders import single_file_utils as upstream
-from effort import few
-from single_files import hollow, model_shapes
+from support.clip_vocabulary import write_clip_vocabulary
+from support.effort import few
+from support.single_files import hollow, model_shapes
 
 from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import network_of, read_network, stored_tensors
@@ -47,7 +47,7 @@ def passed_through(config, prefix, names, convert):
 
 @pytest.mark.parametrize("family", few(FAMILIES, "sd1"))
 def test_names_and_shapes_of_unets_are_diffusers(family):
-    config = configs._UNETS[family]
+    config = configs.UNETS[family]
     network, converted = passed_through(
         config, "model.diffusion_model.", unet_names, upstream.convert_ldm_unet_checkpoint
     )
@@ -59,8 +59,7 @@ def test_names_and_shapes_of_unets_are_diffusers(family):
 
 
 def test_names_of_controlnets_are_diffusers():
-    config = {k: v for k, v in configs._SD1_UNET.items() if k not in configs._CONTROL}
-    config["_class_name"] = "ControlNetModel"
+    config = configs.controlnet_like(configs.UNETS["sd1"])
     network, converted = passed_through(
         config, "control_model.", controlnet_names, upstream.convert_controlnet_checkpoint
     )
@@ -119,7 +118,7 @@ MILLIONS = {
 
 @pytest.mark.parametrize("family", few(FAMILIES, "sd2"))
 def test_full_size_models_have_as_many_parameters_and_heads_as_published(family):
-    unet = configs._UNETS[family]
+    unet = configs.UNETS[family]
     counts = []
     for config in (unet, *configs.TEXT_ENCODERS[family].values()):
         class_name = config.get("_class_name") or config["architectures"][0]

@@ -1,20 +1,23 @@
 """Single files of FLUX.1 and FLUX.2: diffusers reads those that we write, and we read them back."""
 
 import diffusers
-import fluxes
 import jax.numpy as jnp
-import kleins
 import numpy as np
 import pytest
 import torch
 import transformers
-import z_images
 from diffusers.loaders import single_file_model
 from diffusers.loaders import single_file_utils as upstream
-from effort import few
 from safetensors.torch import load_file, save_file
-from single_files import hollow
-from upstream_widths import for_tiny
+from support.effort import few
+from support.single_files import hollow
+from support.tiny_transformers import (
+    flux_pipeline,
+    flux_transformer,
+    klein_pipeline,
+    z_image_pipeline,
+)
+from support.upstream_widths import for_tiny
 
 import diffusax
 from diffusax.checkpoints.converting import pack_single_file, unpack_single_file
@@ -30,7 +33,7 @@ from diffusax.checkpoints.single_file import (
 )
 from diffusax.checkpoints.tree import fitted, params_to_tensors, torch_shapes
 
-PIPELINES = {"flux": fluxes.pipeline, "klein": kleins.pipeline, "z-image": z_images.pipeline}
+PIPELINES = {"flux": flux_pipeline, "klein": klein_pipeline, "z-image": z_image_pipeline}
 TRANSFORMERS = {
     "flux": "FluxTransformer2DModel",
     "klein": "Flux2Transformer2DModel",
@@ -125,7 +128,7 @@ def test_a_transformer_in_diffusers_layout_and_one_without_guidance(made, tmp_pa
         diffusax.FluxTransformer2DModel.from_single_file(path, config=folder).params,
         pipe.transformer.state_dict(),
     )
-    schnell = fluxes.transformer(5, guidance_embeds=False)
+    schnell = flux_transformer(5, guidance_embeds=False)
     schnell.save_pretrained(tmp_path / "schnell")
     pack_single_file(tmp_path / "schnell", path)
     found = diffusax.FluxTransformer2DModel.from_single_file(path, config=tmp_path / "schnell")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from single_files import hollow
-from z_images import SIZE, pipeline
+from support.single_files import hollow
+from support.tiny_transformers import Z_IMAGE_SIZE, z_image_pipeline
 
 import diffusax
 from diffusax.checkpoints.networks import network_of, read_network
@@ -47,7 +47,7 @@ def prefixed(prefix, tensors):
 def made(tmp_path_factory):
     """A pipeline's folder, and the pipeline of PyTorch."""
     folder = tmp_path_factory.mktemp("z-image")
-    return folder, pipeline(folder)
+    return folder, z_image_pipeline(folder)
 
 
 @pytest.mark.parametrize("prefix", ["model.diffusion_model.", "diffusion_model.", ""])
@@ -109,7 +109,7 @@ def test_a_whole_model_and_one_with_components_beside_it(made, tmp_path):
     images = []
     for other in (expected, whole, beside):
         other.set_progress_bar_config(disable=True)
-        call = {"num_inference_steps": 2, "seed": 0, "output_type": "np", **SIZE}
+        call = {"num_inference_steps": 2, "seed": 0, "output_type": "np", **Z_IMAGE_SIZE}
         images.append(other("a red apple", **call).images)
     np.testing.assert_array_equal(images[1], images[0])
     np.testing.assert_array_equal(images[2], images[0])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 from safetensors.numpy import save_file
-from tiny import build_stable_diffusion
+from support.tiny import build_stable_diffusion
 
 import diffusax
 from diffusax.cli import main

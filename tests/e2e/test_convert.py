@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from single_files import hollow, model_shapes
+from support.single_files import hollow, model_shapes
 
 import diffusax
 from diffusax.cli import main

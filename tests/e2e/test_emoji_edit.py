@@ -4,8 +4,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from effort import first
 from PIL import Image, ImageDraw
+from support.effort import first
 
 import diffusax
 from diffusax.checkpoints.hub import EMBEDDED

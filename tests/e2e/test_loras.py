@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from lora_files import write_kohya, write_peft
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support.lora_files import write_kohya, write_peft
 
 import diffusax
 from diffusax.cli import main

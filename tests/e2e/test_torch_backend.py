@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch_families import REGISTRY
+from support.torch_families import REGISTRY
 
 from diffusax.cli import main
 

@@ -1,16 +1,16 @@
 """Programs of diffusers' documentation run on diffusax with only the import changed."""
 
 import diffusers
-import fluxes
 import numpy as np
 import pytest
-import tensor_programs
 import torch
 import transformers
-from effort import few
-from pairs import TOLERANCE, mask, picture
-from tiny_unconditional import build_unconditional
-from tutorials import PROGRAMS
+from support import tensor_programs
+from support.effort import few
+from support.pairs import TOLERANCE, mask, picture
+from support.tiny_transformers import flux_pipeline
+from support.tiny_unconditional import build_unconditional
+from support.tutorials import PROGRAMS
 
 import diffusax
 
@@ -24,7 +24,7 @@ def places(tiny_checkpoints, tmp_path_factory):
     picture(9, 96, 80).save(folder / "control.png")
     xl = tiny_checkpoints.pipeline("xl")[1]
     xl.save_pretrained(folder / "fp16", variant="fp16")
-    fluxes.pipeline(folder / "flux")
+    flux_pipeline(folder / "flux")
     kinds = {"SD": "sd", "XL": "xl", "REFINER": "xl-refiner", "INPAINT": "sd-inpaint"}
     kinds |= {"INSTRUCT": "sd-instruct", "LCM": "lcm"}
     return {

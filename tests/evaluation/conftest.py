@@ -1,5 +1,5 @@
 import pytest
-from rows import build_clip
+from support.evaluation_rows import build_clip
 
 
 @pytest.fixture(scope="session")

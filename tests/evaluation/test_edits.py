@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from effort import first
 from PIL import Image
-from rows import picture, write_edits
+from support.data_sets import picture
+from support.effort import first
+from support.evaluation_rows import write_edits
 from torch.nn.functional import cosine_similarity
 from transformers import CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil

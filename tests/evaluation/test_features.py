@@ -1,13 +1,10 @@
 """Features against PyTorch's networks on the same weights."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
-from rows import picture
+from support.data_sets import picture
+from support.many_devices import run_on_devices
 from transformers import CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -24,7 +21,7 @@ def unit(x):
 def test_clip_features_are_those_of_transformers(tiny_clip):
     folder, theirs = tiny_clip
     clip = CLIP.from_pretrained(folder, batch_size=3)
-    pictures = [picture(seed, 30 + 5 * seed, 45) for seed in range(4)]
+    pictures = [picture(seed, (30 + 5 * seed, 45)) for seed in range(4)]
     pixels = CLIPImageProcessorPil.from_pretrained(folder)(pictures, return_tensors="pt")
     expected = unit(theirs.get_image_features(**pixels).pooler_output)
     np.testing.assert_allclose(clip.images(pictures), expected, atol=1e-5)
@@ -41,7 +38,7 @@ FOUR_DEVICES = """
 import sys
 import jax
 import numpy as np
-from rows import picture
+from support.data_sets import picture
 from diffusax.evaluation import CLIP
 
 clip = CLIP.from_pretrained(sys.argv[1], batch_size=6)
@@ -54,14 +51,7 @@ np.save(sys.argv[2], clip.images([picture(seed) for seed in range(7)]))
 @pytest.mark.slow
 def test_features_over_four_devices_are_the_same(tiny_clip, tmp_path):
     folder, _ = tiny_clip
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
-    done = subprocess.run(
-        [sys.executable, "-c", FOUR_DEVICES, str(folder), str(tmp_path / "features.npy")],
-        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_devices("-c", FOUR_DEVICES, folder, tmp_path / "features.npy")
     expected = CLIP.from_pretrained(folder).images([picture(seed) for seed in range(7)])
     np.testing.assert_allclose(np.load(tmp_path / "features.npy"), expected, atol=1e-6)
 

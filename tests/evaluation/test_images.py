@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from fid_inception import random_inception
 from PIL import Image
-from rows import picture
 from safetensors.torch import load_file, save_file
+from support.data_sets import picture
+from support.fid_inception import random_inception
 from torch.nn.functional import cosine_similarity
 from transformers import CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -35,7 +35,7 @@ def pixels(image):
 def write_pictures(folder, numbers):
     folder.mkdir()
     for number in numbers:
-        picture(number, 40 + number, 50).save(folder / f"{number:02}.png")
+        picture(number, (40 + number, 50)).save(folder / f"{number:02}.png")
     rows = [{"file_name": f"{number:02}.png", "text": f"{number} apples"} for number in numbers]
     (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder
@@ -43,7 +43,7 @@ def write_pictures(folder, numbers):
 
 @pytest.mark.parametrize("size", [(40, 50), (299, 299), (411, 37), (600, 301)])
 def test_pictures_are_resized_as_torch_does(size):
-    image = picture(0, *size)
+    image = picture(0, size)
     expected = torch.nn.functional.interpolate(
         pixels(image), size=(299, 299), mode="bilinear", align_corners=False
     )[0].permute(1, 2, 0)
@@ -55,7 +55,7 @@ def test_pictures_are_resized_as_torch_does(size):
 def test_features_of_inception_are_those_of_pytorch(inception):
     file, theirs = inception
     network = Inception.from_file(file, batch_size=2)
-    pictures = [picture(0, 60, 80), picture(1, 400, 300)]
+    pictures = [picture(0, (60, 80)), picture(1, (400, 300))]
     expected = [theirs(pixels(image)) for image in pictures]
     features = torch.cat([feature for feature, _ in expected]).numpy()
     actual = network.images(pictures)

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from hub_server import running
+from support.hub_server import running
 
 from diffusax.cli.download import command
 from diffusax.hub_data import download, open_dataset

@@ -11,10 +11,10 @@ import pytest
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.utils import load_image as diffusers_load_image
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
+from support.effort import examples
 
 from diffusax.images.masks import apply_overlay, blur, get_crop_region, to_mask
 from diffusax.images.pictures import nearest, png_parameters, to_control, to_pil, to_pixels

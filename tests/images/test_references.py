@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
-from pairs import picture
+from support.pairs import picture
 
 from diffusax.images.references import (
     as_images,

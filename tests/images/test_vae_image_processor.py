@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from pairs import mask, picture
+from support.pairs import mask, picture
 
 from diffusax.image_processor import VaeImageProcessor
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from flax.serialization import to_bytes
 from flax.traverse_util import unflatten_dict
-from hub_server import serve
 from safetensors.numpy import load_file
+from support.hub_server import serve
 
 from diffusax.interop import flax
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from flax.core import freeze
 from PIL import Image
+from support.data_sets import smooth_picture
 
 import diffusax
 from diffusax.interop import flax
@@ -25,11 +26,6 @@ NEGATIVES = ["blurry", "a very ugly hat"]
 NONE = {"safety_checker": None, "feature_extractor": None}
 LEVELS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 DDIM = {**LEVELS, "clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}
-
-
-def picture(seed):
-    small = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
-    return Image.fromarray(small).resize((64, 64), Image.Resampling.BICUBIC)
 
 
 def noise(seed=0):
@@ -141,7 +137,7 @@ def test_pipelines_of_one_architecture_share_programs(tiny_checkpoints):
 @pytest.mark.slow
 def test_image_to_image_is_that_of_pytorch(tiny_checkpoints):
     reference, ours, params = pair(tiny_checkpoints, "StableDiffusionImg2ImgPipeline", "sd")
-    ids, pixels = ours.prepare_inputs(PROMPTS, [picture(0), picture(1)])
+    ids, pixels = ours.prepare_inputs(PROMPTS, [smooth_picture(0), smooth_picture(1)])
     key, eps = jax.random.PRNGKey(1), torch.randn((2, 4, 16, 16), generator=generator())
     dist = ours.vae.apply({"params": params["vae"]}, pixels, method=ours.vae.encode).latent_dist
     clean = ours.vae.config.scaling_factor * dist.sample(key).transpose(0, 3, 1, 2)
@@ -164,7 +160,7 @@ def test_image_to_image_is_that_of_pytorch(tiny_checkpoints):
 def test_inpainting_is_that_of_pytorch(tiny_checkpoints):
     name = "StableDiffusionInpaintPipeline"
     reference, ours, params = pair(tiny_checkpoints, name, "sd-inpaint")
-    images, key = [picture(0), picture(1)], jax.random.PRNGKey(1)
+    images, key = [smooth_picture(0), smooth_picture(1)], jax.random.PRNGKey(1)
     # Whole latents are masked or not: PyTorch and JAX take another pixel of each as the nearest.
     small = np.random.default_rng(3).integers(0, 2, (16, 16)).astype(np.uint8) * 255
     white = Image.fromarray(small).resize((64, 64), Image.Resampling.NEAREST)
@@ -187,7 +183,7 @@ def test_inpainting_is_that_of_pytorch(tiny_checkpoints):
 def test_inpainting_wants_a_unet_for_it(tiny_checkpoints):
     folder, _ = tiny_checkpoints.pipeline("sd")
     ours, params = flax.FlaxStableDiffusionInpaintPipeline.from_pretrained(folder, **NONE)
-    ids, masked, mask = ours.prepare_inputs("a", picture(0), picture(1))
+    ids, masked, mask = ours.prepare_inputs("a", smooth_picture(0), smooth_picture(1))
     with pytest.raises(ValueError, match="must have 9 in_channels for inpainting"):
         ours(ids, mask, masked, params, jax.random.PRNGKey(0), 4)
 
@@ -208,7 +204,7 @@ def test_controlnet_is_that_of_pytorch(tiny_checkpoints):
         folder, controlnet=ours_net, scheduler=scheduler, **NONE
     )
     params["controlnet"] = net_params
-    images = [picture(0), picture(1)]
+    images = [smooth_picture(0), smooth_picture(1)]
     expected = reference(
         PROMPTS,
         image=images,
@@ -233,7 +229,7 @@ def test_controlnet_is_that_of_pytorch(tiny_checkpoints):
 def test_instruct_pix2pix_is_that_of_pytorch(tiny_checkpoints):
     name = "StableDiffusionInstructPix2PixPipeline"
     reference, ours, params = pair(tiny_checkpoints, name, "sd-instruct")
-    images = [picture(0), picture(1)]
+    images = [smooth_picture(0), smooth_picture(1)]
     expected = reference(
         PROMPTS,
         image=images,
@@ -261,7 +257,7 @@ def test_instruct_pix2pix_is_that_of_pytorch(tiny_checkpoints):
 
 def test_pictures_are_cut_to_whole_blocks(tiny_checkpoints):
     _, ours, _ = pair(tiny_checkpoints, "StableDiffusionImg2ImgPipeline", "sd")
-    wide = picture(0).resize((100, 70))
+    wide = smooth_picture(0).resize((100, 70))
     _, pixels = ours.prepare_inputs("a", wide)
     expected = np.asarray(wide.resize((96, 64), Image.Resampling.LANCZOS), np.float32)
     np.testing.assert_allclose(pixels[0].transpose(1, 2, 0), expected / 127.5 - 1, atol=1e-5)
@@ -343,7 +339,7 @@ def test_half_precision_and_frozen_parameters_are_taken(tiny_checkpoints, name, 
     ours, params = cls.from_pretrained(folder, dtype=jnp.bfloat16, **NONE)
     state = params.pop("scheduler")
     params = freeze({**ours.unet.to_bf16(params), "scheduler": state})
-    pictures = [picture(0)] * {"": 0, "Inpaint": 2}.get(name, 1)
+    pictures = [smooth_picture(0)] * {"": 0, "Inpaint": 2}.get(name, 1)
     inputs = ours.prepare_inputs(*[["a"], *pictures]) if pictures else [ours.prepare_inputs("a")]
     ids, *images = inputs if name else (inputs[0],)
     images = images[::-1]

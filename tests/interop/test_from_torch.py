@@ -5,8 +5,8 @@ import jax
 import numpy as np
 import pytest
 import torch
-from effort import first
-from pairs import NEGATIVES, PROMPTS, Pair, mask, picture
+from support.effort import first
+from support.pairs import NEGATIVES, PROMPTS, Pair, mask, picture
 
 import diffusax
 import diffusax.interop.torch

@@ -3,10 +3,7 @@
 import copy
 import functools
 import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import diffusers
@@ -14,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from effort import first
-from pairs import picture
 from peft import LoraConfig
-from tiny import build_stable_diffusion
-from torch_families import REGISTRY
-from torch_families.check import arrays
+from support.effort import first
+from support.many_devices import run_on_devices
+from support.pairs import picture
+from support.runs import RUNS
+from support.tiny import build_stable_diffusion
+from support.torch_families import REGISTRY
+from support.torch_families.check import arrays
 
 import diffusax.torch
 from diffusax.interop.torch.compiling import CompiledMethod
@@ -500,10 +499,7 @@ def test_gradients_stay_with_torch():
 
 @pytest.mark.slow
 def test_four_devices():
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
-    script = Path(__file__).with_name("torch_mesh_run.py")
-    environment = {**os.environ, "XLA_FLAGS": flags}
-    subprocess.run([sys.executable, script], env=environment, check=True, timeout=500)
+    run_on_devices(RUNS / "torch_mesh_run.py")
 
 
 def test_options_are_checked(blog):

@@ -153,7 +153,7 @@ def test_diagonals_are_filled_in_place():
 
 
 def test_torchax_is_helped_only_where_it_must_be():
-    needs = importing._needs_dropped_overloads
+    needs = importing.needs_dropped_overloads
     assert needs("2.13.0+cpu", "0.0.13")
     assert needs("2.14.0", "0.0.9")
     assert not needs("2.12.1", "0.0.13")

@@ -4,9 +4,9 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from effort import first
-from torch_families import REGISTRY
-from torch_families.check import arrays
+from support.effort import first
+from support.torch_families import REGISTRY
+from support.torch_families.check import arrays
 
 import diffusax.torch
 from diffusax.interop.torch.fused import FusedLoop

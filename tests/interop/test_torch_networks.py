@@ -1,10 +1,5 @@
 """PyTorch modules that diffusax does not have, inside its compiled programs."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import diffusers
 import jax
 import jax.numpy as jnp
@@ -12,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from pairs import NEGATIVES, PROMPTS, Pair, picture
-from tiny import TEXT, UNET, randomize
+from support.many_devices import run_on_devices
+from support.pairs import NEGATIVES, PROMPTS, Pair, picture
+from support.runs import RUNS
+from support.tiny import TEXT, UNET, randomize
 
 import diffusax
 from diffusax.interop.torch.explaining import NotTraceable
@@ -291,18 +288,8 @@ def test_meshes(mesh, meshes):
 @pytest.fixture(scope="module")
 def meshes(tmp_path_factory):
     """What torch_networks_on_meshes.py says, which runs on two devices."""
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
-    done = subprocess.run(
-        [
-            *(sys.executable, Path(__file__).with_name("torch_networks_on_meshes.py")),
-            tmp_path_factory.mktemp("meshes"),
-        ],
-        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    folder = tmp_path_factory.mktemp("meshes")
+    return " ".join(run_on_devices(RUNS / "torch_networks_on_meshes.py", folder, devices=2))
 
 
 def test_what_cannot_be_traced_is_said_in_one_sentence(pair):

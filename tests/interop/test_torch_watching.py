@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.stable_diffusion import pipeline_stable_diffusion
-from torch_families import REGISTRY
-from torch_families.check import arrays
+from support.torch_families import REGISTRY
+from support.torch_families.check import arrays
 
 import diffusax.torch
 from diffusax.interop.torch import fused

@@ -1,11 +1,7 @@
 """Adapters of networks against PEFT, live, all weights random."""
 
 import json
-import os
-import subprocess
-import sys
 
-import adapted
 import diffusers
 import jax
 import jax.numpy as jnp
@@ -13,10 +9,21 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from adapted import CONFIGS, ROWS, effects, inputs_of, network_of, random_adapter, run, whole
-from effort import few
-from lora import ATTENTION, TEXT_ATTENTION, add_lora, lora_layers, weighed
-from tiny import randomize
+from support import adapted
+from support.adapted import (
+    CONFIGS,
+    ROWS,
+    effects,
+    inputs_of,
+    network_of,
+    random_adapter,
+    run,
+    whole,
+)
+from support.effort import few
+from support.lora import ATTENTION, TEXT_ATTENTION, add_lora, lora_layers, weighed
+from support.many_devices import run_on_devices
+from support.tiny import randomize
 
 from diffusax.lora.adapter import Adapter, stack
 from diffusax.lora.weights import WeightGroups
@@ -30,7 +37,6 @@ from diffusax.models.network import cast_params, initialize_params
 from diffusax.networks import load_network
 from diffusax.runtime.programs.compilations import count_compilations
 
-FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
 # Rows of one batch that take different adapters, also none.
 WEIGHTS = [{"style": 0.7, "face": 0.4}, {"face": -0.5}, {}]
 compiled = jax.jit(run, static_argnums=0)
@@ -117,13 +123,7 @@ def test_the_adapter_of_every_layer_counts(name):
 @pytest.mark.parametrize("name", few(CONFIGS, "unet_smallest"))
 def test_the_adapter_of_every_layer_counts_where_devices_share_layers(tmp_path, name):
     out = tmp_path / "out"
-    done = subprocess.run(
-        [sys.executable, adapted.__file__, str(out), name],
-        env={**os.environ, "XLA_FLAGS": FLAGS},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_devices(adapted.__file__, str(out), name, devices=2)
     found = json.loads(out.read_text())
     assert found["difference"] < 1e-5
     assert set(found["effects"]) == set(kernel_shapes(network_of(name)))

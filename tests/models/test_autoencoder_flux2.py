@@ -4,7 +4,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from kleins import autoencoder
+from support.tiny_transformers import klein_autoencoder
 
 from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import save_network
@@ -21,7 +21,7 @@ WIDER = {"decoder_block_out_channels": (8, 16), "block_out_channels": (8, 8)}
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vae")
-    network = autoencoder(**WIDER)
+    network = klein_autoencoder(**WIDER)
     network.save_pretrained(folder)
     return network, load_network(folder)
 

@@ -2,8 +2,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from effort import first
-from tiny import randomize
+from support.effort import first
+from support.tiny import randomize
 
 from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import save_network

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from effort import first
-from tiny import ASYMMETRIC, TEXT, VAE, randomize
-from tiny_unconditional import UNET
+from support.effort import first
+from support.tiny import ASYMMETRIC, TEXT, VAE, randomize
+from support.tiny_unconditional import UNET
 
 import diffusax
 from diffusax.evaluation.inception import InceptionConfig, InceptionV3

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny import randomize
+from support.tiny import randomize
 
 import diffusax
 from diffusax.boundary.config import config_from_dict

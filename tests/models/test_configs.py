@@ -4,11 +4,11 @@ import json
 import math
 
 import pytest
-from effort import examples
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import TEXT, UNET, VAE
+from support.effort import examples
+from support.tiny import TEXT, UNET, VAE
 
 from diffusax.boundary.config import config_from_dict, config_to_dict
 from diffusax.models import (

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from adapted import inputs_of, network_of
+from support.adapted import inputs_of, network_of
 
 import diffusax
 from diffusax.models.adapters.image_prompts import cross_attentions

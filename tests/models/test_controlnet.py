@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from effort import first
-from tiny import randomize
+from support.effort import first
+from support.tiny import randomize
 
 from diffusax.boundary.config import config_from_dict
 from diffusax.models import ControlNetConfig

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.transformers import transformer_flux
-from fluxes import arguments, inputs, transformer, upstream
-from tiny import randomize
-from torch_params import assert_close, params_of
+from support.tiny import randomize
+from support.tiny_transformers import flux_arguments, flux_inputs, flux_transformer, upstream_flux
+from support.torch_params import assert_close, params_of
 
 from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import save_network
@@ -18,7 +18,7 @@ from diffusax.models.transformers import blocks
 from diffusax.models.transformers.flux import (
     FluxSingleTransformerBlock,
     FluxTransformerBlock,
-    _added,
+    add_residual,
     image_rotation,
 )
 from diffusax.networks import Model, load_network
@@ -42,7 +42,7 @@ CONFIG = config_from_dict(FluxTransformer2DConfig, REAL)
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flux")
-    network = transformer()
+    network = flux_transformer()
     network.save_pretrained(folder)
     return network, load_network(folder, dtype="float32")
 
@@ -57,25 +57,25 @@ def predict(model, given, **more):
 
 def test_the_network_predicts_as_diffusers_does(both):
     network, model = both
-    given = inputs()
-    expected = upstream(network, given)
+    given = flux_inputs()
+    expected = upstream_flux(network, given)
     assert expected.std() > 0.1
     assert_close(predict(model, given), expected)
 
 
 @pytest.mark.slow
 def test_without_guidance_and_with_other_channels(tmp_path):
-    network = transformer(1, guidance_embeds=False, in_channels=96, out_channels=64)
+    network = flux_transformer(1, guidance_embeds=False, in_channels=96, out_channels=64)
     network.save_pretrained(tmp_path)
-    given = inputs(1, (4, 7), channels=96)
+    given = flux_inputs(1, (4, 7), channels=96)
     model = load_network(tmp_path, dtype="float32")
-    assert_close(predict(model, given), upstream(network, given))
+    assert_close(predict(model, given), upstream_flux(network, given))
 
 
 @pytest.mark.slow
 def test_every_parameter_changes_the_prediction(both):
     _, model = both
-    given = inputs()
+    given = flux_inputs()
     rotation = image_rotation(model.config.axes_dims_rope, given.text.shape[1], given.size)
     call = given.tokens, given.times, given.text, given.pooled, rotation, given.scales
     gradients = jax.jit(jax.grad(lambda params: (model.apply(params, *call) ** 2).sum()))(
@@ -88,10 +88,10 @@ def test_every_parameter_changes_the_prediction(both):
 @pytest.mark.slow
 def test_bfloat16_is_as_near_to_float32_as_pytorch_is(both):
     network, model = both
-    given = inputs()
-    exact = upstream(network, given)
-    half = transformer().to(torch.bfloat16)
-    theirs = np.abs(upstream(half, given, torch.bfloat16) - exact)
+    given = flux_inputs()
+    exact = upstream_flux(network, given)
+    half = flux_transformer().to(torch.bfloat16)
+    theirs = np.abs(upstream_flux(half, given, torch.bfloat16) - exact)
     halved = Model(model.network, cast_params(model.params, "bfloat16"))
     ours = np.abs(predict(halved, given) - exact)
     assert 0 < ours.mean() < 1.2 * theirs.mean()
@@ -99,7 +99,7 @@ def test_bfloat16_is_as_near_to_float32_as_pytorch_is(both):
 
 def test_called_as_in_diffusers_with_residuals(both):
     network, model = both
-    call = arguments(inputs())
+    call = flux_arguments(flux_inputs())
     generator = torch.Generator().manual_seed(0)
     # Two residuals for three blocks: the first two share one.
     residuals = {
@@ -123,14 +123,16 @@ def test_called_as_in_diffusers_with_residuals(both):
 @pytest.mark.parametrize(("count", "chosen"), [(5, [0, 0, 0, 1, 1]), (0, [0, 1, 0, 1, 0])])
 def test_fewer_residuals_than_blocks_are_shared_or_begun_again(count, chosen):
     residuals = list(np.arange(2.0))
-    assert [int(_added(np.zeros(()), residuals, i, count)) for i in range(5)] == chosen
+    assert [int(add_residual(np.zeros(()), residuals, i, count)) for i in range(5)] == chosen
 
 
 def test_saved_and_read_by_diffusers(both, tmp_path):
     network, model = both
     save_network(model, tmp_path)
     again = diffusers.FluxTransformer2DModel.from_pretrained(tmp_path)
-    np.testing.assert_array_equal(upstream(again, inputs()), upstream(network, inputs()))
+    np.testing.assert_array_equal(
+        upstream_flux(again, flux_inputs()), upstream_flux(network, flux_inputs())
+    )
 
 
 def test_tokens_are_those_of_diffusers():

@@ -5,9 +5,9 @@ import pytest
 import torch
 from diffusers.models.transformers import transformer_flux2
 from flax import nnx
-from kleins import inputs, transformer, upstream
-from tiny import randomize
-from torch_params import assert_close, params_of
+from support.tiny import randomize
+from support.tiny_transformers import klein_inputs, klein_transformer, upstream_klein
+from support.torch_params import assert_close, params_of
 
 from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import save_network
@@ -48,7 +48,7 @@ WITH_SCALES = {"guidance_embeds": True, "out_channels": 12, "mlp_ratio": 2.5}
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flux2")
-    network = transformer()
+    network = klein_transformer()
     network.save_pretrained(folder)
     return network, load_network(folder, dtype="float32")
 
@@ -66,34 +66,37 @@ def predict(model, given):
 
 def test_the_network_predicts_as_diffusers_does(both):
     network, model = both
-    given = inputs()
-    expected = upstream(network, given)
+    given = klein_inputs()
+    expected = upstream_klein(network, given)
     assert expected.std() > 0.1
     assert_close(predict(model, given), expected)
 
 
 def test_references_are_seen_as_in_diffusers(both):
     network, model = both
-    given = inputs((2, 3), (4, 2))
+    given = klein_inputs((2, 3), (4, 2))
     seen = predict(model, given)
-    assert_close(seen, upstream(network, given))
-    assert np.abs(seen - predict(model, inputs())).max() > 0.05
+    assert_close(seen, upstream_klein(network, given))
+    assert np.abs(seen - predict(model, klein_inputs())).max() > 0.05
 
 
 @pytest.mark.slow
 def test_with_guidance_scales_and_other_channels(tmp_path):
-    network = transformer(1, **WITH_SCALES)
+    network = klein_transformer(1, **WITH_SCALES)
     network.save_pretrained(tmp_path)
     model = load_network(tmp_path, dtype="float32")
-    assert_close(predict(model, inputs(size=(4, 7))), upstream(network, inputs(size=(4, 7))))
+    assert_close(
+        predict(model, klein_inputs(size=(4, 7))),
+        upstream_klein(network, klein_inputs(size=(4, 7))),
+    )
     with pytest.raises(ValueError, match="guidance must be given"):
-        model(**{**inputs().arguments(), "guidance": None})
+        model(**{**klein_inputs().arguments(), "guidance": None})
 
 
 @pytest.mark.slow
 def test_every_parameter_changes_the_prediction(both):
     _, model = both
-    given = inputs((2, 3))
+    given = klein_inputs((2, 3))
     call = given.latents, given.times, given.text
 
     def gradients(**options):
@@ -112,10 +115,10 @@ def test_every_parameter_changes_the_prediction(both):
 
 def test_bfloat16_is_as_near_to_float32_as_pytorch_is(both):
     network, model = both
-    given = inputs()
-    exact = upstream(network, given)
-    half = transformer().to(torch.bfloat16)
-    theirs = np.abs(upstream(half, given, torch.bfloat16) - exact)
+    given = klein_inputs()
+    exact = upstream_klein(network, given)
+    half = klein_transformer().to(torch.bfloat16)
+    theirs = np.abs(upstream_klein(half, given, torch.bfloat16) - exact)
     halved = Model(model.network, cast_params(model.params, "bfloat16"))
     ours = np.abs(predict(halved, given) - exact)
     assert 0 < ours.mean() < 1.2 * theirs.mean()
@@ -126,7 +129,7 @@ def test_a_tpus_products_are_the_same():
     layer.bias[...] = np.arange(16.0)
     x = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
     given = x, layer.kernel[...], layer.bias[...]
-    one, several = layer._one_product(*given), layer._several_products(*given)
+    one, several = layer.one_product(*given), layer.several_products(*given)
     assert [y.shape[-1] for y in several] == [4, 4, 2, 6]
     for y, z in zip(one, several, strict=True):
         np.testing.assert_allclose(z, y, atol=1e-5)
@@ -135,7 +138,7 @@ def test_a_tpus_products_are_the_same():
 
 def test_called_as_in_diffusers(both):
     network, model = both
-    call = inputs((2, 3)).arguments()
+    call = klein_inputs((2, 3)).arguments()
     expected = network(**call).sample
     actual = model(**call).sample
     assert_close(actual.numpy(), expected.numpy())
@@ -152,7 +155,9 @@ def test_saved_and_read_by_diffusers(both, tmp_path):
     network, model = both
     save_network(model, tmp_path)
     again = diffusers.Flux2Transformer2DModel.from_pretrained(tmp_path)
-    np.testing.assert_array_equal(upstream(again, inputs()), upstream(network, inputs()))
+    np.testing.assert_array_equal(
+        upstream_klein(again, klein_inputs()), upstream_klein(network, klein_inputs())
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from fluxes import arguments, controlnet, inputs
-from torch_params import assert_close
+from support.tiny_transformers import flux_arguments, flux_controlnet, flux_inputs
+from support.torch_params import assert_close
 
 from diffusax.networks import load_network
 
@@ -20,10 +20,10 @@ from diffusax.networks import load_network
     ],
 )
 def test_residuals_are_those_of_diffusers(tmp_path, changes, more):
-    network = controlnet(**changes)
+    network = flux_controlnet(**changes)
     network.save_pretrained(tmp_path)
     model = load_network(tmp_path, dtype="float32")
-    call = arguments(inputs())
+    call = flux_arguments(flux_inputs())
     shape = (2, 3, 48, 80) if "patch_size" in changes else (2, 15, 64)
     cond = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     given = {**call, **more, "controlnet_cond": cond, "conditioning_scale": 0.7}
@@ -37,7 +37,7 @@ def test_residuals_are_those_of_diffusers(tmp_path, changes, more):
 
 
 def test_a_missing_mode_is_an_error(tmp_path):
-    controlnet(num_mode=3).save_pretrained(tmp_path)
+    flux_controlnet(num_mode=3).save_pretrained(tmp_path)
     model = load_network(tmp_path, dtype="float32")
     with pytest.raises(ValueError, match="controlnet_mode must be given"):
-        model(**arguments(inputs()), controlnet_cond=torch.zeros(2, 15, 64))
+        model(**flux_arguments(flux_inputs()), controlnet_cond=torch.zeros(2, 15, 64))

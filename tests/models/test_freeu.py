@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from diffusers.utils.torch_utils import apply_freeu as reference
-from effort import first
-from tiny import UNET, randomize
+from support.effort import first
+from support.tiny import UNET, randomize
 
 from diffusax.models.adapters.freeu import apply_freeu, check_freeu, of_level
 from diffusax.networks import load_network

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fluxes import TRANSFORMER
-from tiny import ASYMMETRIC, SMALLEST_UNET, SMALLEST_VAE, TEXT, UNET
+from support.tiny import ASYMMETRIC, SMALLEST_UNET, SMALLEST_VAE, TEXT, UNET
+from support.tiny_transformers import FLUX
 
 from diffusax.models import (
     MODELS,
@@ -141,7 +141,7 @@ def test_a_text_of_another_width_is_one_sentence():
 
 def test_pooled_texts_of_another_width_are_one_sentence():
     module = MODELS["FluxTransformer2DModel"]
-    network = Network(module, module.config_class(**TRANSFORMER))
+    network = Network(module, module.config_class(**FLUX))
     embed = network.module(jax.tree.map(lambda x: jnp.zeros(x.shape), network.shapes))
     with pytest.raises(ValueError, match=r"pooled must have shape \(batch, 16\) \(got .*\(1, 9\)"):
         embed.time_text_embed(jnp.ones(1), jnp.ones(1), jnp.ones((1, 9)))

@@ -1,7 +1,6 @@
 """Language models against transformers, live, all weights random."""
 
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from effort import first
 from full_size import QWEN3_4B, T5_XXL
 from jax.sharding import AbstractMesh, PartitionSpec
-from many_devices import run_on_devices
 from safetensors.torch import load_file, save_file
-from tiny import randomize
-from tiny_language import QWEN3, T5, build
+from support.effort import first
+from support.many_devices import run_on_devices
+from support.runs import RUNS
+from support.tiny import randomize
+from support.tiny_language import QWEN3, T5, build
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import diffusax
@@ -276,7 +276,7 @@ def test_meshes_split_heads_and_inner_widths(name, shape, spec):
 
 @pytest.mark.slow
 def test_meshes_compute_the_same():
-    assert len(run_on_devices(Path(__file__).with_name("language_on_meshes.py"))) == 8
+    assert len(run_on_devices(RUNS / "language_on_meshes.py")) == 8
 
 
 @pytest.mark.parametrize(

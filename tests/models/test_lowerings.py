@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from effort import first
 from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
+from support.effort import first
 
 from diffusax.models.layers import layers
 from diffusax.models.layers.transformer import Attention
@@ -66,10 +66,10 @@ def test_every_convolution_equals_direct_sums(name, x_shape, kernel_shape, strid
     np.testing.assert_allclose(actual, reference_conv(x, kernel, stride, padding), atol=1e-5)
 
 
-def test_winograd_in_bands_equals_one_piece(monkeypatch):
+def test_winograd_in_bands_equals_one_piece():
     x, kernel = arrays((2, 13, 10, 4), (3, 3, 4, 5))
-    monkeypatch.setattr(conv_module, "_MAX_TEMPORARY_BYTES", 1)
-    actual = conv_module.LOWERINGS["winograd"](jnp.asarray(x), jnp.asarray(kernel), 1, SAME)
+    winograd = partial(conv_module.LOWERINGS["winograd"], max_bytes=1)
+    actual = winograd(jnp.asarray(x), jnp.asarray(kernel), stride=1, padding=SAME)
     np.testing.assert_allclose(actual, reference_conv(x, kernel, 1, SAME), atol=1e-5)
 
 
@@ -90,7 +90,7 @@ def test_gradients_equal_those_of_direct_sums(x_shape, kernel_shape, stride, nam
         return jnp.sin(conv2d(x, kernel, stride=stride, padding=SAME)).sum()
 
     def plain(x, kernel):
-        return jnp.sin(conv_module._direct(x, kernel, stride, SAME)).sum()
+        return jnp.sin(conv_module.LOWERINGS["direct"](x, kernel, stride, SAME)).sum()
 
     for a, b in zip(jax.grad(ours, (0, 1))(x, kernel), jax.grad(plain, (0, 1))(x, kernel)):
         np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
@@ -127,12 +127,17 @@ def qkv(t, s, d=8):
     return [RNG.standard_normal((2, n, 3, d), np.float32) for n in (t, s, s)]
 
 
+def lowering(name, limit):
+    """A form of attention; those in chunks hold at most this many scores at once."""
+    form = attention_module.LOWERINGS[name]
+    return partial(form, limit=limit) if "chunks" in name else form
+
+
 @pytest.mark.parametrize("name", ["whole", "chunks", "large_chunks", "xla"])
 @pytest.mark.parametrize(("t", "s", "causal"), [(7, 7, True), (33, 5, False), (1, 1, False)])
-def test_every_attention_equals_the_plain_one(monkeypatch, name, t, s, causal):
-    monkeypatch.setattr(attention_module, "_MAX_CHUNK_SCORES", 10 * s)
+def test_every_attention_equals_the_plain_one(name, t, s, causal):
     q, k, v = map(jnp.asarray, qkv(t, s))
-    actual = attention_module.LOWERINGS[name](q, k, v, 8**-0.5, causal)
+    actual = lowering(name, 10 * s)(q, k, v, 8**-0.5, causal)
     np.testing.assert_allclose(actual, reference_attention(q, k, v, causal=causal), atol=1e-5)
 
 
@@ -143,17 +148,14 @@ def test_every_attention_equals_the_plain_one(monkeypatch, name, t, s, causal):
         [(7, 7, True, 3, True), (33, 5, False, 6, True), (9, 9, True, 2, 0), (8, 6, False, 1, 0)], 2
     ),
 )
-def test_every_attention_takes_lengths_shared_heads_and_a_bias(
-    monkeypatch, name, t, s, causal, groups, biased
-):
-    monkeypatch.setattr(attention_module, "_MAX_CHUNK_SCORES", 4 * s)
+def test_every_attention_takes_lengths_shared_heads_and_a_bias(name, t, s, causal, groups, biased):
     q, k, v = (RNG.standard_normal((3, n, h, 8), np.float32) for n, h in shapes(t, s, groups))
     more = {"key_lengths": np.array([s, 1, s - 2], np.int32)}
     if biased:
         more["bias"] = RNG.standard_normal((6, t, s), np.float32)
     given = {name: jnp.asarray(x) for name, x in more.items()}
     arrays = map(jnp.asarray, (q, k, v))
-    actual = attention_module.LOWERINGS[name](*arrays, 8**-0.5, causal, **given)
+    actual = lowering(name, 4 * s)(*arrays, 8**-0.5, causal, **given)
     expected = reference_attention(q, k, v, causal=causal, **more)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
@@ -176,13 +178,12 @@ def test_attention_chooses_for_lengths_shared_heads_and_a_bias():
         assert attention_module.choose_lowering(*args, biased=True) == "xla"
 
 
-def test_gradients_of_chunked_attention_equal_those_of_the_whole(monkeypatch):
+def test_gradients_of_chunked_attention_equal_those_of_the_whole():
     q, k, v = map(jnp.asarray, qkv(33, 20))
 
     def loss(name):
-        return lambda *args: jnp.sin(attention_module.LOWERINGS[name](*args, 0.4, False)).sum()
+        return lambda *args: jnp.sin(lowering(name, 200)(*args, 0.4, False)).sum()
 
-    monkeypatch.setattr(attention_module, "_MAX_CHUNK_SCORES", 200)
     expected = jax.grad(loss("whole"), (0, 1, 2))(q, k, v)
     for a, b in zip(jax.grad(loss("chunks"), (0, 1, 2))(q, k, v), expected):
         np.testing.assert_allclose(a, b, atol=1e-5)
@@ -190,16 +191,15 @@ def test_gradients_of_chunked_attention_equal_those_of_the_whole(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["chunks", "xla"])
-def test_gradients_with_lengths_shared_heads_and_a_bias_equal_those_of_the_whole(monkeypatch, name):
+def test_gradients_with_lengths_shared_heads_and_a_bias_equal_those_of_the_whole(name):
     arrays = [RNG.standard_normal((2, n, h, 8), np.float32) for n, h in shapes(9, 9, 2)]
     arrays.append(RNG.standard_normal((6, 9, 9), np.float32))
     lengths = jnp.array([9, 2], jnp.int32)
 
     def loss(name):
-        form = attention_module.LOWERINGS[name]
+        form = lowering(name, 30)
         return lambda q, k, v, bias: jnp.sin(form(q, k, v, 0.4, True, lengths, bias)).sum()
 
-    monkeypatch.setattr(attention_module, "_MAX_CHUNK_SCORES", 30)
     expected = jax.grad(loss("whole"), (0, 1, 2, 3))(*arrays)
     for a, b in zip(jax.grad(loss(name), (0, 1, 2, 3))(*arrays), expected):
         assert np.isfinite(a).all()
@@ -367,7 +367,7 @@ def test_group_norms_equal_pytorch(name, offset, shifted, size):
     scale, bias = rng.normal(size=(2, 24)).astype(np.float32)
     shift = rng.normal(size=(2, 24)).astype(np.float32)
     given = map(jnp.asarray, (x, scale, bias, *([shift] if shifted else [])))
-    ours = layers._GROUP_NORMS[name](*given, groups=4, eps=1e-5)
+    ours = layers.GROUP_NORMS[name](*given, groups=4, eps=1e-5)
     maps = torch.tensor(x.transpose(0, 3, 1, 2))
     if shifted:
         maps = maps + torch.tensor(shift)[:, :, None, None]
@@ -380,7 +380,7 @@ def test_group_norms_equal_pytorch(name, offset, shifted, size):
 
 @pytest.mark.parametrize("pixels", [1, 45, 64, 1024, 4096, 72 * 128, 2**20])
 def test_the_parts_of_a_norm_divide_its_pixels(pixels):
-    parts = layers._parts(pixels)
+    parts = layers.norm_parts(pixels)
     assert pixels % parts == 0
     assert parts <= 256
     # Powers of two have parts enough for every multiprocessor.
@@ -398,7 +398,7 @@ def test_the_gradient_of_a_group_norm_by_sums_is_that_of_the_centred_one(name):
         return (form(*args, groups=4, eps=1e-5) * weights).sum()
 
     sums, centred = (
-        jax.grad(partial(loss, layers._GROUP_NORMS[name]), (0, 1, 2, 3))(*args)
+        jax.grad(partial(loss, layers.GROUP_NORMS[name]), (0, 1, 2, 3))(*args)
         for name in (name, "centred")
     )
     for actual, expected in zip(sums, centred, strict=True):
@@ -415,7 +415,7 @@ def test_queries_keys_and_values_are_products_of_their_own_on_gpus(platform):
     assert (":3 = stablehlo.optimization_barrier" in text) == (platform == "cuda")
 
 
-@pytest.mark.parametrize("form", matmul_module._PRODUCTS)
+@pytest.mark.parametrize("form", matmul_module.PRODUCTS)
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_products_in_bfloat16_are_rounded_sums_in_float32(form, with_bias):
     rng = np.random.default_rng(0)
@@ -424,7 +424,7 @@ def test_products_in_bfloat16_are_rounded_sums_in_float32(form, with_bias):
     )
     exact = np.float32(x) @ np.float32(kernel) + (np.float32(bias) if with_bias else 0)
     given = (x, kernel, bias) if with_bias else (x, kernel)
-    actual = matmul_module._PRODUCTS[form](*given)
+    actual = matmul_module.PRODUCTS[form](*given)
     assert actual.dtype == jnp.bfloat16
     # A half of the last place for each rounding; on the CPU that of the sum is in bfloat16, too.
     np.testing.assert_allclose(np.float32(actual), exact, rtol=2**-7, atol=2**-3)
@@ -456,7 +456,7 @@ def test_odd_lengths_are_padded_for_gradients_alone():
 
 
 def test_gpus_and_tpus_take_one_pass_over_the_maps_of_a_group_norm():
-    chosen = {name: layers._choose_group_norm(name) for name in ("cpu", "cuda", "rocm", "tpu")}
+    chosen = {name: layers.choose_group_norm(name) for name in ("cpu", "cuda", "rocm", "tpu")}
     assert chosen == {"cpu": "centred", "cuda": "sums", "rocm": "sums", "tpu": "one_pass"}
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from flax.core import FrozenDict
-from tiny import TEXT
+from support.tiny import TEXT
 
 from diffusax.models import CLIPTextModel
 from diffusax.models.parameter_tree import fitted_tree

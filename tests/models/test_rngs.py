@@ -2,9 +2,9 @@
 
 import jax
 import pytest
-from effort import first
 from flax import nnx
-from tiny import TEXT, UNET, VAE
+from support.effort import first
+from support.tiny import TEXT, UNET, VAE
 
 from diffusax.models import MODELS
 from diffusax.models.layers.rngs import ShapeRngs

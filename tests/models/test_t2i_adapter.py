@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 import torch
-from effort import first
-from tiny import randomize
+from support.effort import first
+from support.tiny import randomize
 
 import diffusax
 from diffusax.boundary.config import config_from_dict

@@ -3,7 +3,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from tiny import randomize
+from support.tiny import randomize
 
 from diffusax.models.autoencoders.tiling import tiled_decode
 from diffusax.networks import load_network

@@ -8,8 +8,8 @@ import numpy as np
 import peft
 import pytest
 import torch
-from effort import few
-from lora_training import randomize_adapters, trained_tree
+from support.effort import few
+from support.lora_training import randomize_adapters, trained_tree
 
 from diffusax.models.adapters.low_rank import Base
 from diffusax.models.adapters.trained import TrainedAdapters, TrainedLayer
@@ -62,7 +62,7 @@ def test_a_layer_and_its_gradients_are_those_of_peft(kind, dora, dropped):
     (path, params), *_ = trained_tree(net).items()
     assert path == "0"
     if dropped:
-        mask = TrainedLayer(**params, scale=SCALE, dropout=DROPOUT, keys=keys)._dropped(
+        mask = TrainedLayer(**params, scale=SCALE, dropout=DROPOUT, keys=keys).dropped(
             jnp.ones(x.shape)
         )
         assert abs(float((mask == 0).mean()) - DROPOUT) < 0.15
@@ -86,13 +86,13 @@ def test_a_row_drops_by_its_own_key_whatever_stands_beside_it():
     keys = jax.random.split(jax.random.key(3), 4)
     adapters = TrainedAdapters(layers, {"a": 1.0, "b": 1.0}, 0.5, keys)
     x = jnp.ones((4, 30, 6))
-    together = {path: layer._dropped(x) for path, layer in adapters.by_layer().items()}
+    together = {path: layer.dropped(x) for path, layer in adapters.by_layer().items()}
     alone = adapters._replace(keys=keys[2:3]).by_layer()
     for path, dropped in together.items():
-        np.testing.assert_array_equal(dropped[2], alone[path]._dropped(x[:1])[0])
+        np.testing.assert_array_equal(dropped[2], alone[path].dropped(x[:1])[0])
     assert (together["a"] != together["b"]).any()
     assert (together["a"][0] != together["a"][1]).any()
     # The rows of a text of two windows share their key.
-    twice = adapters.for_rows(8).by_layer()["a"]._dropped(jnp.ones((8, 30, 6)))
+    twice = adapters.for_rows(8).by_layer()["a"].dropped(jnp.ones((8, 30, 6)))
     np.testing.assert_array_equal(twice[4], twice[5])
     np.testing.assert_array_equal(twice[4], together["a"][2])

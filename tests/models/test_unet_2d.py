@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 import torch
-from effort import first
 from safetensors.numpy import load_file, save_file
-from tiny import randomize
+from support.effort import first
+from support.tiny import randomize
 
 import diffusax
 from diffusax.boundary.config import config_to_dict

@@ -3,9 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from effort import first
 from safetensors.torch import load_file, save_file
-from tiny import randomize
+from support.effort import first
+from support.tiny import randomize
 
 from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import save_network

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.transformers import transformer_z_image
-from tiny import randomize
-from torch_params import assert_close, params_of
-from z_images import inputs, transformer, upstream
+from support.tiny import randomize
+from support.tiny_transformers import upstream_z_image, z_image_inputs, z_image_transformer
+from support.torch_params import assert_close, params_of
 
 from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import save_network
@@ -42,7 +42,7 @@ CONFIG = config_from_dict(ZImageTransformer2DConfig, REAL)
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("z-image")
-    network = transformer()
+    network = z_image_transformer()
     network.save_pretrained(folder)
     return network, load_network(folder, dtype="float32")
 
@@ -61,8 +61,8 @@ def predict(model, given):
 )
 def test_the_network_predicts_as_diffusers_does(both, lengths, size):
     network, model = both
-    given = inputs(lengths, size)
-    expected = upstream(network, given)
+    given = z_image_inputs(lengths, size)
+    expected = upstream_z_image(network, given)
     assert expected.std() > 0.1
     assert_close(predict(model, given), expected)
 
@@ -70,7 +70,7 @@ def test_the_network_predicts_as_diffusers_does(both, lengths, size):
 @pytest.mark.slow
 def test_every_parameter_changes_the_prediction(both):
     _, model = both
-    given = inputs((5, 40))
+    given = z_image_inputs((5, 40))
     x = given.latents.transpose(0, 2, 3, 1)
 
     def squares(params):
@@ -83,10 +83,10 @@ def test_every_parameter_changes_the_prediction(both):
 
 def test_bfloat16_is_as_near_to_float32_as_pytorch_is(both):
     network, model = both
-    given = inputs((5, 40))
-    exact = upstream(network, given)
-    half = transformer().to(torch.bfloat16)
-    theirs = np.abs(upstream(half, given, torch.bfloat16) - exact)
+    given = z_image_inputs((5, 40))
+    exact = upstream_z_image(network, given)
+    half = z_image_transformer().to(torch.bfloat16)
+    theirs = np.abs(upstream_z_image(half, given, torch.bfloat16) - exact)
     ours = np.abs(
         predict(Model(model.network, cast_params(model.params, "bfloat16")), given) - exact
     )
@@ -99,14 +99,14 @@ def test_rotations_of_tpus_and_gpus_are_the_same(form):
     x = rng.standard_normal((2, 5, 3, 8)).astype(np.float32)
     positions = [rng.integers(0, 9, (2, 5)) for _ in range(2)]
     rotation = rotary_positions(positions, (9, 9), (2, 6), 256.0)
-    pairs, other = (blocks._ROTATIONS[name](x, rotation) for name in ("pairs", form))
+    pairs, other = (blocks.ROTATIONS[name](x, rotation) for name in ("pairs", form))
     np.testing.assert_allclose(pairs, other, atol=1e-6)
     assert np.abs(np.asarray(pairs) - x).max() > 0.1
 
 
 def test_called_as_in_diffusers(both):
     network, model = both
-    given = inputs((5, 40))
+    given = z_image_inputs((5, 40))
     latents = [torch.tensor(x)[:, None] for x in given.latents]
     captions = list(map(torch.tensor, given.captions))
     expected = network(latents, torch.tensor(given.times), captions).sample
@@ -128,8 +128,8 @@ def test_saved_and_read_by_diffusers(both, tmp_path):
     network, model = both
     save_network(model, tmp_path)
     again = diffusers.ZImageTransformer2DModel.from_pretrained(tmp_path)
-    given = inputs((7,))
-    np.testing.assert_array_equal(upstream(again, given), upstream(network, given))
+    given = z_image_inputs((7,))
+    np.testing.assert_array_equal(upstream_z_image(again, given), upstream_z_image(network, given))
     assert again.config.all_patch_size in ([2], (2,))
 
 
@@ -149,7 +149,7 @@ def test_other_configs_are_refused(changes, message):
 
 def test_more_positions_than_there_are_is_an_error(both):
     _, model = both
-    given = inputs((5,), (66, 4))
+    given = z_image_inputs((5,), (66, 4))
     with pytest.raises(ValueError, match="33 rows of patches are more than axes_lens"):
         predict(model, given)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from offline.runs import errors, files, pictures, pixels, run, settings, shards
 from PIL import Image
+from support.offline_runs import errors, files, pictures, pixels, run, settings, shards
 
 import diffusax
 from diffusax import offline

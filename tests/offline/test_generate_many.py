@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-from offline.runs import errors, files, pictures, shards
 from PIL import Image
-from tiny import build_stable_diffusion
+from support.offline_runs import errors, files, pictures, shards
+from support.tiny import build_stable_diffusion
 
 import diffusax
 from diffusax import offline

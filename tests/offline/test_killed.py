@@ -7,11 +7,8 @@ import random
 import signal
 import socket
 
-import fluxes
-import kleins
 import pytest
-import z_images
-from offline.runs import (
+from support.offline_runs import (
     errors,
     files,
     finish,
@@ -24,7 +21,8 @@ from offline.runs import (
     until,
     wait_for,
 )
-from tiny import build_stable_diffusion
+from support.tiny import build_stable_diffusion
+from support.tiny_transformers import flux_pipeline, klein_pipeline, z_image_pipeline
 
 OPTIONS = ["--steps", 2, "--batch-size", 4, "--images-per-shard", 8]
 
@@ -113,10 +111,10 @@ def test_a_killed_run_makes_each_picture_once(tmp_path, model, prompts, undistur
 
 
 TRANSFORMERS = {
-    "flux": fluxes.pipeline,
+    "flux": flux_pipeline,
     # The hidden states that it reads by default.
-    "klein": functools.partial(kleins.pipeline, layers=28),
-    "z-image": z_images.pipeline,
+    "klein": functools.partial(klein_pipeline, layers=28),
+    "z-image": z_image_pipeline,
 }
 
 

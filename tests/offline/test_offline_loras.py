@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from adapted import random_adapter
-from offline.runs import files, pictures, pixels, run
+from support.adapted import random_adapter
+from support.offline_runs import files, pictures, pixels, run
 
 import diffusax
 from diffusax import offline

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from offline.runs import errors, files, finish, pictures, settled, shards, start
-from tiny import build_stable_diffusion
+from support.offline_runs import errors, files, finish, pictures, settled, shards, start
+from support.tiny import build_stable_diffusion
 
 import diffusax
 from diffusax import offline

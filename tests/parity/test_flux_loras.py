@@ -1,16 +1,21 @@
 """LoRA files for FLUX.1 and FLUX.2 in the formats that are shipped, read live by diffusers, too."""
 
-import fluxes
-import kleins
 import numpy as np
 import pytest
 import torch
 from diffusers.loaders import lora_pipeline
-from effort import few
-from lora_files import layers_of, numbers
-from pairs import Pair, mask, picture
 from safetensors.torch import load_file, save_file
-from upstream_widths import for_tiny
+from support.effort import few
+from support.lora_files import layers_of, numbers
+from support.pairs import Pair, mask, picture
+from support.tiny_transformers import (
+    FLUX_FILL,
+    FLUX_SIZE,
+    KLEIN_CALL,
+    flux_pipeline,
+    klein_pipeline,
+)
+from support.upstream_widths import for_tiny
 
 import diffusax
 from diffusax.checkpoints.original.transformers import adapter_names, transformer_names
@@ -19,7 +24,7 @@ from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines.components.adapters import adaptable_networks
 
 RANK, ALPHA = 4, 3.0
-CALLS = {"flux": fluxes.SIZE, "klein": kleins.CALL}
+CALLS = {"flux": FLUX_SIZE, "klein": KLEIN_CALL}
 BLOCKS = ("double_blocks.", "single_blocks.")
 LAST = "final_layer.adaLN_modulation.1"
 
@@ -32,7 +37,7 @@ def both(tmp_path_factory):
     def make(kind):
         if kind not in found:
             folder = tmp_path_factory.mktemp(kind)
-            theirs = (fluxes if kind == "flux" else kleins).pipeline(folder)
+            theirs = (flux_pipeline if kind == "flux" else klein_pipeline)(folder)
             ours = diffusax.DiffusionPipeline.from_pretrained(folder)
             ours.set_progress_bar_config(disable=True)
             found[kind] = theirs, ours
@@ -383,17 +388,17 @@ def test_each_image_has_adapters_and_weights_of_its_own(both, tmp_path):
 
 
 def test_a_lora_of_dev_changes_fill(tmp_path):
-    theirs = fluxes.pipeline(tmp_path, "FluxFillPipeline", **fluxes.FILL)
+    theirs = flux_pipeline(tmp_path, "FluxFillPipeline", **FLUX_FILL)
     ours = diffusax.DiffusionPipeline.from_pretrained(tmp_path)
     ours.set_progress_bar_config(disable=True)
     names = ("x_embedder", "transformer_blocks.0.attn.to_q")
     layers = random_pairs({names[0]: [(64, 24)], names[1]: [(24, 24)]})
     call = {"image": picture(1, 40, 24), "mask_image": mask(2, 40, 24), "prompt": "a hat"}
     pair = Pair(theirs, ours)
-    before, _ = pair.draw(**call, **fluxes.SIZE)
+    before, _ = pair.draw(**call, **FLUX_SIZE)
     for pipe in (theirs, ours):
         pipe.load_lora_weights(written(layers, "transformer."))
-    assert np.abs(pair.check(**call, **fluxes.SIZE) - before).max() > 0.01
+    assert np.abs(pair.check(**call, **FLUX_SIZE) - before).max() > 0.01
 
 
 def test_fusing_leaves_the_text_encoders_alone(both):
@@ -401,17 +406,17 @@ def test_fusing_leaves_the_text_encoders_alone(both):
     layers = random_pairs({"transformer_blocks.0.attn.to_q": [(24, 24)]})
     encoder = random_pairs({"text_model.encoder.layers.0.self_attn.q_proj": [(16, 16)]})
     tensors = written(layers, "transformer.") | written(encoder, "text_encoder.")
-    plain, _ = pair.draw(prompt="a hat", **fluxes.SIZE)
+    plain, _ = pair.draw(prompt="a hat", **FLUX_SIZE)
     for pipe in (pair.reference, pair.ours):
         pipe.load_lora_weights(dict(tensors))
         pipe.fuse_lora(lora_scale=0.7)
     assert list(pair.ours.parts.fused) == ["transformer"]
-    fused = pair.check(prompt="a hat", **fluxes.SIZE)
+    fused = pair.check(prompt="a hat", **FLUX_SIZE)
     for pipe in (pair.reference, pair.ours):
         pipe.unfuse_lora(components=["transformer"])
         pipe.unload_lora_weights()
     assert np.abs(fused - plain).max() > 0.01
-    pair.check(prompt="a hat", **fluxes.SIZE)
+    pair.check(prompt="a hat", **FLUX_SIZE)
 
 
 @pytest.mark.parametrize("kind", CALLS)

@@ -4,8 +4,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from fluxes import FILL, SIZE, controlnet, pipeline
-from pairs import Pair, mask, picture, slow
+from support.pairs import Pair, mask, picture, slow
+from support.tiny_transformers import FLUX_FILL, FLUX_SIZE, flux_controlnet, flux_pipeline
 
 import diffusax
 
@@ -27,7 +27,7 @@ def pairs_of(tmp_path_factory):
             folder = tmp_path_factory.mktemp("flux")
             name = "FluxFillPipeline" if "in_channels" in changes else "FluxPipeline"
             made[key] = (
-                pipeline(folder, name, **changes),
+                flux_pipeline(folder, name, **changes),
                 diffusax.DiffusionPipeline.from_pretrained(folder),
             )
             made[key][1].set_progress_bar_config(disable=True)
@@ -45,12 +45,12 @@ def pairs_of(tmp_path_factory):
 def test_text_to_image_with_embedded_and_with_true_guidance(pairs_of):
     pair = pairs_of()
     assert type(pair.ours) is diffusax.FluxPipeline
-    plain = pair.check(prompt=PROMPTS, prompt_2=["a", "a house"], guidance_scale=2.0, **SIZE)
-    other = pair.check(prompt=PROMPTS, prompt_2=["a", "a house"], guidance_scale=3.5, **SIZE)
+    plain = pair.check(prompt=PROMPTS, prompt_2=["a", "a house"], guidance_scale=2.0, **FLUX_SIZE)
+    other = pair.check(prompt=PROMPTS, prompt_2=["a", "a house"], guidance_scale=3.5, **FLUX_SIZE)
     assert np.abs(plain - other).max() > 0.01
     negative = {"negative_prompt": ["blurry", ""], "negative_prompt_2": ["grey", "a hat"]}
-    guided = pair.check(prompt=PROMPTS, **negative, true_cfg_scale=2.5, **SIZE)
-    unguided = pair.check(prompt=PROMPTS, true_cfg_scale=2.5, **SIZE)
+    guided = pair.check(prompt=PROMPTS, **negative, true_cfg_scale=2.5, **FLUX_SIZE)
+    unguided = pair.check(prompt=PROMPTS, true_cfg_scale=2.5, **FLUX_SIZE)
     assert np.abs(guided - unguided).max() > 0.05
 
 
@@ -62,7 +62,7 @@ def test_text_to_image_with_embedded_and_with_true_guidance(pairs_of):
     ],
 )
 def test_schnell(pairs_of, call):
-    pairs_of(**SCHNELL).check(**{**SIZE, **call})
+    pairs_of(**SCHNELL).check(**{**FLUX_SIZE, **call})
 
 
 VELOCITY = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
@@ -85,13 +85,13 @@ DEV = {"shift": 3.0, "use_dynamic_shifting": True}
 def test_schedulers_of_other_methods_shift_by_the_size(pairs_of, name, changes):
     pair = pairs_of(**changes)
     with pair.scheduler(name, **VELOCITY):
-        pair.check(prompt=PROMPTS[1], **SIZE)
+        pair.check(prompt=PROMPTS[1], **FLUX_SIZE)
 
 
 @pytest.mark.slow
 def test_kontext_with_unipc_keeps_the_pipelines_own_noise_levels(pairs_of):
     pair = pairs_of("Kontext", schedule=DEV)
-    call = {"image": picture(1, 26, 50), "_auto_resize": False, "max_area": 30 * 40, **SIZE}
+    call = {"image": picture(1, 26, 50), "_auto_resize": False, "max_area": 30 * 40, **FLUX_SIZE}
     with pair.scheduler("UniPCMultistepScheduler", **VELOCITY):
         pair.check(prompt=PROMPTS[1], **call)
 
@@ -102,7 +102,7 @@ def test_heun_is_refused_where_the_shift_depends_on_the_size(pairs_of):
         pair.scheduler("FlowMatchHeunDiscreteScheduler"),
         pytest.raises(ValueError, match=r"cannot shift noise levels .*Heun\w+\(shift=3.0\)"),
     ):
-        pair.ours(prompt=PROMPTS[1], num_inference_steps=2, **SIZE)
+        pair.ours(prompt=PROMPTS[1], num_inference_steps=2, **FLUX_SIZE)
 
 
 def test_embeddings_and_packed_latents(pairs_of):
@@ -141,14 +141,14 @@ def test_arguments_that_diffusers_refuses_are_refused(pairs_of):
     }
     for message, call in calls.items():
         with pytest.raises(ValueError, match=message):
-            pair.ours(**call, **SIZE)
+            pair.ours(**call, **FLUX_SIZE)
         with pytest.raises(ValueError, match=r"Cannot forward both|must also be passed|have to"):
-            pair.reference(**call, **SIZE)
+            pair.reference(**call, **FLUX_SIZE)
 
 
 def test_a_rule_of_guidance_without_a_negative_prompt_is_refused(pairs_of):
     with pytest.raises(ValueError, match="give negative_prompt and a true_cfg_scale above 1"):
-        pairs_of().ours(prompt="a", guide=lambda predictions, step: predictions[0], **SIZE)
+        pairs_of().ours(prompt="a", guide=lambda predictions, step: predictions[0], **FLUX_SIZE)
 
 
 def test_a_callback_is_given_packed_latents_and_prompts(pairs_of):
@@ -156,7 +156,7 @@ def test_a_callback_is_given_packed_latents_and_prompts(pairs_of):
         assert tuple(tensors["latents"].shape) == (1, 60, 64)
         return {"latents": tensors["latents"] * 0.9, "prompt_embeds": tensors["prompt_embeds"] + 1}
 
-    call = {"prompt": PROMPTS[0], "negative_prompt": "a hat", "true_cfg_scale": 2.0, **SIZE}
+    call = {"prompt": PROMPTS[0], "negative_prompt": "a hat", "true_cfg_scale": 2.0, **FLUX_SIZE}
     inputs = {"callback_on_step_end_tensor_inputs": ["latents", "prompt_embeds"]}
     changed = pairs_of().check(**call, **inputs, callback_on_step_end=after)
     assert np.abs(changed - pairs_of().draw(**call)[1]).max() > 0.01
@@ -167,7 +167,7 @@ def test_a_callback_is_given_packed_latents_and_prompts(pairs_of):
     [{"strength": 0.6}, pytest.param({"strength": 0.9, "seed": [3, 4]}, marks=pytest.mark.slow)],
 )
 def test_image_to_image(pairs_of, more):
-    call = {"prompt": PROMPTS, "num_inference_steps": 4, **SIZE, **more}
+    call = {"prompt": PROMPTS, "num_inference_steps": 4, **FLUX_SIZE, **more}
     pairs_of("Img2Img").check(image=picture(1, 42, 26), **call)
 
 
@@ -202,9 +202,9 @@ def test_inpainting(pairs_of, more):
     call = {"image": picture(1, 40, 24), "mask_image": mask(2, 40, 24), "prompt": PROMPTS[1]}
     pair = pairs_of("Inpaint")
     if more.get("output_type") != "pil":
-        pair.check(**call, **SIZE, **more)
+        pair.check(**call, **FLUX_SIZE, **more)
         return
-    expected, actual = pair.draw(**call, **SIZE, **more)
+    expected, actual = pair.draw(**call, **FLUX_SIZE, **more)
     # Images of 8 bits: a number near a half is rounded to either side.
     assert np.abs(expected - actual).max() <= 1
 
@@ -213,12 +213,12 @@ def test_inpainting(pairs_of, more):
     "more", [{}, pytest.param({"strength": 0.7, "prompt": PROMPTS}, marks=pytest.mark.slow)]
 )
 def test_fill(pairs_of, more):
-    pair = pairs_of(**FILL)
+    pair = pairs_of(**FLUX_FILL)
     assert type(pair.ours) is diffusax.FluxFillPipeline
     call = {"image": picture(1, 40, 24), "mask_image": mask(2, 40, 24), "prompt": PROMPTS[1]}
     # Its guidance of 30 is a sinusoid of 30,000, of which each digit of a frequency counts.
-    found = pair.check(**{**call, **SIZE, **more}, tolerance=1e-5 if MKL else 1e-4)
-    other = pair.check(**{**call, **SIZE, **more}, guidance_scale=3.5)
+    found = pair.check(**{**call, **FLUX_SIZE, **more}, tolerance=1e-5 if MKL else 1e-4)
+    other = pair.check(**{**call, **FLUX_SIZE, **more}, guidance_scale=3.5)
     assert np.abs(found - other).max() > 1e-3
 
 
@@ -240,7 +240,7 @@ def test_fill(pairs_of, more):
     ],
 )
 def test_kontext(pairs_of, more):
-    call = {"prompt": PROMPTS[1], "max_area": 30 * 40, **SIZE, **more}
+    call = {"prompt": PROMPTS[1], "max_area": 30 * 40, **FLUX_SIZE, **more}
     found = pairs_of("Kontext").check(**call)
     assert found.shape[1:3] == (24, 44)
 
@@ -278,7 +278,7 @@ def test_kontext(pairs_of, more):
     ],
 )
 def test_controlnets(steered, changes, call):
-    steered(*changes).check(**call, **SIZE)
+    steered(*changes).check(**call, **FLUX_SIZE)
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ def steered(pairs_of, tmp_path):
     def made(*changes, several=None):
         pair, theirs, ours = pairs_of(), [], []
         for i, change in enumerate(changes):
-            theirs.append(controlnet(**change))
+            theirs.append(flux_controlnet(**change))
             theirs[-1].save_pretrained(tmp_path / str(i))
             ours.append(diffusax.FluxControlNetModel.from_pretrained(tmp_path / str(i)))
         if not (len(changes) > 1 if several is None else several):
@@ -307,7 +307,7 @@ def test_a_callback_changes_what_a_controlnet_sees_and_reads(steered):
         assert tuple(tensors["control_image"].shape) == (1, 60, 64)
         return {name: 0.5 * tensors[name] for name in ("control_image", "prompt_embeds")}
 
-    call = {"prompt": PROMPTS[1], "control_image": picture(1, 40, 24), **SIZE}
+    call = {"prompt": PROMPTS[1], "control_image": picture(1, 40, 24), **FLUX_SIZE}
     names = ["control_image", "prompt_embeds"]
     inputs = {"callback_on_step_end_tensor_inputs": names, "callback_on_step_end": after}
     pair = steered({})
@@ -323,7 +323,7 @@ def test_a_controlnet_that_knows_several_kinds_sees_several_images(steered):
         "controlnet_conditioning_scale": [0.5, 0.8],
         "control_guidance_start": [0.0, 0.0],
         "control_guidance_end": [1.0, 0.6],
-        **SIZE,
+        **FLUX_SIZE,
     }
     steered({"num_mode": 3}, several=True).check(**call)
 
@@ -331,9 +331,9 @@ def test_a_controlnet_that_knows_several_kinds_sees_several_images(steered):
 def test_kontext_resizes_the_image_to_a_size_of_its_training():
     from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
-    from diffusax.pipelines.tasks.flux import _KONTEXT_SIZES
+    from diffusax.pipelines.tasks.flux import KONTEXT_SIZES
 
-    assert sorted(_KONTEXT_SIZES) == sorted((h, w) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
+    assert sorted(KONTEXT_SIZES) == sorted((h, w) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
 
 
 def test_encode_prompt(pairs_of):

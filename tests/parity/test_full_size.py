@@ -3,15 +3,14 @@
 import gc
 
 import diffusers
-import fluxes
 import jax
 import numpy as np
 import pytest
 import torch
 import transformers
-import z_images
 from full_size import FLUX_DEV, QWEN3_4B, SD1, SD2, SDXL, T5_XXL, VAE, VIT_H, VIT_L, Z_IMAGE
-from tiny import randomize
+from support.tiny import randomize
+from support.tiny_transformers import flux_inputs, upstream_flux, upstream_z_image, z_image_inputs
 
 from diffusax.models.transformers.flux import image_rotation
 from diffusax.networks import load_network
@@ -142,21 +141,21 @@ def test_a_layer_of_a_language_model(tmp_path, model_class, config):
 def test_a_block_of_each_kind_of_flux(tmp_path):
     reference = diffusers.FluxTransformer2DModel(**FLUX_DEV, num_layers=1, num_single_layers=1)
     network = load(reference, tmp_path)
-    given = fluxes.inputs(2, (12, 20), 64, text_width=4096, pooled_width=768)
+    given = flux_inputs(2, (12, 20), 64, text_width=4096, pooled_width=768)
     rotation = image_rotation(network.config.axes_dims_rope, 64, given.size)
     call = given.tokens, given.times, given.text, given.pooled, rotation, given.scales
     actual = jax.jit(network.apply)(network.params, *call)
-    assert_close(actual, torch.tensor(fluxes.upstream(reference, given)))
+    assert_close(actual, torch.tensor(upstream_flux(reference, given)))
 
 
 def test_a_block_of_each_kind_of_z_image(tmp_path):
     changes = {"n_layers": 1, "n_refiner_layers": 1, "axes_lens": list(Z_IMAGE["axes_lens"])}
     reference = diffusers.ZImageTransformer2DModel(**changes)
     network = load(reference, tmp_path)
-    given = z_images.inputs((40, 77), (24, 40), 2560)
+    given = z_image_inputs((40, 77), (24, 40), 2560)
     x = given.latents.transpose(0, 2, 3, 1)
     actual = jax.jit(network.apply)(network.params, x, given.times, *given.padded)
-    assert_close(actual, torch.tensor(z_images.upstream(reference, given)))
+    assert_close(actual, torch.tensor(upstream_z_image(reference, given)))
 
 
 @torch.no_grad()

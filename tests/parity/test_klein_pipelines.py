@@ -6,9 +6,9 @@ import pytest
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.flux2 import pipeline_flux2_klein
-from effort import first
-from kleins import CALL, SIZE, pipeline
-from pairs import Pair, mask, picture, slow
+from support.effort import first
+from support.pairs import Pair, mask, picture, slow
+from support.tiny_transformers import KLEIN_CALL, KLEIN_SIZE, klein_pipeline
 
 import diffusax
 from diffusax.pipelines.families.flux2 import empirical_mu
@@ -28,7 +28,7 @@ def pairs_of(tmp_path_factory):
         key = tuple(options.items())
         if key not in made:
             folder = tmp_path_factory.mktemp("klein")
-            reference = pipeline(folder, **options)
+            reference = klein_pipeline(folder, **options)
             ours = diffusax.DiffusionPipeline.from_pretrained(folder)
             ours.set_progress_bar_config(disable=True)
             made[key] = Pair(reference, ours)
@@ -40,14 +40,14 @@ def pairs_of(tmp_path_factory):
 def test_text_to_image_with_guidance_and_without(pairs_of):
     pair = pairs_of()
     assert type(pair.ours) is diffusax.Flux2KleinPipeline
-    guided = pair.check(prompt=PROMPTS, **CALL)
-    plain = pair.check(prompt=PROMPTS, guidance_scale=1.0, **CALL)
+    guided = pair.check(prompt=PROMPTS, **KLEIN_CALL)
+    plain = pair.check(prompt=PROMPTS, guidance_scale=1.0, **KLEIN_CALL)
     assert np.abs(guided - plain).max() > 0.05
 
 
 @pytest.mark.parametrize("images", [IMAGES, slow(IMAGES[0])], ids=["several", "one"])
 def test_images_to_look_at(pairs_of, images):
-    call = {k: v for k, v in CALL.items() if k not in ("height", "width")}
+    call = {k: v for k, v in KLEIN_CALL.items() if k not in ("height", "width")}
     seen = pairs_of().check(image=images, prompt=PROMPTS[1], num_inference_steps=2, **call)
     # Of the size of the first, whose borders are cut off.
     assert seen.shape == (1, 88, 64, 3)
@@ -59,7 +59,7 @@ def test_images_to_look_at_in_tiles(pairs_of):
     for pipe in (pair.reference, pair.ours):
         pipe.vae.enable_tiling()
     try:
-        call = {**CALL, "height": 96, "width": 128, "num_inference_steps": 2}
+        call = {**KLEIN_CALL, "height": 96, "width": 128, "num_inference_steps": 2}
         pair.check(image=picture(1, 128, 96), prompt=PROMPTS[1], **call)
     finally:
         for pipe in (pair.reference, pair.ours):
@@ -75,7 +75,7 @@ def test_images_to_look_at_in_tiles(pairs_of):
     ],
 )
 def test_arguments(pairs_of, call):
-    pairs_of().check(**{"prompt": PROMPTS, **CALL, **call})
+    pairs_of().check(**{"prompt": PROMPTS, **KLEIN_CALL, **call})
 
 
 def test_given_latents_and_embeddings(pairs_of):
@@ -85,7 +85,7 @@ def test_given_latents_and_embeddings(pairs_of):
         "prompt_embeds": torch.randn(2, 64, 48, generator=generator),
         "negative_prompt_embeds": torch.randn(2, 64, 48, generator=generator),
     }
-    pairs_of().check(**given, **CALL)
+    pairs_of().check(**given, **KLEIN_CALL)
 
 
 def test_callbacks_see_latents_as_tokens(pairs_of):
@@ -95,7 +95,7 @@ def test_callbacks_see_latents_as_tokens(pairs_of):
         seen.append(tensors["latents"])
         return {"latents": 0.9 * tensors["latents"]}
 
-    pairs_of().check(prompt=PROMPTS, callback_on_step_end=after, **CALL)
+    pairs_of().check(prompt=PROMPTS, callback_on_step_end=after, **KLEIN_CALL)
     theirs, ours = seen[:4], seen[4:]
     for x, y in zip(theirs, ours, strict=True):
         np.testing.assert_allclose(y, x, atol=1e-4)
@@ -105,7 +105,11 @@ def test_callbacks_change_the_prompts_and_not_the_negative_ones(pairs_of):
     def halve(pipe, step, timestep, tensors):
         return {"prompt_embeds": 0.5 * tensors["prompt_embeds"]}
 
-    call = {"prompt": PROMPTS[1], "callback_on_step_end_tensor_inputs": ["prompt_embeds"], **CALL}
+    call = {
+        "prompt": PROMPTS[1],
+        "callback_on_step_end_tensor_inputs": ["prompt_embeds"],
+        **KLEIN_CALL,
+    }
     changed = pairs_of().check(**call, callback_on_step_end=halve)
     assert np.abs(changed - pairs_of().draw(**call)[1]).max() > 0.01
 
@@ -113,8 +117,8 @@ def test_callbacks_change_the_prompts_and_not_the_negative_ones(pairs_of):
 def test_a_distilled_checkpoint_ignores_the_scale(pairs_of):
     pair = pairs_of(is_distilled=True)
     assert pair.ours.config["is_distilled"]
-    _, scaled = pair.draw(prompt=PROMPTS, guidance_scale=4.0, **CALL)
-    plain = pair.check(prompt=PROMPTS, guidance_scale=1.0, **CALL)
+    _, scaled = pair.draw(prompt=PROMPTS, guidance_scale=4.0, **KLEIN_CALL)
+    plain = pair.check(prompt=PROMPTS, guidance_scale=1.0, **KLEIN_CALL)
     assert np.abs(scaled - plain).max() < 1e-4
 
 
@@ -130,14 +134,14 @@ def test_the_shift_for_a_size_and_steps(tokens):
     "options", [{"use_dynamic_shifting": False}, {"time_shift_type": "linear"}]
 )
 def test_other_shifts(pairs_of, options):
-    pairs_of(**options).check(prompt=PROMPTS, num_inference_steps=7, **CALL)
+    pairs_of(**options).check(prompt=PROMPTS, num_inference_steps=7, **KLEIN_CALL)
 
 
 @pytest.mark.parametrize("name", ["DPMSolverMultistepScheduler", slow("UniPCMultistepScheduler")])
 def test_schedulers_of_other_methods_shift_by_the_size_and_the_steps(pairs_of, name):
     pair = pairs_of()
     with pair.scheduler(name, use_flow_sigmas=True, prediction_type="flow_prediction"):
-        pair.check(prompt=PROMPTS[1], **CALL)
+        pair.check(prompt=PROMPTS[1], **KLEIN_CALL)
 
 
 @pytest.mark.slow
@@ -171,7 +175,7 @@ REPAINT = {
     "image": picture(1, 42, 26),
     "mask_image": mask(2, 42, 26),
     "strength": 0.7,
-    **{k: v for k, v in CALL.items() if k not in SIZE},
+    **{k: v for k, v in KLEIN_CALL.items() if k not in KLEIN_SIZE},
 }
 """Of 6x10 latents: the borders of the image are no multiples of 4."""
 

@@ -5,9 +5,9 @@ import warnings
 import diffusers
 import numpy as np
 import pytest
-from lora_files import write_kohya, write_older, write_peft
-from pairs import NEGATIVES, PROMPTS, TOLERANCE, generators
-from tiny import build_stable_diffusion, build_stable_diffusion_xl
+from support.lora_files import write_kohya, write_older, write_peft
+from support.pairs import NEGATIVES, PROMPTS, TOLERANCE, generators
+from support.tiny import build_stable_diffusion, build_stable_diffusion_xl
 
 import diffusax
 from diffusax.checkpoints.original.unet import unet_names

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 import torch
-from lora_files import layers_of
-from pairs import PROMPTS, TOLERANCE, generators
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
-from tiny import build_stable_diffusion
+from support.lora_files import layers_of
+from support.pairs import PROMPTS, TOLERANCE, generators
+from support.tiny import build_stable_diffusion
 
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors

@@ -9,9 +9,9 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from effort import few
-from lora import ATTENTION, TEXT_ATTENTION
-from lora_training import ALPHA, add_trained, trained_tree
+from support.effort import few
+from support.lora import ATTENTION, TEXT_ATTENTION
+from support.lora_training import ALPHA, add_trained, trained_tree
 from test_training_conditions import (
     GRADIENT,
     LOSS,

@@ -4,8 +4,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from effort import few
-from tiny import build_stable_diffusion
+from support.effort import few
+from support.tiny import build_stable_diffusion
 
 import diffusax
 from diffusax import samplers

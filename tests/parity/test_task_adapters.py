@@ -3,9 +3,9 @@
 import diffusers
 import numpy as np
 import pytest
-from lora import ATTENTION, TEXT_ATTENTION, add_lora, lora_layers, weighed
-from pairs import NEGATIVES, PROMPTS, TOLERANCE, generators, picture
-from tiny import build_controlnet, build_stable_diffusion, build_stable_diffusion_xl
+from support.lora import ATTENTION, TEXT_ATTENTION, add_lora, lora_layers, weighed
+from support.pairs import NEGATIVES, PROMPTS, TOLERANCE, generators, picture
+from support.tiny import build_controlnet, build_stable_diffusion, build_stable_diffusion_xl
 
 import diffusax
 

@@ -1,8 +1,8 @@
 """ControlNets, one and several, in three tasks, against diffusers."""
 
 import pytest
-from effort import few
-from pairs import NEGATIVES, PROMPTS, mask, picture, slow
+from support.effort import few
+from support.pairs import NEGATIVES, PROMPTS, mask, picture, slow
 
 TEXT = {"prompt": PROMPTS, "negative_prompt": NEGATIVES, "num_inference_steps": 5}
 FROM_TEXT = {**TEXT, "image": [picture(11), picture(12)]}

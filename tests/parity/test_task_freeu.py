@@ -4,8 +4,8 @@ import contextlib
 
 import numpy as np
 import pytest
-from effort import few
-from pairs import NEGATIVES, PROMPTS, mask, picture
+from support.effort import few
+from support.pairs import NEGATIVES, PROMPTS, mask, picture
 
 from diffusax.runtime.programs.compilations import count_compilations
 

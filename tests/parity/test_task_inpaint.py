@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from effort import few
-from pairs import NEGATIVES, PROMPTS, generators, mask, picture, slow
+from support.effort import few
+from support.pairs import NEGATIVES, PROMPTS, generators, mask, picture, slow
 
 SD, XL = "StableDiffusionInpaintPipeline", "StableDiffusionXLInpaintPipeline"
 KINDS = {"sd": SD, "sd-inpaint": SD, "xl": XL, "xl-inpaint": XL}

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from effort import few
-from pairs import NEGATIVES, PROMPTS, generators, picture, slow
+from support.effort import few
+from support.pairs import NEGATIVES, PROMPTS, generators, picture, slow
 
 SD, XL = "StableDiffusionInstructPix2PixPipeline", "StableDiffusionXLInstructPix2PixPipeline"
 KINDS = {"sd-instruct": SD, "xl-instruct": XL, "xl-cosxl": XL}

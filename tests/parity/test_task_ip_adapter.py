@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers.image_processor import IPAdapterMaskProcessor
-from ip_adapters import load_both, set_both, write_ip_adapters
-from pairs import NEGATIVES, PROMPTS, TOLERANCE, generators, mask, picture
-from tiny import build_controlnet, build_stable_diffusion, build_stable_diffusion_xl
+from support.ip_adapters import load_both, set_both, write_ip_adapters
+from support.pairs import NEGATIVES, PROMPTS, TOLERANCE, generators, mask, picture
+from support.tiny import build_controlnet, build_stable_diffusion, build_stable_diffusion_xl
 
 import diffusax
 from diffusax import image_processor

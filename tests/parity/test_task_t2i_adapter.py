@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from effort import few, first
-from pairs import NEGATIVES, PROMPTS, picture
+from support.effort import few, first
+from support.pairs import NEGATIVES, PROMPTS, picture
 
 SD, XL = "StableDiffusionAdapterPipeline", "StableDiffusionXLAdapterPipeline"
 TEXT = {"prompt": PROMPTS, "negative_prompt": NEGATIVES, "num_inference_steps": 5}

@@ -7,8 +7,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from effort import few
-from pairs import NEGATIVES, PROMPTS, Pair, generators, picture, slow
+from support.effort import few
+from support.pairs import NEGATIVES, PROMPTS, Pair, generators, picture, slow
 
 import diffusax
 

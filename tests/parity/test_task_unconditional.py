@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 import torch
-from effort import few
-from pairs import Pair
-from tiny_unconditional import SCHEDULERS, build_unconditional
+from support.effort import few
+from support.pairs import Pair
+from support.tiny_unconditional import SCHEDULERS, build_unconditional
 
 import diffusax
 from diffusax.runtime.programs.compilations import count_compilations

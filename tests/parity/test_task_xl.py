@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from effort import few
-from pairs import NEGATIVES, PROMPTS, TOLERANCE, generators, picture, slow
+from support.effort import few
+from support.pairs import NEGATIVES, PROMPTS, TOLERANCE, generators, picture, slow
 
 TWO = {"prompt": PROMPTS, "negative_prompt": NEGATIVES}
 SIZES = {

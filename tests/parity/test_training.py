@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers.training_utils import compute_snr
-from tiny import build_stable_diffusion
+from support.tiny import build_stable_diffusion
 
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
 from diffusax.training.recipes.base_model import BaseModel

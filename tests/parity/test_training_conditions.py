@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers.training_utils import compute_snr
-from tiny import LEVELS, build_stable_diffusion, build_stable_diffusion_xl, randomize
+from support.tiny import LEVELS, build_stable_diffusion, build_stable_diffusion_xl, randomize
 
 from diffusax.checkpoints.tree import params_to_tensors
 from diffusax.models.network import Params

@@ -17,17 +17,17 @@ import pytest
 import torch
 from diffusers.training_utils import compute_snr
 from diffusers.utils import convert_state_dict_to_diffusers
-from effort import few
-from lora import ATTENTION, TEXT_ATTENTION
 from peft.utils import get_peft_model_state_dict
-from tiny import (
+from support.data_sets import picture
+from support.effort import few
+from support.lora import ATTENTION, TEXT_ATTENTION
+from support.tiny import (
     LEVELS,
     SMALLEST_UNET,
     SMALLEST_VAE,
     build_stable_diffusion,
     build_stable_diffusion_xl,
 )
-from training.pictures import picture
 
 from diffusax.training import (
     DreamBoothConfig,

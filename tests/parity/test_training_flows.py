@@ -14,8 +14,11 @@ import peft
 import pytest
 import torch
 from diffusers.utils import convert_state_dict_to_diffusers
-from effort import few
-from flow_training import (
+from peft.utils import get_peft_model_state_dict
+from safetensors.numpy import load_file
+from support.data_sets import edit_row, picture, row, write_image_folder, write_parquet
+from support.effort import few
+from support.flow_training import (
     FLOWS,
     SCALE,
     draw_batches,
@@ -24,11 +27,8 @@ from flow_training import (
     our_losses,
     torch_losses,
 )
-from lora import ATTENTION
-from lora_training import ALPHA, add_trained, trained_tree
-from peft.utils import get_peft_model_state_dict
-from safetensors.numpy import load_file
-from training.pictures import edit_row, picture, row, write_image_folder, write_parquet
+from support.lora import ATTENTION
+from support.lora_training import ALPHA, add_trained, trained_tree
 
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from effort import first
-from tiny_unconditional import UNET, build_unconditional
-from training.pictures import write_image_folder
+from support.data_sets import write_image_folder
+from support.effort import first
+from support.tiny_unconditional import UNET, build_unconditional
 
 from diffusax.training import (
     ImageDataConfig,

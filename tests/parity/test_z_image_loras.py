@@ -4,23 +4,23 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from effort import few
-from lora_files import layers_of, pair
 from safetensors.torch import save_file
-from z_images import SIZE, pipeline
+from support.effort import few
+from support.lora_files import layers_of, pair
+from support.tiny_transformers import Z_IMAGE_SIZE, z_image_pipeline
 
 import diffusax
 
 RANK = 4
 ENDS = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
 MORE = (*ENDS, "feed_forward.w1", "feed_forward.w2", "adaLN_modulation.0", "cap_embedder.1")
-CALL = {"num_inference_steps": 2, "guidance_scale": 0.0, "output_type": "np", **SIZE}
+CALL = {"num_inference_steps": 2, "guidance_scale": 0.0, "output_type": "np", **Z_IMAGE_SIZE}
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("z-image")
-    theirs = pipeline(folder)
+    theirs = z_image_pipeline(folder)
     ours = diffusax.DiffusionPipeline.from_pretrained(folder)
     ours.set_progress_bar_config(disable=True)
     return theirs, ours

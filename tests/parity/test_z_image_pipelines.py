@@ -6,8 +6,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from pairs import Pair, mask, picture
-from z_images import SIZE, pipeline
+from support.pairs import Pair, mask, picture
+from support.tiny_transformers import Z_IMAGE_SIZE, z_image_pipeline
 
 import diffusax
 
@@ -25,7 +25,7 @@ def pairs_of(tmp_path_factory):
         if key not in made:
             folder = tmp_path_factory.mktemp("z-image")
             made[key] = (
-                pipeline(folder, **scheduler),
+                z_image_pipeline(folder, **scheduler),
                 diffusax.DiffusionPipeline.from_pretrained(folder),
             )
             made[key][1].set_progress_bar_config(disable=True)
@@ -49,8 +49,8 @@ def embeds(*lengths, seed=0):
 def test_text_to_image_of_prompts_of_different_lengths(pairs_of):
     pair = pairs_of()
     assert type(pair.ours) is diffusax.ZImagePipeline
-    guided = pair.check(prompt=PROMPTS, negative_prompt=["blurry", ""], **SIZE)
-    plain = pair.check(prompt=PROMPTS, guidance_scale=0.0, **SIZE)
+    guided = pair.check(prompt=PROMPTS, negative_prompt=["blurry", ""], **Z_IMAGE_SIZE)
+    plain = pair.check(prompt=PROMPTS, guidance_scale=0.0, **Z_IMAGE_SIZE)
     assert np.abs(guided - plain).max() > 0.05
 
 
@@ -63,7 +63,7 @@ def test_text_to_image_of_prompts_of_different_lengths(pairs_of):
     ],
 )
 def test_arguments_of_guidance_and_noise(pairs_of, call):
-    pairs_of().check(**{"prompt": PROMPTS, **call}, **SIZE)
+    pairs_of().check(**{"prompt": PROMPTS, **call}, **Z_IMAGE_SIZE)
 
 
 def test_a_callback_turns_guidance_off(pairs_of):
@@ -71,7 +71,7 @@ def test_a_callback_turns_guidance_off(pairs_of):
         pipe._guidance_scale = 3.0 if step == 0 else 0.0
         return tensors
 
-    call = {"prompt": PROMPTS, "negative_prompt": ["blurry", ""], **SIZE}
+    call = {"prompt": PROMPTS, "negative_prompt": ["blurry", ""], **Z_IMAGE_SIZE}
     changed = pairs_of().check(**call, callback_on_step_end=after)
     assert np.abs(changed - pairs_of().draw(**call)[1]).max() > 0.01
 
@@ -87,23 +87,23 @@ def test_a_callback_changes_prompts_and_masks(pairs_of):
     def inputs(name, after):
         return {"callback_on_step_end": after, "callback_on_step_end_tensor_inputs": [name]}
 
-    call = {"prompt": PROMPTS, **SIZE}
+    call = {"prompt": PROMPTS, **Z_IMAGE_SIZE}
     changed = pairs_of().check(**call, **inputs("prompt_embeds", shift))
     assert np.abs(changed - pairs_of().draw(**call)[1]).max() > 0.01
     call = {"image": picture(1, 40, 24), "mask_image": mask(2, 40, 24), "prompt": PROMPTS[1]}
     pairs_of("Inpaint").check(**call, guidance_scale=0.0, **inputs("mask", mask_nothing))
     one = inputs("prompt_embeds", lambda *_: {"prompt_embeds": [np.ones(3)]})
     with pytest.raises(ValueError, match=r"must keep the shapes \[\(\d+, 24\)\]"):
-        pairs_of().ours(PROMPTS[1], **one, **SIZE)
+        pairs_of().ours(PROMPTS[1], **one, **Z_IMAGE_SIZE)
 
 
 def test_embeddings_of_different_lengths_and_shifts_that_depend_on_the_size(pairs_of):
     given = {"prompt_embeds": embeds(7, 40), "negative_prompt_embeds": embeds(70, 3, seed=1)}
-    pairs_of(**DYNAMIC).check(**given, **SIZE)
+    pairs_of(**DYNAMIC).check(**given, **Z_IMAGE_SIZE)
 
 
 def test_guided_embeddings_without_negative_ones_are_refused(pairs_of):
-    pair, given = pairs_of(), {"prompt_embeds": embeds(7), **SIZE}
+    pair, given = pairs_of(), {"prompt_embeds": embeds(7), **Z_IMAGE_SIZE}
     for pipe in (pair.reference, pair.ours):
         with pytest.raises(ValueError, match=r"negative_prompt_embeds.* must"):
             pipe(**given)
@@ -116,7 +116,7 @@ def test_steps_of_consistency_models(pairs_of, monkeypatch):
         # diffusers' pipeline leaves the noise of steps to PyTorch's global generator.
         step = functools.partial(pair.reference.scheduler.step, generator=generator)
         monkeypatch.setattr(pair.reference.scheduler, "step", step)
-        call = {"prompt": PROMPTS[1], "guidance_scale": 0.0, "output_type": "np", **SIZE}
+        call = {"prompt": PROMPTS[1], "guidance_scale": 0.0, "output_type": "np", **Z_IMAGE_SIZE}
         expected = pair.reference(generator=generator, num_inference_steps=4, **call).images
         found = pair.ours(generator=7, num_inference_steps=4, **call).images
     np.testing.assert_allclose(found, expected, atol=1e-4)

@@ -4,16 +4,17 @@ import json
 import logging
 import os
 import shutil
-from unittest import mock
 
 import fits_table
 import jax
 import numpy as np
 import pytest
-from effort import first
 from jax import export
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
+from support.compiled_programs import compiled_programs
+from support.effort import first
+from support.many_devices import split_small_arrays
 
 import diffusax
 from diffusax.models.ops.attention import attention
@@ -50,7 +51,7 @@ def requests(pipe, b=1, size=None, mesh=None, **arguments):
     return ahead.requests(pipe.parts, pipe.task, call, mesh)
 
 
-def test_what_was_compiled_ahead_is_used(pipe, monkeypatch):
+def test_what_was_compiled_ahead_is_used(pipe):
     expected = pipe("a frog", num_images_per_prompt=2, **CALL).images
     pipe("a frog", **CALL)
     jax.clear_caches()
@@ -60,12 +61,11 @@ def test_what_was_compiled_ahead_is_used(pipe, monkeypatch):
         "denoise": 2,
         "decode": 2,
     }
-    for program in PROGRAMS.values():
-        monkeypatch.setattr(program, "bounded", None)
-    again = pipe("a frog", num_images_per_prompt=2, **CALL).images
-    np.testing.assert_allclose(again, expected, atol=1e-5)
-    pipe("a boat", **CALL, guidance_scale=3.0)
-    monkeypatch.undo()
+    with compiled_programs() as compiled:
+        again = pipe("a frog", num_images_per_prompt=2, **CALL).images
+        np.testing.assert_allclose(again, expected, atol=1e-5)
+        pipe("a boat", **CALL, guidance_scale=3.0)
+    assert compiled == []
     with pytest.raises(ValueError, match=r"StableDiffusionPipeline: .*sharpness"):
         pipe.compile(sharpness=3)
 
@@ -248,7 +248,7 @@ def test_memory_on_devices_that_are_elsewhere(pipe):
     pytest.importorskip("libtpu")
     sizes = {name: sum(x.nbytes for x in jax.tree.leaves(p)) for name, p in pipe.params.items()}
     for mesh, parts in (("data=2", 1), ("data=1,fsdp=2", 2)):
-        with mock.patch("diffusax.runtime.devices.mesh.MIN_SHARDED_SIZE", 0):
+        with split_small_arrays():
             report = pipe.memory("v5e:2x2", mesh=mesh, batch_size=2, guidance_scale=3.0)
         whole = report["pipeline"]
         assert whole["fits"]

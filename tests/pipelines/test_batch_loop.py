@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from adapted import random_adapter
+from support.adapted import random_adapter
 
 import diffusax
 from diffusax.batch import programs as programs

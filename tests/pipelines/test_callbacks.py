@@ -3,7 +3,7 @@
 import diffusers.callbacks
 import numpy as np
 import pytest
-from pairs import generators
+from support.pairs import generators
 
 import diffusax
 from diffusax import callbacks

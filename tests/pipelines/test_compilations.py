@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from effort import first
-from pairs import mask, picture
+from support.effort import first
+from support.pairs import mask, picture
 
 import diffusax
 from diffusax import samplers

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from pairs import slow
+from support.pairs import slow
 
 import diffusax
 from diffusax.pipelines.plan.arguments import check_call

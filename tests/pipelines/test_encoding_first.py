@@ -3,21 +3,21 @@
 import jax
 import numpy as np
 import pytest
-from tiny import build_stable_diffusion
-from z_images import LANGUAGE, SIZE, pipeline
+from support.tiny import build_stable_diffusion
+from support.tiny_transformers import Z_IMAGE_LANGUAGE, Z_IMAGE_SIZE, z_image_pipeline
 
 import diffusax
 from diffusax.cli.console import main
 from diffusax.pipelines.components import loading
 
 PROMPTS = ["a red apple", "an old house on a hill by the sea, and two dogs that run before it"]
-CALL = {"num_inference_steps": 2, "seed": 3, "output_type": "np", **SIZE}
+CALL = {"num_inference_steps": 2, "seed": 3, "output_type": "np", **Z_IMAGE_SIZE}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     found = tmp_path_factory.mktemp("z-image")
-    pipeline(found)
+    z_image_pipeline(found)
     return found
 
 
@@ -28,7 +28,7 @@ def opened(folder, **options):
 
 
 def test_the_text_encoder_is_gone_before_the_transformer_is_read(folder, monkeypatch):
-    table = LANGUAGE["vocab_size"], LANGUAGE["hidden_size"]
+    table = Z_IMAGE_LANGUAGE["vocab_size"], Z_IMAGE_LANGUAGE["hidden_size"]
     load, seen = loading.load_network, {}
 
     def watched(path, **options):

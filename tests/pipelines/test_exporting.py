@@ -6,9 +6,14 @@ import sys
 
 import numpy as np
 import pytest
-from pairs import slow
 from PIL import Image
-from tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion, build_stable_diffusion_xl
+from support.pairs import slow
+from support.tiny import (
+    SMALLEST_UNET,
+    SMALLEST_VAE,
+    build_stable_diffusion,
+    build_stable_diffusion_xl,
+)
 
 import diffusax
 from diffusax.cli.console import main

@@ -1,22 +1,19 @@
 """Transformers on several devices: tokens, parameters, images, and text encoders elsewhere."""
 
-from pathlib import Path
-
-import fluxes
 import jax
-import kleins
 import pytest
-import z_images
 from jax.sharding import Mesh
-from many_devices import run_on_devices
+from support.many_devices import run_on_devices
+from support.runs import RUNS
+from support.tiny_transformers import flux_pipeline, klein_pipeline, z_image_pipeline
 
 from diffusax.runtime.devices.mesh import batch_size, check_processes, make_mesh
 
 # The last arguments are those of calls.
 FAMILIES = {
-    "z-image": (z_images.pipeline, ()),
-    "flux": (fluxes.pipeline, ("max_sequence_length=32",)),
-    "klein": (kleins.pipeline, ("text_encoder_out_layers=(1,2,3)", "max_sequence_length=64")),
+    "z-image": (z_image_pipeline, ()),
+    "flux": (flux_pipeline, ("max_sequence_length=32",)),
+    "klein": (klein_pipeline, ("text_encoder_out_layers=(1,2,3)", "max_sequence_length=64")),
 }
 
 
@@ -25,7 +22,7 @@ FAMILIES = {
 def test_tokens_over_eight_devices_give_the_same_images(tmp_path, name):
     build, options = FAMILIES[name]
     build(tmp_path)
-    script = Path(__file__).with_name("split_tokens.py")
+    script = RUNS / "split_tokens.py"
     found = run_on_devices(script, tmp_path, *options, devices=8)
     assert found == ["data=1,context=8", "data=2,context=2,tensor=2"]
 
@@ -34,7 +31,7 @@ def test_tokens_over_eight_devices_give_the_same_images(tmp_path, name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_parameters_and_images_over_four_devices_give_the_same_images(tmp_path, name):
     FAMILIES[name][0](tmp_path)
-    found = run_on_devices(Path(__file__).with_name("family_on_mesh.py"), name, tmp_path)
+    found = run_on_devices(RUNS / "family_on_mesh.py", name, tmp_path)
     assert found == ["data=2,tensor=2", "data=2,fsdp=2"]
 
 
@@ -43,7 +40,7 @@ def test_parameters_and_images_over_four_devices_give_the_same_images(tmp_path, 
 def test_text_encoders_on_devices_of_their_own_give_the_same_images(tmp_path, name):
     build, options = FAMILIES[name]
     build(tmp_path)
-    script = Path(__file__).with_name("encoders_apart.py")
+    script = RUNS / "encoders_apart.py"
     found = " ".join(run_on_devices(script, tmp_path, *options, devices=8))
     assert found.startswith("one and seven two and four one and one another class a running batch")
     last = "compiled ahead on devices that are elsewhere adapters generate_fn says no"

@@ -2,21 +2,21 @@
 
 import numpy as np
 import pytest
-from fluxes import FILL, SIZE, controlnet, pipeline
-from pairs import mask, picture
+from support.pairs import mask, picture
+from support.tiny_transformers import FLUX_FILL, FLUX_SIZE, flux_controlnet, flux_pipeline
 
 import diffusax
 from diffusax.pipelines.plan.arguments import check_call
 from diffusax.pipelines.tasks.tasks import image_to_image
 
 PROMPT = "an old house on a hill"
-KEPT = {"output_type": "np", **SIZE}
+KEPT = {"output_type": "np", **FLUX_SIZE}
 
 
 @pytest.fixture(scope="module")
 def pipe(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flux")
-    pipeline(folder)
+    flux_pipeline(folder)
     pipe = diffusax.AutoPipelineForText2Image.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     return pipe
@@ -40,7 +40,7 @@ def test_a_running_batch_of_images_to_look_at(pipe):
 
 @pytest.mark.slow
 def test_a_running_batch_with_a_controlnet(pipe, tmp_path):
-    controlnet().save_pretrained(tmp_path)
+    flux_controlnet().save_pretrained(tmp_path)
     net = diffusax.FluxControlNetModel.from_pretrained(tmp_path)
     steered = diffusax.AutoPipelineForText2Image.from_pipe(pipe, controlnet=net)
     assert type(steered) is diffusax.FluxControlNetPipeline
@@ -76,7 +76,7 @@ def test_filling_needs_a_network_for_it(pipe):
 
 
 def test_inpainting_with_a_checkpoint_for_filling_is_its_own_pipeline(tmp_path):
-    pipeline(tmp_path, "FluxFillPipeline", **FILL)
+    flux_pipeline(tmp_path, "FluxFillPipeline", **FLUX_FILL)
     pipe = diffusax.AutoPipelineForInpainting.from_pretrained(tmp_path)
     assert type(pipe) is diffusax.FluxFillPipeline
     assert type(diffusax.AutoPipelineForInpainting.from_pipe(pipe)) is diffusax.FluxFillPipeline
@@ -88,22 +88,22 @@ def test_inpainting_with_a_checkpoint_for_filling_is_its_own_pipeline(tmp_path):
 def test_what_flux_cannot_read_is_told(pipe):
     for name in ("ip_adapter_image", "negative_ip_adapter_image"):
         with pytest.raises(ValueError, match=f"^{name} must be None: there are no IP-Adapters"):
-            pipe(PROMPT, **{name: picture(1)}, **SIZE)
+            pipe(PROMPT, **{name: picture(1)}, **FLUX_SIZE)
     kontext = diffusax.FluxKontextPipeline.from_pipe(pipe)
     with pytest.raises(ValueError, match=r"even height and width \(got 13x21\)"):
-        kontext(np.zeros((1, 16, 13, 21), np.float32), PROMPT, max_area=24 * 40, **SIZE)
+        kontext(np.zeros((1, 16, 13, 21), np.float32), PROMPT, max_area=24 * 40, **FLUX_SIZE)
     embeds, pooled, _ = pipe.encode_prompt(PROMPT, max_sequence_length=9)
     given = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled, "negative_prompt": "a hat"}
     with pytest.raises(ValueError, match="max_sequence_length=9 reads texts of as many tokens"):
-        pipe(**given, true_cfg_scale=2.0, **SIZE)
+        pipe(**given, true_cfg_scale=2.0, **FLUX_SIZE)
 
 
 def test_texts_of_both_encoders_and_lengths_are_encoded_first(tmp_path):
-    pipeline(tmp_path)
+    flux_pipeline(tmp_path)
     texts = {"prompt": ["a red apple", "a"], "prompt_2": ["an apple", PROMPT]}
     texts |= {"negative_prompt": "a hat", "negative_prompt_2": "a house"}
     call = {"num_inference_steps": 2, "seed": 1, "true_cfg_scale": 2.0, **texts, **KEPT}
-    entries = ["a dog", {**texts, "max_sequence_length": SIZE["max_sequence_length"]}]
+    entries = ["a dog", {**texts, "max_sequence_length": FLUX_SIZE["max_sequence_length"]}]
     pipes = [
         diffusax.FluxPipeline.from_pretrained(tmp_path, **more)
         for more in ({"encode_first": entries}, {})

@@ -4,8 +4,8 @@ import diffusers
 import jax
 import numpy as np
 import pytest
-from pairs import mask, picture
-from tiny import (
+from support.pairs import mask, picture
+from support.tiny import (
     LATENT_STATISTICS,
     SMALLEST_UNET,
     SMALLEST_VAE,

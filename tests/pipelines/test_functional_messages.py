@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
+from support.tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 
 import diffusax
 

@@ -9,8 +9,8 @@ import signal
 import numpy as np
 import pytest
 import torch
-from effort import first
-from pairs import mask, picture
+from support.effort import first
+from support.pairs import mask, picture
 
 import diffusax
 from diffusax.pipelines.plan.arguments import Call

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers.guiders import AdaptiveProjectedGuidance, ClassifierFreeZeroStarGuidance
-from hooks import PAGE, defined
-from offline import runs
-from tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
+from support import offline_runs as runs
+from support.hooks import PAGE, defined
+from support.tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 
 import diffusax
 from diffusax.runtime.programs.compilations import count_compilations
@@ -309,7 +309,7 @@ def test_the_reference_has_what_hooks_need():
     pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs/api").glob("*.md"))
     documented = set(re.findall(r"^::: (\S+)", pages, re.M))
     codes = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
-    codes.append((ROOT / "tests/toy_family.py").read_text("utf-8"))
+    codes.append((ROOT / "tests/support/toy_family.py").read_text("utf-8"))
     hidden = set()
     for module, name in set().union(*map(imported, codes)):
         assert not name.startswith("_")

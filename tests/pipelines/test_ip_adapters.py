@@ -5,9 +5,9 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from effort import examples
-from ip_adapters import EMBED, build_image_encoder, write_ip_adapters
-from pairs import PROMPTS, picture
+from support.effort import examples
+from support.ip_adapters import EMBED, build_image_encoder, write_ip_adapters
+from support.pairs import PROMPTS, picture
 
 import diffusax
 from diffusax.runtime.programs.compilations import count_compilations

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 import torch
-from kleins import CALL, pipeline
-from lora import add_lora
-from pairs import mask, picture
 from peft import get_peft_model_state_dict
+from support.lora import add_lora
+from support.pairs import mask, picture
+from support.tiny_transformers import KLEIN_CALL, klein_pipeline
 
 import diffusax
 from diffusax.pipelines.pipeline import ahead
@@ -15,13 +15,13 @@ from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.serving.catalogue.entries import describe_model
 
 PROMPT = "an old house on a hill"
-KEPT = {"output_type": "np", **CALL}
+KEPT = {"output_type": "np", **KLEIN_CALL}
 
 
 @pytest.fixture(scope="module")
 def pipe(tmp_path_factory):
     folder = tmp_path_factory.mktemp("klein")
-    pipeline(folder)
+    klein_pipeline(folder)
     pipe = diffusax.AutoPipelineForText2Image.from_pretrained(folder)
     assert type(pipe) is diffusax.Flux2KleinPipeline
     pipe.set_progress_bar_config(disable=True)
@@ -56,7 +56,7 @@ def test_other_images_of_the_same_sizes_compile_nothing(pipe):
 
 @pytest.mark.slow
 def test_lora_files_of_diffusers(tmp_path):
-    reference = pipeline(tmp_path / "model")
+    reference = klein_pipeline(tmp_path / "model")
     pipe = diffusax.DiffusionPipeline.from_pretrained(tmp_path / "model")
     pipe.set_progress_bar_config(disable=True)
     add_lora(reference.transformer, "style", 3, ["to_q", "to_qkv_mlp_proj", "linear_out"])

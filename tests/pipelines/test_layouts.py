@@ -3,12 +3,13 @@
 import jax
 import numpy as np
 import pytest
-from adapted import random_adapter
+from support.adapted import random_adapter
+from support.compiled_programs import compiled_programs
 
 import diffusax
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices import layouts
-from diffusax.runtime.programs.program import PROGRAMS, forget_executables, key, lower
+from diffusax.runtime.programs.program import forget_executables, key, lower
 
 ORDER = (3, 0, 1, 2)
 CALL = {"num_inference_steps": 2, "output_type": "np", "seed": 1, "guidance_scale": 3.0}
@@ -64,15 +65,15 @@ def test_pictures_and_files_are_the_same(expected, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_program_that_is_compiled_ahead_takes_them(expected, monkeypatch, tmp_path):
+def test_a_program_that_is_compiled_ahead_takes_them(expected, tmp_path):
     pipe = loaded()
     pipe.compile(guidance_scale=CALL["guidance_scale"])
     pipe.save_compiled(tmp_path)
     forget_executables()
     assert pipe.load_compiled(tmp_path) == 3
-    for program in PROGRAMS.values():
-        monkeypatch.setattr(program, "bounded", None)
-    np.testing.assert_allclose(pipe("a frog", **CALL).images, expected, atol=1e-5)
+    with compiled_programs() as compiled:
+        np.testing.assert_allclose(pipe("a frog", **CALL).images, expected, atol=1e-5)
+    assert compiled == []
 
 
 def test_a_program_reads_kernels_in_their_order(monkeypatch):

@@ -6,10 +6,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from adapted import random_adapter
-from lora_files import write_kohya, write_peft
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support.adapted import random_adapter
+from support.lora_files import write_kohya, write_peft
 
 import diffusax
 from diffusax.batch.image import prepare_pictures

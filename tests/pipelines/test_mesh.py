@@ -14,6 +14,8 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
+from support.many_devices import run_on_devices
+from support.runs import RUNS
 
 import diffusax
 from diffusax.models import Network, UNet2DConditionConfig, UNet2DConditionModel
@@ -29,7 +31,6 @@ from diffusax.runtime.devices.mesh import (
 )
 from diffusax.training.loop.program import tensor_rules
 
-HERE = Path(__file__).parent
 MIXED = "data=2,fsdp=2,tensor=2"
 CASES = [f"control {MIXED}"]
 MORE = [
@@ -51,8 +52,8 @@ FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count="
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    from ip_adapters import write_ip_adapters
-    from tiny import build_asymmetric, build_checkpoint, build_controlnet, build_t2i_adapter
+    from support.ip_adapters import write_ip_adapters
+    from support.tiny import build_asymmetric, build_checkpoint, build_controlnet, build_t2i_adapter
 
     root = tmp_path_factory.mktemp("mesh")
     built = {
@@ -68,14 +69,7 @@ def root(tmp_path_factory):
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MORE, marks=pytest.mark.slow)])
 def test_eight_devices_draw_what_one_does(root, tmp_path, cases):
-    path = os.pathsep.join([str(HERE.parent), *sys.path])
-    done = subprocess.run(
-        [sys.executable, str(HERE / "mesh_run.py"), str(root), str(tmp_path / "out"), *cases],
-        env={**os.environ, "XLA_FLAGS": f"{FLAGS}8", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_devices(RUNS / "mesh_run.py", root, tmp_path / "out", *cases, devices=8)
     found = json.loads((tmp_path / "out").read_text())
     assert set(found["differences"]) == set(cases)
     assert max(found["differences"].values()) < 1e-4, found["differences"]
@@ -100,13 +94,7 @@ MORE_RUNNING = [f"text {MIXED}", f"control {MIXED}", "control data=4,fsdp=2", "r
 
 @pytest.mark.parametrize("cases", [RUNNING, pytest.param(MORE_RUNNING, marks=pytest.mark.slow)])
 def test_a_running_batch_on_eight_devices_equals_each_call_on_one(root, tmp_path, cases):
-    done = subprocess.run(
-        [sys.executable, str(HERE / "batch_on_mesh.py"), str(root), str(tmp_path / "out"), *cases],
-        env={**os.environ, "XLA_FLAGS": f"{FLAGS}8", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_devices(RUNS / "batch_on_mesh.py", root, tmp_path / "out", *cases, devices=8)
     found = json.loads((tmp_path / "out").read_text())
     assert set(found["differences"]) == set(cases)
     assert max(found["differences"].values()) < 1e-4, found["differences"]
@@ -120,7 +108,7 @@ def start(root: Path, folder: Path, mesh: str, *more: str) -> list[subprocess.Po
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     variables = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
-    script = [sys.executable, str(HERE / "processes_run.py"), str(root / "sd")]
+    script = [sys.executable, str(RUNS / "processes_run.py"), str(root / "sd")]
     return [
         subprocess.Popen(
             [*script, str(folder / f"{i}.npy"), mesh, str(5 + i), *more],
@@ -136,7 +124,7 @@ def start(root: Path, folder: Path, mesh: str, *more: str) -> list[subprocess.Po
 @pytest.mark.slow
 def test_two_processes_draw_their_own_images_and_neither_outlives_the_other(root, tmp_path):
     for i in range(2):
-        script = [str(HERE / "processes_run.py"), str(root / "sd")]
+        script = [str(RUNS / "processes_run.py"), str(root / "sd")]
         alone = [sys.executable, *script, str(tmp_path / f"alone{i}.npy"), "alone", str(5 + i)]
         subprocess.run(alone, check=True)
     first, second = start(root, tmp_path, "fsdp=4", "wait")

@@ -2,15 +2,15 @@
 
 import dataclasses
 import itertools
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from many_devices import run_on_devices
-from offline.runs import pictures, pixels, run
 from PIL import Image
-from toy_family import ToyImg2ImgPipeline, ToyPipeline, toy_pipeline
+from support.many_devices import run_on_devices
+from support.offline_runs import pictures, pixels, run
+from support.runs import RUNS
+from support.toy_family import ToyImg2ImgPipeline, ToyPipeline, toy_pipeline
 
 import diffusax
 from diffusax import offline
@@ -158,5 +158,5 @@ def test_the_whole_call_is_a_pure_function(pipe):
 
 @pytest.mark.slow
 def test_meshes():
-    found = run_on_devices(Path(__file__).with_name("new_family_on_mesh.py"))
+    found = run_on_devices(RUNS / "new_family_on_mesh.py")
     assert found == ["data=2,tensor=2", "data=2,fsdp=2"]

@@ -1,20 +1,15 @@
 """Components in the host's memory: the same bits, and off the device but for their turn."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from support.many_devices import run_on_devices
+from support.runs import RUNS
 
 import diffusax
 from diffusax.runtime.programs.compilations import count_compilations
-
-HERE = Path(__file__).parent
-FLAGS = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count="
 
 
 def test_parameters_on_the_host_give_the_same_bits_and_compile_nothing(tiny_checkpoints):
@@ -38,14 +33,7 @@ def test_parameters_on_the_host_give_the_same_bits_and_compile_nothing(tiny_chec
 @pytest.mark.slow
 def test_a_second_device_and_a_mesh(tiny_checkpoints, tmp_path):
     folder, _ = tiny_checkpoints.pipeline("sd")
-    path = os.pathsep.join([str(HERE.parent), *sys.path])
-    done = subprocess.run(
-        [sys.executable, str(HERE / "offload_run.py"), str(folder), str(tmp_path / "out")],
-        env={**os.environ, "XLA_FLAGS": f"{FLAGS}2", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_devices(RUNS / "offload_run.py", folder, tmp_path / "out", devices=2)
     found = json.loads((tmp_path / "out").read_text())
     device, mesh = found["device"], found["mesh"]
     assert device["moved"] > 0.95 * device["size"] > 6e6

@@ -10,10 +10,11 @@ import hypothesis
 import jax
 import numpy as np
 import pytest
-from adapted import random_adapter
-from effort import examples
 from hypothesis import strategies as st
-from mixtures import calls, picture
+from support.adapted import random_adapter
+from support.data_sets import smooth_picture
+from support.effort import examples
+from support.mixtures import calls
 
 import diffusax
 from diffusax import samplers
@@ -123,8 +124,8 @@ def test_a_random_mixture_equals_each_call_alone(pipes, batch, tasks, few, many)
 
 
 def test_after_the_first_of_a_kind_nothing_compiles(pipes, batch):
-    given = {"image": picture(0), "strength": 0.7}
-    masked = {**given, "mask_image": picture(1).convert("L")}
+    given = {"image": smooth_picture(0), "strength": 0.7}
+    masked = {**given, "mask_image": smooth_picture(1).convert("L")}
     for scale in (1.0, 4.0):
         kinds = [("text", {}), ("image", given), ("inpaint", masked)]
         for task, more in kinds:

@@ -2,9 +2,9 @@
 
 import diffusers
 import pytest
-from effort import first
-from pairs import NEGATIVES, PROMPTS, Pair, mask, picture
-from single_files import packed
+from support.effort import first
+from support.pairs import NEGATIVES, PROMPTS, Pair, mask, picture
+from support.single_files import packed
 
 import diffusax
 

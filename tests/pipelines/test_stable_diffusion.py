@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny import build_stable_diffusion
+from support.tiny import build_stable_diffusion
 
 import diffusax
 from diffusax import samplers

@@ -5,8 +5,8 @@ import inspect
 import jax
 import numpy as np
 import pytest
-from effort import few
-from tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
+from support.effort import few
+from support.tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 
 import diffusax
 from diffusax.samplers import SAMPLER_NAMES, fitting_samplers, scheduler_from_name

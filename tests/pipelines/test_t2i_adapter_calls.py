@@ -6,8 +6,8 @@ import shutil
 import diffusers
 import numpy as np
 import pytest
-from pairs import PROMPTS, picture
-from tiny import (
+from support.pairs import PROMPTS, picture
+from support.tiny import (
     SMALLEST_UNET,
     SMALLEST_VAE,
     build_stable_diffusion,

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from pairs import mask
-from tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
+from support.pairs import mask
+from support.tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 
 import diffusax
 from diffusax.pipelines.plan.arguments import check_call

@@ -1,12 +1,11 @@
 """Kernels of several layers on a mesh with a tensor axis, before the sampler's loop and in it."""
 
-import fluxes
 import jax
-import kleins
 import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
-from tiny import build_stable_diffusion
+from support.tiny import build_stable_diffusion
+from support.tiny_transformers import flux_pipeline, klein_pipeline
 
 import diffusax
 from diffusax.pipelines.pipeline import ahead
@@ -14,8 +13,8 @@ from diffusax.pipelines.run.programs import advance
 
 FAMILIES = {
     "sd1": (build_stable_diffusion, {}),
-    "flux": (fluxes.pipeline, {"max_sequence_length": 32}),
-    "klein": (kleins.pipeline, {"text_encoder_out_layers": (1, 2, 3), "max_sequence_length": 64}),
+    "flux": (flux_pipeline, {"max_sequence_length": 32}),
+    "klein": (klein_pipeline, {"text_encoder_out_layers": (1, 2, 3), "max_sequence_length": 64}),
 }
 
 

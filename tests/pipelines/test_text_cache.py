@@ -6,7 +6,7 @@ import weakref
 import jax
 import numpy as np
 import pytest
-from adapted import random_adapter
+from support.adapted import random_adapter
 
 import diffusax
 from diffusax.batch.request import Generation, make_request, prepare

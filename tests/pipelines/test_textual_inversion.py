@@ -8,14 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from effort import first
-from pairs import Pair
 from safetensors.numpy import save_file
+from support.compiled_programs import compiled_programs
+from support.effort import first
+from support.pairs import Pair
 
 import diffusax
 from diffusax.models.encoders.token_table import ROWS
 from diffusax.runtime.programs.compilations import count_compilations
-from diffusax.runtime.programs.program import PROGRAMS, forget_executables
+from diffusax.runtime.programs.program import forget_executables
 from diffusax.text.prompts import tokenize_prompts
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 3.0, "seed": 1}
@@ -458,7 +459,7 @@ def test_half_precision_and_casts(pipe):
 
 
 @pytest.mark.slow
-def test_pure_functions_and_programs_made_ahead(pipe, tmp_path, monkeypatch):
+def test_pure_functions_and_programs_made_ahead(pipe, tmp_path):
     pipe.load_textual_inversion({"<cat>": vectors(2)})
     expected = pipe("a <cat>", **CALL).images
     options = {k: v for k, v in CALL.items() if k != "output_type"}
@@ -470,12 +471,11 @@ def test_pure_functions_and_programs_made_ahead(pipe, tmp_path, monkeypatch):
         forget_executables()
         assert pipe.load_compiled(tmp_path) == 3
         pipe.load_textual_inversion({"<dog>": vectors(2, seed=1)})
-        for name in ("encode_texts", "denoise", "decode"):
-            monkeypatch.setattr(PROGRAMS[name], "bounded", None)
-        np.testing.assert_allclose(pipe("a <cat>", **CALL).images, expected, atol=1e-4)
-        assert np.abs(pipe("a <dog>", **CALL).images - expected).max() > 0.01
+        with compiled_programs() as compiled:
+            np.testing.assert_allclose(pipe("a <cat>", **CALL).images, expected, atol=1e-4)
+            assert np.abs(pipe("a <dog>", **CALL).images - expected).max() > 0.01
+        assert compiled == []
     finally:
-        monkeypatch.undo()
         forget_executables()
 
 

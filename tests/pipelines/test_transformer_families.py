@@ -7,17 +7,20 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import fluxes
 import jax
-import kleins
 import numpy as np
 import pytest
 import torch
-import z_images
-from effort import few
-from lora import add_lora, lora_layers
-from offline.runs import pictures, pixels, run
-from pairs import mask, picture
+from support.effort import few
+from support.lora import add_lora, lora_layers
+from support.offline_runs import pictures, pixels, run
+from support.pairs import mask, picture
+from support.tiny_transformers import (
+    flux_controlnet,
+    flux_pipeline,
+    klein_pipeline,
+    z_image_pipeline,
+)
 
 import diffusax
 from diffusax import offline
@@ -60,7 +63,7 @@ class Kind:
 
 KINDS = {
     "flux": Kind(
-        fluxes.pipeline,
+        flux_pipeline,
         ("FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"),
         {"max_sequence_length": 32},
         {"negative_prompt": "a hat", "true_cfg_scale": 2.0},
@@ -70,7 +73,7 @@ KINDS = {
         joins={"guidance_scale": 2.0},
     ),
     "klein": Kind(
-        kleins.pipeline,
+        klein_pipeline,
         ("Flux2KleinPipeline", "Flux2KleinPipeline", "Flux2KleinInpaintPipeline"),
         {"text_encoder_out_layers": (1, 2, 3), "max_sequence_length": 64},
         {"guidance_scale": 3.0},
@@ -81,7 +84,7 @@ KINDS = {
         joins={"text_encoder_out_layers": (3, 1, 0)},
     ),
     "z-image": Kind(
-        z_images.pipeline,
+        z_image_pipeline,
         ("ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"),
         {},
         {"guidance_scale": 2.0, "negative_prompt": "a hat"},
@@ -296,7 +299,7 @@ def test_every_class_of_a_family_is_made_of_every_other(made, tmp_path, name):
     autos = ("Text2Image", "Image2Image", "Inpainting")
     steering = {}
     if name == "flux":
-        fluxes.controlnet().save_pretrained(tmp_path)
+        flux_controlnet().save_pretrained(tmp_path)
         steering = {"controlnet": diffusax.FluxControlNetModel.from_pretrained(tmp_path)}
     classes = [c for c in vars(diffusax.pipelines.classes).values() if _is_of(pipe.family, c)]
     assert len(classes) >= 2
@@ -348,7 +351,7 @@ def test_commands_compile_generate_and_export(whole, tmp_path, name):
     main(["generate", PROMPT, "--model", folder, *size, *seen])
     assert diffusax.load_image(first).size == (40, 24)
     if name == "flux":
-        fluxes.controlnet().save_pretrained(tmp_path / "net")
+        flux_controlnet().save_pretrained(tmp_path / "net")
         steering = ["--control", seen[1], "--controlnet", str(tmp_path / "net")]
         main(["generate", PROMPT, "--model", folder, *size, *steering, "--output", first])
         image = np.asarray(diffusax.load_image(first), np.int32)

@@ -2,14 +2,12 @@
 
 import inspect
 
-import fluxes
 import jax
-import kleins
 import numpy as np
 import pytest
-import z_images
-from effort import few
-from pairs import mask, picture
+from support.effort import few
+from support.pairs import mask, picture
+from support.tiny_transformers import FLUX_FILL, flux_pipeline, klein_pipeline, z_image_pipeline
 
 import diffusax
 from diffusax.pipelines.components.adapters import resolve_adapters
@@ -166,7 +164,7 @@ SITUATIONS = {
     "schnell": ("FluxPipeline", {"guidance_embeds": False}, SHORT),
     "FLUX image to image": ("FluxImg2ImgPipeline", {}, {**SHORT, "image": IMAGE}),
     "FLUX inpainting": ("FluxInpaintPipeline", {}, {**MASKED, **SHORT}),
-    "FLUX Fill": ("FluxFillPipeline", fluxes.FILL, {**MASKED, **SHORT}),
+    "FLUX Fill": ("FluxFillPipeline", FLUX_FILL, {**MASKED, **SHORT}),
     "Kontext": (
         "FluxKontextPipeline",
         {},
@@ -221,12 +219,12 @@ def pipe_of(pairs, tmp_path_factory):
             return pairs(class_name, kind, **more).ours
         folder = tmp_path_factory.mktemp("pipe")
         if class_name.startswith("ZImage"):
-            z_images.pipeline(folder)
+            z_image_pipeline(folder)
         elif class_name.startswith("Flux2"):
-            kleins.pipeline(folder, is_distilled=kind)
+            klein_pipeline(folder, is_distilled=kind)
         else:
-            own = "FluxFillPipeline" if kind is fluxes.FILL else "FluxPipeline"
-            fluxes.pipeline(folder, own, **kind)
+            own = "FluxFillPipeline" if kind is FLUX_FILL else "FluxPipeline"
+            flux_pipeline(folder, own, **kind)
         return getattr(diffusax, class_name).from_pretrained(folder)
 
     return make

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from effort import first
+from support.effort import first
 
 from diffusax.runtime.programs import bounded
 from diffusax.runtime.programs.bounded import BoundedJit, forget_shapes, make_room, memory_maps

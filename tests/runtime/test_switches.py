@@ -2,21 +2,18 @@
 
 import contextlib
 import functools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from effort import few
-from fluxes import TRANSFORMER as FLUX
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
-from kleins import TRANSFORMER as FLUX2
-from kleins import VAE as VAE_FLUX2
-from many_devices import run_on_devices
-from pairs import mask, picture
-from tiny import (
+from support.effort import few
+from support.many_devices import run_on_devices
+from support.pairs import mask, picture
+from support.runs import RUNS
+from support.tiny import (
     ASYMMETRIC,
     SMALLEST_UNET,
     SMALLEST_VAE,
@@ -25,8 +22,11 @@ from tiny import (
     UNET,
     build_stable_diffusion,
 )
-from tiny_unconditional import UNET as UNET_2D
-from z_images import TRANSFORMER as Z_IMAGE
+from support.tiny_transformers import FLUX as FLUX
+from support.tiny_transformers import KLEIN as FLUX2
+from support.tiny_transformers import KLEIN_VAE as VAE_FLUX2
+from support.tiny_transformers import Z_IMAGE as Z_IMAGE
+from support.tiny_unconditional import UNET as UNET_2D
 
 import diffusax
 from diffusax.models import MODELS, Network
@@ -359,4 +359,4 @@ def test_the_numbers_of_a_seed_are_threefrys(pipe):
 @pytest.mark.slow
 def test_calls_of_a_pipeline_are_the_same_inside_a_users_mesh(pipe, tmp_path):
     pipe.save_pretrained(tmp_path)
-    assert run_on_devices(Path(__file__).with_name("users_mesh_run.py"), tmp_path) == ["equal"]
+    assert run_on_devices(RUNS / "users_mesh_run.py", tmp_path) == ["equal"]

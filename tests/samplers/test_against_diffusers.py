@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from upstream import SD, build, compare, config_of, upstream_class
+from support.upstream_samplers import SD, build, compare, config_of, upstream_class
 
 from diffusax import samplers
 

@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from effort import examples, few
 from hypothesis import strategies as st
-from test_properties import FLOW_OPTIONS, OPTIONS, SEED, first_by_rounding, runs
-from upstream import (
+from support.effort import examples, few
+from support.upstream_samplers import (
     SD,
     SHAPE,
     build,
@@ -27,6 +26,7 @@ from upstream import (
     same,
     upstream_class,
 )
+from test_properties import FLOW_OPTIONS, OPTIONS, SEED, first_by_rounding, runs
 
 from diffusax import samplers
 from diffusax.runtime.random.torch_random import TorchGenerator

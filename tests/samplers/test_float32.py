@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from upstream import SD, SHAPE, Increments, model, ours, upstream_class
+from support.upstream_samplers import SD, SHAPE, Increments, model, ours, upstream_class
 
 from diffusax import samplers
 

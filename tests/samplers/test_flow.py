@@ -6,7 +6,15 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from upstream import SHAPE, build, compare, config_of, noised, reference, upstream_class
+from support.upstream_samplers import (
+    SHAPE,
+    build,
+    compare,
+    config_of,
+    noised,
+    reference,
+    upstream_class,
+)
 
 from diffusax import samplers
 

@@ -7,8 +7,8 @@ import operator
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from effort import first
-from hooks import defined
+from support.effort import first
+from support.hooks import defined
 
 import diffusax
 from diffusax.samplers import Row, scheduler_from_function, scheduler_from_name

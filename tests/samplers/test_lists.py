@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from upstream import SD, exact_roots, upstream_class
+from support.upstream_samplers import SD, exact_roots, upstream_class
 
 from diffusax import samplers
 

@@ -6,7 +6,7 @@ import shutil
 import diffusers
 import numpy as np
 import pytest
-from upstream import SD, build, compare, config_of, upstream_class
+from support.upstream_samplers import SD, build, compare, config_of, upstream_class
 
 import diffusax
 from diffusax import samplers

@@ -6,8 +6,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from support.upstream_samplers import (
+    SD,
+    SHAPE,
+    build,
+    compare,
+    config_of,
+    model,
+    noised,
+    ours,
+    reference,
+    same,
+)
 from test_against_diffusers import CASES
-from upstream import SD, SHAPE, build, compare, config_of, model, noised, ours, reference, same
 
 from diffusax import samplers
 from diffusax.runtime.random.brownian import BrownianNoise

@@ -6,9 +6,9 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-from effort import examples
 from hypothesis import strategies as st
-from upstream import SHAPE, build, compare, reference
+from support.effort import examples
+from support.upstream_samplers import SHAPE, build, compare, reference
 
 from diffusax import samplers
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from upstream import SD, upstream_class
+from support.upstream_samplers import SD, upstream_class
 
 from diffusax import samplers
 

@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def browser():
-    from serving.browser import chromium
+    from support.browser import chromium
 
     with chromium() as found:
         yield found
@@ -13,7 +13,7 @@ def browser():
 
 @pytest.fixture
 def server():
-    from serving.fake_server import serving
+    from support.fake_server import serving
 
     with serving() as found:
         yield found
@@ -21,7 +21,7 @@ def server():
 
 @pytest.fixture
 def visitor(browser, server):
-    from serving.browser import visiting
+    from support.browser import visiting
 
     with visiting(browser, server.url) as found:
         yield found

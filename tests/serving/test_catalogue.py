@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import save_file
-from single_files import hollow, model_shapes, original_shapes
+from support.single_files import hollow, model_shapes, original_shapes
 
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.checkpoints.single_file import configs
@@ -49,8 +49,7 @@ def folder(tmp_path_factory):
     ):
         hollow(models / f"{name}.safetensors", model_shapes(family, channels))
     (root / "models" / "ControlNet" / "edges").symlink_to(EMBEDDED["emoji-control"])
-    unet = {k: v for k, v in configs._UNETS["sd1"].items() if k not in configs._CONTROL}
-    shapes = original_shapes({**unet, "_class_name": "ControlNetModel"})
+    shapes = original_shapes(configs.controlnet_like(configs.UNETS["sd1"]))
     hollow(root / "models" / "ControlNet" / "canny.safetensors", shapes)
     save_file(LORA, root / "models" / "Lora" / "style.safetensors")
     save_file(LORA, root / "models" / "Lora" / "more" / "style.safetensors")

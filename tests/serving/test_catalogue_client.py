@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 from PIL import Image
-from serving.running import picture, running
+from support.running_server import picture, running
 
 from diffusax.cli import main
 from diffusax.serving.client import Client, Refusal

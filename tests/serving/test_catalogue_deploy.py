@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from serving.running import running
+from support.running_server import running
 
 from diffusax.cli import serve
 from diffusax.serving.client import ENDED, Client, Refusal

@@ -7,9 +7,9 @@ import time
 import jax
 import numpy as np
 import pytest
-from lora_files import write_kohya
 from safetensors.numpy import save_file
-from serving.running import mask, picture
+from support.lora_files import write_kohya
+from support.running_server import mask, picture
 
 import diffusax
 from diffusax.checkpoints.hub import EMBEDDED

@@ -4,10 +4,10 @@ import io
 import time
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.effort import examples
 
 from diffusax.images.pictures import png_parameters
 from diffusax.infotext.files import open_image

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
-from serving.running import mask, picture, running, sent
+from support.running_server import mask, picture, running, sent
 
 import diffusax
 from diffusax.serving.client import ENDED

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import iTXt
 from PIL.TiffImagePlugin import IFDRational
-from serving.running import mask, picture, running, sent
+from support.running_server import mask, picture, running, sent
 
 import diffusax
 from diffusax.infotext.files import open_image

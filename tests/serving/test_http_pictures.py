@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
-from serving.running import picture, running, sent
+from support.running_server import picture, running, sent
 
 from diffusax.images.masks import mask_of
 from diffusax.serving.drawings.errors import Busy, Refused

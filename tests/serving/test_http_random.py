@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from serving.running import picture, running, sent
+from support.running_server import picture, running, sent
 
 WRONG = (None, True, -1, 0, 1e9, 2**70, 1.5, "", "x", "\x00\n", "../../etc/passwd", "😀" * 40)
 WRONG += ([], {}, [[1]], {"a": {"b": []}}, ["x"] * 50, "A" * 20_000, "data:image/png;base64,AAAA")

@@ -11,8 +11,8 @@ import threading
 import time
 
 import pytest
-from serving.running import running
 from starlette.requests import Request
+from support.running_server import running
 
 from diffusax.serving.engine.engine import EngineSettings
 from diffusax.serving.web import bodies

@@ -5,7 +5,7 @@ from PIL import Image
 
 pytest.importorskip("starlette")
 
-from serving.browser import drop, pixels, png, violations, visiting, waiting
+from support.browser import drop, pixels, png, violations, visiting, waiting
 
 
 def test_a_drawing_is_kept_with_its_seed_and_axe_finds_nothing(visitor, server):

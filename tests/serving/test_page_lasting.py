@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from serving.browser import Visitor, drop, png, visiting, waiting
+from support.browser import Visitor, drop, png, visiting, waiting
 
 pytestmark = pytest.mark.slow
 

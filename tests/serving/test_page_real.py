@@ -16,8 +16,8 @@ from PIL.PngImagePlugin import PngInfo
 
 pytest.importorskip("starlette")
 
-from serving.browser import visiting
-from serving.running import running
+from support.browser import visiting
+from support.running_server import running
 
 import diffusax
 from diffusax.serving.drawings.drawing import Drawing

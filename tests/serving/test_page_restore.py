@@ -8,7 +8,7 @@ from PIL.PngImagePlugin import PngInfo
 
 pytest.importorskip("starlette")
 
-from serving.browser import drop, pixels, png, transferred
+from support.browser import drop, pixels, png, transferred
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import types
 
 import pytest
 from PIL import Image
-from serving.running import picture, running, sent
+from support.running_server import picture, running, sent
 
 import diffusax
 from diffusax.pipelines.tasks.schedules import first_step

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_language import TEMPLATE, write_qwen_tokenizer, write_t5_tokenizer
+from support.effort import examples
+from support.tiny_language import TEMPLATE, write_qwen_tokenizer, write_t5_tokenizer
 
 import diffusax
 from diffusax.text.chat import render_chat

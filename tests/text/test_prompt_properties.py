@@ -7,10 +7,10 @@ import time
 
 import numpy as np
 import pytest
-from clip_vocabulary import write_clip_vocabulary
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.clip_vocabulary import write_clip_vocabulary
+from support.effort import examples
 
 from diffusax.text.prompts import parse_weights, tokenize_prompts
 from diffusax.text.tokenizer import CLIPTokenizer

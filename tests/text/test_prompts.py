@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from clip_vocabulary import write_clip_vocabulary
+from support.clip_vocabulary import write_clip_vocabulary
 
 from diffusax.text.prompts import apply_weights, parse_weights, tokenize_prompts
 from diffusax.text.tokenizer import CLIPTokenizer

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 import transformers
-from clip_vocabulary import write_clip_vocabulary
+from support.clip_vocabulary import write_clip_vocabulary
 
 from diffusax.text.tokenizer import CLIPTokenizer
 

@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from clip_vocabulary import write_clip_vocabulary
+from support.clip_vocabulary import write_clip_vocabulary
 from transformers import CLIPTokenizer
 
 import diffusax

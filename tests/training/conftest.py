@@ -1,6 +1,6 @@
 import pytest
-from pictures import edit_row, row, write_parquet
-from tiny import build_stable_diffusion
+from support.data_sets import edit_row, row, write_parquet
+from support.tiny import build_stable_diffusion
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.runs.toy_run import Toy
 from test_resume import finish, start, steps_logged, wait_for
-from toy_run import Toy
 
 from diffusax.training import EMAConfig, TrainConfig, train
 from diffusax.training.ema.posthoc import power_gamma

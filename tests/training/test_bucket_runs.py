@@ -9,13 +9,13 @@ import diffusers
 import jax
 import numpy as np
 import pytest
-from effort import first
-from pictures import edit_row, picture, png, row, write_parquet
 from PIL import Image
+from support.data_sets import edit_row, picture, png, row, write_parquet
+from support.effort import first
+from support.runs.toy_run import BucketedToy, Toy
 from test_devices import start_both, train_in_two_processes
 from test_devices import wait_for as wait_for_both
 from test_resume import TOY, finish, results, start, steps_logged, wait_for
-from toy_run import BucketedToy, Toy
 
 from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.training import (

@@ -7,8 +7,8 @@ import pickle
 
 import numpy as np
 import pytest
-from pictures import picture, png, row, write_parquet
 from PIL import Image
+from support.data_sets import picture, png, row, write_parquet
 
 from diffusax.images.reading import open_upright, upright_size
 from diffusax.training import CaptionedDataConfig, DataConfig

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import optax
 import pytest
-from effort import first
-from toy_run import Toy
+from support.effort import first
+from support.runs.toy_run import Toy
 
 from diffusax.lora.trained import LayerPlan, LoRA
 from diffusax.training import TrainConfig, train

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from pictures import picture, png
 from PIL import Image
+from support.data_sets import picture, png
 
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors

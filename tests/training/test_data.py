@@ -5,7 +5,7 @@ import logging
 
 import numpy as np
 import pytest
-from toy_run import Rows
+from support.runs.toy_run import Rows
 
 from diffusax.training.data.batches import Batches
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pictures import picture, png, row
 from PIL import Image, ImageCms
+from support.data_sets import picture, png, row
 
 from diffusax.training.data.examples import CaptionedDataConfig, ControlDataConfig
 from diffusax.training.data.opening import open_data

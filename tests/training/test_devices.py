@@ -11,25 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures import edit_row, write_parquet
 from safetensors.numpy import load_file
+from support.data_sets import edit_row, write_parquet
+from support.many_devices import run_on_devices
+from support.runs import RUNS
 
 from diffusax.training.ema.snapshots import AVERAGES
 
-RUN = Path(__file__).with_name("devices_run.py")
-TOY = Path(__file__).with_name("toy_run.py")
+RUN = RUNS / "devices_run.py"
+TOY = RUNS / "toy_run.py"
 PICTURES = ("validation.every=4", "validation.prompts=[a dog]", "validation.steps=1")
 
 
 def train(output: Path, model: Path, data: Path, devices: int, *pairs: str) -> list[float]:
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
-    done = subprocess.run(
-        [sys.executable, str(RUN), str(model), str(data), str(output), *pairs],
-        env={**os.environ, "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_devices(RUN, model, data, output, *pairs, devices=devices)
     lines = (output / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line)["loss"] for line in lines]
 

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from many_devices import run_on_devices
-from pictures import picture
 from PIL import Image
 from safetensors.numpy import load_file
+from support.data_sets import picture
+from support.many_devices import run_on_devices
+from support.runs import RUNS
 from test_devices import RUN, start_both, wait_for
 from test_devices import train as train_on_devices
 
@@ -549,7 +550,7 @@ def test_devices_and_processes_train_alike(checkpoint, tmp_path):
 
 @pytest.mark.slow
 def test_class_pictures_are_drawn_on_the_mesh_of_the_run(checkpoint, subject, tmp_path):
-    script = Path(__file__).with_name("class_pictures_run.py")
+    script = RUNS / "class_pictures_run.py"
     shares, drawn = [], []
     for mesh in ("data=4", "fsdp=4"):
         shares += run_on_devices(script, str(checkpoint), str(tmp_path / mesh), mesh)

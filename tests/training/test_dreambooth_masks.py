@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pictures import picture
+from support.data_sets import picture
 
 from diffusax.training import (
     CacheConfig,

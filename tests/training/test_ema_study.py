@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_run import Toy
+from support.runs.toy_run import Toy
 
 from diffusax.training import EMAConfig, TrainConfig
 from diffusax.training import train as train_in_the_library

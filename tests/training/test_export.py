@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 import yaml
-from toy_run import Toy
-from upload_server import Hub, serve_uploads
+from support.runs.toy_run import Toy
+from support.upload_server import Hub, serve_uploads
 
 from diffusax.training import DataConfig, EMAConfig, TrainConfig
 from diffusax.training.loop.export import write_model_card

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from toy_run import Toy
+from support.runs.toy_run import Toy
 
 from diffusax.training import TrainConfig, train
 

@@ -3,10 +3,10 @@
 import diffusers
 import numpy as np
 import pytest
-from pictures import png, write_parquet
 from PIL import Image
-from tiny import build_stable_diffusion
-from toy_family import toy_pipeline
+from support.data_sets import png, write_parquet
+from support.tiny import build_stable_diffusion
+from support.toy_family import toy_pipeline
 
 import diffusax
 from diffusax.training import (

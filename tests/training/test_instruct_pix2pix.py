@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from pictures import edit_row, picture, png, write_parquet
 from PIL import Image
+from support.data_sets import edit_row, picture, png, write_parquet
+from support.tiny import build_stable_diffusion
 from test_resume import steps_logged, wait_for
-from tiny import build_stable_diffusion
 
 import diffusax
 from diffusax.training import (

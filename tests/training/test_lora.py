@@ -6,9 +6,9 @@ import json
 import jax
 import numpy as np
 import pytest
-from effort import few
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from support.effort import few
 from test_text_to_image import keys, prepared
 
 import diffusax

@@ -9,14 +9,14 @@ import numpy as np
 import peft
 import pytest
 import torch
-from effort import first
-from lora_files import write_kohya, write_peft
 from peft.utils import set_peft_model_state_dict
-from pictures import edit_row, picture, row, write_parquet
 from safetensors import safe_open
 from safetensors.torch import load_file
+from support.data_sets import edit_row, picture, row, write_parquet
+from support.effort import first
+from support.lora_files import write_kohya, write_peft
+from support.tiny import randomize
 from test_text_to_image import prepared
-from tiny import randomize
 
 import diffusax
 from diffusax.checkpoints.original.unet import unet_names

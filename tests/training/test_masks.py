@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 import torch
-from pictures import edit_row, picture, png, row, write_parquet
 from PIL import Image
+from support.data_sets import edit_row, picture, png, row, write_parquet
 
 from diffusax.training import (
     AutoencoderConfig,

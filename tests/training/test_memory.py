@@ -2,7 +2,7 @@
 
 import jax
 import pytest
-from toy_run import INPUTS, OUTPUTS, Toy
+from support.runs.toy_run import INPUTS, OUTPUTS, Toy
 
 from diffusax.runtime.devices.memory import device_memory, host_memory
 from diffusax.runtime.devices.mesh import make_mesh

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from effort import first
+from support.effort import first
 
 from diffusax.training.optimizers import (
     OptimizerConfig,

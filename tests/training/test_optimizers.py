@@ -7,7 +7,7 @@ import optax
 import pytest
 import torch
 from diffusers.optimization import get_scheduler
-from effort import first
+from support.effort import first
 
 from diffusax.training.optimizers import OptimizerConfig, learning_rate, make_optimizer
 

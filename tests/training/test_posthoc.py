@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from effort import first
+from support.effort import first
 
 from diffusax.training.ema.posthoc import LateAverage, PowerFunction, Stored, power_gamma, solve
 

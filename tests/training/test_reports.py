@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-import toy_run
+from support.runs import toy_run
+from support.runs.toy_run import INPUTS, OUTPUTS, Toy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from toy_run import INPUTS, OUTPUTS, Toy
 
 from diffusax.training import TrainConfig, train
 from diffusax.training.loop.reports import Reports, batch_arithmetic

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.runs import RUNS
 
-TOY = Path(__file__).with_name("toy_run.py")
+TOY = RUNS / "toy_run.py"
 EMA = ["ema.rule=constant", "ema.decay=0.9", "ema.start=6"]
 
 
@@ -141,13 +142,14 @@ def test_ctrl_c_saves_too_and_workers_wait_for_it(tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_while_the_step_compiles_ends_the_run(tmp_path, number, code):
     file = tmp_path / "said"
-    script = "import sys, toy_run\nfrom diffusax.training import Preempted\n"
+    script = "import sys\nfrom support.runs import toy_run\n"
+    script += "from diffusax.training import Preempted\n"
     script += "try: toy_run.main(*sys.argv[1:])\n"
     script += "except Preempted as stopped: print(stopped); sys.exit(stopped.exit_code)\n"
     with file.open("w") as said:
         run = subprocess.Popen(
             [sys.executable, "-c", script, str(tmp_path / "run"), "slow_compile=true"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TOY.parent), *sys.path])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=said,
             stderr=subprocess.STDOUT,
         )

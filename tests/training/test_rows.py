@@ -7,8 +7,8 @@ import warnings
 
 import numpy as np
 import pytest
-from pictures import picture, png
 from PIL import Image
+from support.data_sets import picture, png
 
 from diffusax.pipelines.families.clip import tokenize_caption
 from diffusax.text.tokenizer import CLIPTokenizer

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from effort import first
-from pictures import picture
+from support.data_sets import picture
+from support.effort import first
 from test_devices import train, weights
 
 import diffusax

@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hub_server import serve
-from pictures import picture, png, row, write_image_folder, write_parquet
+from support.data_sets import picture, png, row, write_image_folder, write_parquet
+from support.hub_server import serve
 
 from diffusax.training.data.examples import read_picture
 from diffusax.training.data.finding import open_source

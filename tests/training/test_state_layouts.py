@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from effort import first
-from toy_run import INPUTS, Toy
+from support.effort import first
+from support.runs.toy_run import INPUTS, Toy
 
 from diffusax.runtime.devices.layouts import ORDERS, order_of
 from diffusax.runtime.devices.mesh import make_mesh

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pictures import row
+from support.data_sets import row
 
 from diffusax.training import CaptionedDataConfig, TextToImageConfig, text_to_image
 from diffusax.training.data.batches import Batches, DataConfig

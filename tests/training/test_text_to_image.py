@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from effort import first
-from pictures import picture, row, write_parquet
+from support.data_sets import picture, row, write_parquet
+from support.effort import first
 
 import diffusax
 from diffusax.runtime.devices.mesh import make_mesh

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from tiny_unconditional import UNET, build_unconditional
+from support.tiny_unconditional import UNET, build_unconditional
 
 import diffusax
 from diffusax.models import UNet2DConfig

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from effort import first
-from pictures import picture
 from safetensors.numpy import load_file
+from support.data_sets import picture
+from support.effort import first
+from support.tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 from test_devices import RUN, train
 from test_resume import steps_logged, wait_for
-from tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 
 import diffusax
 from diffusax.checkpoints.embeddings import read_embeddings, write_embedding

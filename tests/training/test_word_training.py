@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import pytest
 import torch
-from effort import first
-from pictures import picture
 from safetensors import safe_open
-from tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
+from support.data_sets import picture
+from support.effort import first
+from support.tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 
 import diffusax
 from diffusax.training import (

@@ -1,4 +1,9 @@
-"""Pipelines: tasks for families of checkpoints, run by three kinds of compiled programs."""
+"""Pipelines: tasks for families of checkpoints, run by three kinds of compiled programs.
+
+A call goes down through the rooms: `classes` has its signature, `pipeline` the object, `tasks` make
+a plan of its arguments, `run` turns the plan into images. `components` holds the networks,
+`families` says how kinds of checkpoints differ, and `plan` is the data that all of them share.
+"""
 
 from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.pipelines import classes

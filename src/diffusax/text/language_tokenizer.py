@@ -15,11 +15,8 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from diffusax.boundary.files import load_json, read_text, write_json, written_whole
-from diffusax.boundary.tensors import BatchEncoding
 from diffusax.text.chat import render_chat
-from diffusax.text.encoding import as_tensors, check_options, padded, padding_of, truncates
 from diffusax.text.language_pipelines import byte_pairs, put_around, unigrams
-from diffusax.text.tokenizer import checked_texts
 from diffusax.text.tokenizer_files import check_sides, special_tokens
 from diffusax.text.vocabulary import Vocabulary
 
@@ -90,53 +87,6 @@ class LanguageTokenizer(Vocabulary):
         cls, tokenizer: Tokenizer, special: Mapping[str, str], config: Mapping[str, Any]
     ) -> None:
         """Makes the pipeline put the special tokens around a text."""
-
-    def __call__(
-        self,
-        text: str | Sequence[str],
-        *,
-        add_special_tokens: bool = True,
-        padding: bool | str | None = False,
-        truncation: bool | str | None = None,
-        max_length: int | None = None,
-        return_tensors: str | None = None,
-        return_attention_mask: bool | None = None,
-        return_length: bool = False,
-        **options: Any,
-    ) -> BatchEncoding:
-        """Tokenizes texts as transformers' tokenizers: `.input_ids` and `.attention_mask`.
-
-        Args:
-            text: a text or a list of texts.
-            add_special_tokens: whether to add what the tokenizer puts around a text, as T5's the
-                end of the text.
-            padding: "max_length" fills up to max_length, True or "longest" to the longest text.
-            truncation: whether to cut texts off at max_length.
-            max_length: the number of tokens, by default model_max_length.
-            return_tensors: "np", "pt" (PyTorch's), "jax", or None for lists.
-            return_attention_mask: False leaves the mask out.
-            return_length: whether to return the number of tokens of each row, `.length`, too.
-            **options: transformers' others, which must be False or None.
-
-        Raises:
-            ValueError: an argument has another type, the texts give tensors of several lengths, or
-                the tokenizer has no token to fill up with.
-            ImportError: return_tensors is "pt", and PyTorch is not installed.
-        """
-        check_options(options)
-        texts, filled = checked_texts(text, "text"), padding_of(padding)
-        limit = self.model_max_length if max_length is None else max_length
-        cut = limit if truncates(truncation, max_length, filled) else None
-        rows = [self._ids(t, cut, add_special_tokens) for t in texts]
-        length = {"max_length": limit, "longest": max(map(len, rows))}.get(filled)
-        ids, masks = padded(rows, length, 0 if length is None else self.pad_token_id)
-        alone = isinstance(text, str) and return_tensors is None
-        found = {"input_ids": ids, "attention_mask": masks}
-        if return_attention_mask is False:
-            del found["attention_mask"]
-        lengths = {"length": as_tensors([len(row) for row in ids], return_tensors)}
-        encoded = {k: v[0] if alone else as_tensors(v, return_tensors) for k, v in found.items()}
-        return BatchEncoding(encoded | (lengths if return_length else {}))
 
     def apply_chat_template(
         self,
@@ -213,17 +163,6 @@ class LanguageTokenizer(Vocabulary):
         ids = list(map(int, token_ids))
         return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    def batch_decode(
-        self, sequences: Sequence[Sequence[int]] | np.ndarray, skip_special_tokens: bool = False
-    ) -> list[str]:
-        """Returns the text of each row of ids, see `decode`."""
-        return [self.decode(row, skip_special_tokens) for row in sequences]
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of tokens, without those that were added."""
-        return self.tokenizer.get_vocab_size(with_added_tokens=False)
-
     @functools.cached_property
     def pad_token_id(self) -> int:
         """The id that fills up.
@@ -247,17 +186,7 @@ class LanguageTokenizer(Vocabulary):
         Without this check, indexing would silently use other embeddings. Lengths are the call's,
         because these encoders have no table of positions.
         """
-        largest = max(self.tokenizer.get_vocab().values())
-        if largest >= vocab_size:
-            token = self.tokenizer.id_to_token(largest)
-            raise ValueError(
-                f"the tokenizer gives {token!r} the id {largest}, but the text encoder has "
-                f"vocab_size={vocab_size}; they do not belong together"
-            )
-
-    def save_pretrained(self, save_directory: str | Path) -> None:
-        """Writes the files that transformers opens, see `save`."""
-        self.save(save_directory)
+        self._check_ids_fit(vocab_size)
 
     def save(self, folder: str | Path) -> None:
         """Writes tokenizer.json, tokenizer_config.json and the chat template, for transformers.
@@ -280,18 +209,16 @@ class LanguageTokenizer(Vocabulary):
                 partial.write_text(self.chat_template, encoding="utf-8", newline="")
         write_json(folder / "tokenizer_config.json", config, ensure_ascii=False)
 
-    def _ids(self, text: str, limit: int | None, add_special_tokens: bool) -> list[int]:
-        """Returns the ids of a text, of which its beginning fits into `limit` with what is added.
-
-        The library's own limit is a setting of the tokenizer, which other threads share.
-        """
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        if limit is not None:
-            more = self.tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
-            if limit < more:
-                raise ValueError(f"max_length must be at least {more} (got {limit})")
-            encoding.truncate(limit - more)
-        return list(self.tokenizer.post_process(encoding, None, add_special_tokens).ids)
+    def _rows(self, texts: list[str], limit: int | None, cut: bool, ends: bool) -> list[list[int]]:
+        """Returns the ids of texts. The library's own limit is a setting that threads share."""
+        added = self.tokenizer.num_special_tokens_to_add(False) if ends else 0
+        encodings = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        if cut and limit is not None:
+            if limit < added:
+                raise ValueError(f"max_length must be at least {added} (got {limit})")
+            for encoding in encodings:
+                encoding.truncate(limit - added)
+        return [list(self.tokenizer.post_process(e, None, ends).ids) for e in encodings]
 
     def _special(self) -> Mapping[str, str]:
         return self.special

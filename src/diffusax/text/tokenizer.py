@@ -29,8 +29,6 @@ from tokenizers import (
 from tokenizers.models import BPE
 
 from diffusax.boundary.files import write_json
-from diffusax.boundary.tensors import BatchEncoding
-from diffusax.text.encoding import as_tensors, check_options, padded, padding_of, truncates
 from diffusax.text.tokenizer_files import (
     DEFAULTS,
     FLAGS,
@@ -38,7 +36,7 @@ from diffusax.text.tokenizer_files import (
     TokenizerFiles,
     read_tokenizer_files,
 )
-from diffusax.text.vocabulary import Vocabulary
+from diffusax.text.vocabulary import Vocabulary, checked_texts
 from diffusax.text.words import (
     Placed,
     add_words,
@@ -87,55 +85,14 @@ class CLIPTokenizer(Vocabulary):
         files = read_tokenizer_files(Path(path))
         return cls(_build(files), **files.special, model_max_length=files.model_max_length)
 
-    def __call__(
-        self,
-        text: str | Sequence[str],
-        *,
-        add_special_tokens: bool = True,
-        padding: bool | str | None = False,
-        truncation: bool | str | None = None,
-        max_length: int | None = None,
-        return_tensors: str | None = None,
-        return_attention_mask: bool | None = None,
-        return_length: bool = False,
-        **options: Any,
-    ) -> BatchEncoding:
-        """Tokenizes texts as transformers' CLIPTokenizer: `.input_ids` and `.attention_mask`.
-
-        Args:
-            text: a text or a list of texts.
-            add_special_tokens: whether to put bos before, and eos after a text.
-            padding: "max_length" fills up to max_length, True or "longest" to the longest text.
-            truncation: whether to cut texts off at max_length.
-            max_length: the number of tokens, by default model_max_length.
-            return_tensors: "np", "pt" (PyTorch's), "jax", or None for lists.
-            return_attention_mask: False leaves the mask out.
-            return_length: whether to return the number of tokens of each row, `.length`, too.
-            **options: transformers' others, which must be False or None.
-
-        Raises:
-            ValueError: an argument has another type, or the texts give tensors of several lengths.
-            ImportError: return_tensors is "pt", and PyTorch is not installed.
-        """
-        check_options(options)
-        texts, filled = checked_texts(text, "text"), padding_of(padding)
-        ends = ((self.bos_token_id,), (self.eos_token_id,)) if add_special_tokens else ((), ())
-        limit = self.model_max_length if max_length is None else max_length
-        room = limit - sum(map(len, ends))
+    def _rows(self, texts: list[str], limit: int | None, cut: bool, ends: bool) -> list[list[int]]:
+        begin, end = ((self.bos_token_id,), (self.eos_token_id,)) if ends else ((), ())
+        most = self.model_max_length if limit is None else limit
+        room = most - len(begin) - len(end)
         if room < 0:
-            raise ValueError(f"max_length must be at least {limit - room} (got {max_length})")
-        cut = truncates(truncation, max_length, filled)
-        bodies = [self.fit(t, room)[0] if cut else self.ids_of(t) for t in texts]
-        rows = [[*ends[0], *body, *ends[1]] for body in bodies]
-        length = {"max_length": limit, "longest": max(map(len, rows))}.get(filled)
-        ids, masks = padded(rows, length, self.pad_token_id)
-        alone = isinstance(text, str) and return_tensors is None
-        found = {"input_ids": ids, "attention_mask": masks}
-        if return_attention_mask is False:
-            del found["attention_mask"]
-        lengths = {"length": as_tensors([len(row) for row in ids], return_tensors)}
-        encoded = {k: v[0] if alone else as_tensors(v, return_tensors) for k, v in found.items()}
-        return BatchEncoding(encoded | (lengths if return_length else {}))
+            raise ValueError(f"max_length must be at least {most - room} (got {most})")
+        bodies = [self.fit(text, room)[0] if cut else self.ids_of(text) for text in texts]
+        return [[*begin, *body, *end] for body in bodies]
 
     def windows(self, texts: str | Sequence[str]) -> np.ndarray:
         """Returns the ids of each text, int32, (n, model_max_length).
@@ -181,17 +138,6 @@ class CLIPTokenizer(Vocabulary):
         text = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text.replace(_END_OF_WORD, " ").strip()
 
-    def batch_decode(
-        self, sequences: Sequence[Sequence[int]] | np.ndarray, skip_special_tokens: bool = False
-    ) -> list[str]:
-        """Returns the text of each row of ids, see `decode`."""
-        return [self.decode(row, skip_special_tokens) for row in sequences]
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of tokens, without those that were added."""
-        return self.tokenizer.get_vocab_size(with_added_tokens=False)
-
     @functools.cached_property
     def words(self) -> dict[str, int]:
         """The words that were added to the vocabulary, such as those of embeddings, with their ids.
@@ -234,10 +180,6 @@ class CLIPTokenizer(Vocabulary):
         window[: len(ids) + 2] = [self.bos_token_id, *ids, self.eos_token_id]
         return window
 
-    def save_pretrained(self, save_directory: str | Path) -> None:
-        """Writes the files that transformers opens, see `save`."""
-        self.save(save_directory)
-
     def save(self, folder: str | Path) -> None:
         """Writes the files that transformers opens, version 4 (Python and fast) and 5.
 
@@ -263,22 +205,12 @@ class CLIPTokenizer(Vocabulary):
         for name, data in ("special_tokens_map", names), ("tokenizer_config", config):
             write_json(folder / f"{name}.json", data, ensure_ascii=False)
 
-    @functools.cached_property
-    def max_id(self) -> int:
-        """The largest id that a text can have."""
-        return max(self.tokenizer.get_vocab().values())
-
     def check_fits(self, vocab_size: int, max_position_embeddings: int) -> None:
         """Raises ValueError unless a text encoder has embeddings for all ids and positions.
 
         Without this check, indexing would silently use other embeddings.
         """
-        if self.max_id >= vocab_size:
-            token = self.tokenizer.id_to_token(self.max_id)
-            raise ValueError(
-                f"the tokenizer gives {token!r} the id {self.max_id}, but the text encoder has "
-                f"vocab_size={vocab_size}; they do not belong together"
-            )
+        self._check_ids_fit(vocab_size)
         if self.model_max_length > max_position_embeddings:
             raise ValueError(
                 f"the tokenizer has model_max_length={self.model_max_length}, but the text encoder "
@@ -341,35 +273,6 @@ class CLIPTokenizer(Vocabulary):
     def _longest_token(self) -> int:
         """The most characters that a token has: at most as many as its bytes in the vocabulary."""
         return max(map(len, self.tokenizer.get_vocab()))
-
-
-def checked_texts(texts: Any, name: str = "prompt") -> list[str]:
-    """Returns `texts` as a list. name: the argument that an error names.
-
-    Raises:
-        ValueError: it is neither a string nor a non-empty list of strings that can be encoded.
-    """
-    texts = [texts] if isinstance(texts, str) else texts
-    if not isinstance(texts, Sequence) or isinstance(texts, bytes):
-        raise ValueError(
-            f"{name} must be a string or a list of strings, not {type(texts).__name__} ({texts!r})"
-        )
-    if not texts:
-        raise ValueError(f"{name} must not be an empty list; give at least one string")
-    for i, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(
-                f"{name} must be a string or a list of strings, but number {i} is of type "
-                f"{type(text).__name__} ({text!r})"
-            )
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"{name} must be valid Unicode, but {text!r} has half a surrogate pair at position "
-                f"{error.start}; remove it"
-            ) from None
-    return list(texts)
 
 
 def _build(files: TokenizerFiles) -> Tokenizer:

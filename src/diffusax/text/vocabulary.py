@@ -2,9 +2,14 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self, cast
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer
+
+from diffusax.boundary.tensors import BatchEncoding
+from diffusax.text.encoding import as_tensors, check_options, padded, padding_of, truncates
 
 
 class Vocabulary:
@@ -15,11 +20,95 @@ class Vocabulary:
     """Returns the special tokens by name."""
     _set_special: Callable[[str, str], None]
     """Sets a special token by name."""
+    model_max_length: Any
+    pad_token_id: Any
+    _rows: Callable[[list[str], int | None, bool, bool], list[list[int]]]
+    """Returns the ids of texts: the most of each, whether to cut longer ones, and whether to add
+    what stands around a text."""
+    decode: Callable[..., str]
+    save: Callable[[Any], None]
     is_fast = True
     """Whether the library `tokenizers` runs it."""
     padding_side = "right"
     truncation_side = "right"
     model_input_names = ("input_ids", "attention_mask")
+
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        padding: bool | str | None = False,
+        truncation: bool | str | None = None,
+        max_length: int | None = None,
+        return_tensors: str | None = None,
+        return_attention_mask: bool | None = None,
+        return_length: bool = False,
+        **options: Any,
+    ) -> BatchEncoding:
+        """Tokenizes texts as transformers' tokenizers: `.input_ids` and `.attention_mask`.
+
+        Args:
+            text: a text or a list of texts.
+            add_special_tokens: whether to add what the tokenizer puts around a text, as CLIP's
+                bos and eos.
+            padding: "max_length" fills up to max_length, True or "longest" to the longest text.
+            truncation: whether to cut texts off at max_length.
+            max_length: the number of tokens, by default model_max_length.
+            return_tensors: "np", "pt" (PyTorch's), "jax", or None for lists.
+            return_attention_mask: False leaves the mask out.
+            return_length: whether to return the number of tokens of each row, `.length`, too.
+            **options: transformers' others, which must be False or None.
+
+        Raises:
+            ValueError: an argument has another type, the texts give tensors of several lengths, or
+                the tokenizer has no token to fill up with.
+            ImportError: return_tensors is "pt", and PyTorch is not installed.
+        """
+        check_options(options)
+        texts, filled = checked_texts(text, "text"), padding_of(padding)
+        limit = self.model_max_length if max_length is None else max_length
+        cut = truncates(truncation, max_length, filled)
+        rows = self._rows(texts, limit, cut, add_special_tokens)
+        length = {"max_length": limit, "longest": max(map(len, rows))}.get(filled)
+        pad = 0 if length is None else cast(int, self.pad_token_id)
+        ids, masks = padded(rows, length, pad)
+        alone = isinstance(text, str) and return_tensors is None
+        found = {"input_ids": ids, "attention_mask": masks}
+        if return_attention_mask is False:
+            del found["attention_mask"]
+        lengths = {"length": as_tensors([len(row) for row in ids], return_tensors)}
+        encoded = {k: v[0] if alone else as_tensors(v, return_tensors) for k, v in found.items()}
+        return BatchEncoding(encoded | (lengths if return_length else {}))
+
+    def batch_decode(
+        self, sequences: Sequence[Sequence[int]] | np.ndarray, skip_special_tokens: bool = False
+    ) -> list[str]:
+        """Returns the text of each row of ids, see `decode`."""
+        return [self.decode(row, skip_special_tokens) for row in sequences]
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Writes the files that transformers opens, see `save`."""
+        self.save(save_directory)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens, without those that were added."""
+        return self.tokenizer.get_vocab_size(with_added_tokens=False)
+
+    @functools.cached_property
+    def max_id(self) -> int:
+        """The largest id that a text can have."""
+        return max(self.tokenizer.get_vocab().values())
+
+    def _check_ids_fit(self, vocab_size: int) -> None:
+        """Raises ValueError unless a text encoder with `vocab_size` embeddings has all ids."""
+        if self.max_id >= vocab_size:
+            token = self.tokenizer.id_to_token(self.max_id)
+            raise ValueError(
+                f"the tokenizer gives {token!r} the id {self.max_id}, but the text encoder has "
+                f"vocab_size={vocab_size}; they do not belong together"
+            )
 
     def __len__(self) -> int:
         """Returns the number of tokens, with those that were added."""
@@ -81,13 +170,12 @@ class Vocabulary:
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
         """Returns the number of tokens that a call puts around a text."""
-        call = cast(Any, self)
-        return len(call("").input_ids) - len(call("", add_special_tokens=False).input_ids)
+        return len(self("").input_ids) - len(self("", add_special_tokens=False).input_ids)
 
     @property
     def max_len_single_sentence(self) -> int | None:
         """The most tokens of a text besides those around it; None for any number."""
-        most: int | None = cast(Any, self).model_max_length
+        most: int | None = self.model_max_length
         return None if most is None else most - self.num_special_tokens_to_add()
 
     def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
@@ -97,15 +185,15 @@ class Vocabulary:
 
     def encode(self, text: str, **options: Any) -> Any:
         """Returns the ids of a text; options as of a call."""
-        return cast(Any, self)(text, **options).input_ids
+        return self(text, **options).input_ids
 
     def encode_plus(self, text: str, **options: Any) -> Any:
         """Returns what a call returns, as transformers' older name of it does."""
-        return cast(Any, self)(text, **options)
+        return self(text, **options)
 
     def batch_encode_plus(self, texts: Sequence[str], **options: Any) -> Any:
         """Returns what a call returns, as transformers' older name of it does."""
-        return cast(Any, self)(texts, **options)
+        return self(texts, **options)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int] | None:
         """Returns the id of a token, or those of several; that of `unk_token` where it has none."""
@@ -132,7 +220,7 @@ class Vocabulary:
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
         """Returns the text of tokens."""
-        return cast(str, cast(Any, self).decode(self.convert_tokens_to_ids(tokens)))
+        return self.decode(self.convert_tokens_to_ids(tokens))
 
     def add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
         """Adds words to this tokenizer, whose ids follow the largest one; returns their number.
@@ -187,3 +275,32 @@ class Vocabulary:
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
         return new
+
+
+def checked_texts(texts: Any, name: str = "prompt") -> list[str]:
+    """Returns `texts` as a list. name: the argument that an error names.
+
+    Raises:
+        ValueError: it is neither a string nor a non-empty list of strings that can be encoded.
+    """
+    texts = [texts] if isinstance(texts, str) else texts
+    if not isinstance(texts, Sequence) or isinstance(texts, bytes):
+        raise ValueError(
+            f"{name} must be a string or a list of strings, not {type(texts).__name__} ({texts!r})"
+        )
+    if not texts:
+        raise ValueError(f"{name} must not be an empty list; give at least one string")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{name} must be a string or a list of strings, but number {i} is of type "
+                f"{type(text).__name__} ({text!r})"
+            )
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{name} must be valid Unicode, but {text!r} has half a surrogate pair at position "
+                f"{error.start}; remove it"
+            ) from None
+    return list(texts)

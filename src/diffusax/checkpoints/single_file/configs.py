@@ -55,7 +55,7 @@ _REFINER_UNET = {
     "transformer_layers_per_block": 4,
     "projection_class_embeddings_input_dim": 2560,
 }
-_UNETS: dict[Family, Config] = {
+UNETS: dict[Family, Config] = {
     "sd1": _SD1_UNET,
     "sd2": _SD2_UNET,
     "sdxl": _SDXL_UNET,
@@ -64,7 +64,7 @@ _UNETS: dict[Family, Config] = {
 _CONTROL = ("sample_size", "out_channels", "up_block_types")
 """The options of UNets that ControlNets do not have."""
 
-_AUTOENCODER: Config = {
+AUTOENCODER: Config = {
     "_class_name": "AutoencoderKL",
     "in_channels": 3,
     "out_channels": 3,
@@ -77,7 +77,7 @@ _AUTOENCODER: Config = {
     "scaling_factor": 0.18215,
 }
 _SDXL_AUTOENCODER = {
-    **_AUTOENCODER,
+    **AUTOENCODER,
     "sample_size": 1024,
     "scaling_factor": 0.13025,
 }
@@ -176,7 +176,7 @@ def unet_config(contents: Contents, prediction_type: str | None = None) -> Confi
             f"{part.path}: the UNet has {part.in_channels} input channels, which no pipeline of "
             "diffusax gives it (4, 8 for InstructPix2Pix, 9 for inpainting)"
         )
-    config = {**_UNETS[family], "in_channels": part.in_channels}
+    config = {**UNETS[family], "in_channels": part.in_channels}
     if family == "sd2" and prediction_type == "v_prediction":
         config["sample_size"] = 96
     return config
@@ -190,7 +190,11 @@ def controlnet_config(part: Part) -> Config:
     """
     if part.layout == "diffusers" and part.shape("add_embedding.linear_1.weight"):
         return _sdxl_controlnet(part)
-    unet = _UNETS[_known_family(part)]
+    return controlnet_like(UNETS[_known_family(part)])
+
+
+def controlnet_like(unet: Config) -> Config:
+    """Returns the config of the ControlNet of a UNet."""
     config = {name: value for name, value in unet.items() if name not in _CONTROL}
     return {**config, "_class_name": "ControlNetModel"}
 
@@ -223,7 +227,7 @@ def autoencoder_config(
     if mean and deviation:
         found = {"latents_mean": mean, "latents_std": deviation, "scaling_factor": 0.5}
         return {**_SDXL_AUTOENCODER, **found}
-    return _SDXL_AUTOENCODER if family in ("sdxl", "refiner") else _AUTOENCODER
+    return _SDXL_AUTOENCODER if family in ("sdxl", "refiner") else AUTOENCODER
 
 
 def text_encoder_config(part: Part) -> Config | None:
@@ -297,10 +301,8 @@ def _sdxl_controlnet(part: Part) -> Config:
     levels = range(3)
     attends = [f"down_blocks.{i}.attentions.0.norm.weight" in names for i in levels]
     middle = "mid_block.attentions.0.norm.weight" in names
-    config = {name: value for name, value in _SDXL_UNET.items() if name not in _CONTROL}
     return {
-        **config,
-        "_class_name": "ControlNetModel",
+        **controlnet_like(_SDXL_UNET),
         "down_block_types": ["CrossAttnDownBlock2D" if a else "DownBlock2D" for a in attends],
         "mid_block_type": "UNetMidBlock2DCrossAttn" if middle else "UNetMidBlock2D",
         "transformer_layers_per_block": [_depth(part, f"down_blocks.{i}") for i in levels],

@@ -39,7 +39,7 @@ def _dropped_overloads(torch: Any) -> Iterator[None]:
     lists them in amp.py and decompositions.py, where they are only keys; commit d1a9349 of
     google/torchax removed them, in the release after. Nothing is done for other versions.
     """
-    if not _needs_dropped_overloads(torch.__version__, _installed("torchax")):
+    if not needs_dropped_overloads(torch.__version__, _installed("torchax")):
         yield
         return
     packet = type(torch.ops.aten.add)
@@ -61,7 +61,7 @@ class _DroppedOverload:
     """A placeholder for an overload that is never called."""
 
 
-def _needs_dropped_overloads(torch: str, torchax: str | None) -> bool:
+def needs_dropped_overloads(torch: str, torchax: str | None) -> bool:
     return (
         torchax is not None
         and _release(torchax) <= _release(_BROKEN_TORCHAX)

@@ -44,7 +44,7 @@ class TrainedLayer(NamedTuple):
     def _added(
         self, x: jax.Array, base: Base, product: Callable[[jax.Array, jax.Array], jax.Array]
     ) -> jax.Array:
-        x = self._dropped(x)
+        x = self.dropped(x)
         lora = matmul(product(x, self.down), self.up) * self.scale
         if self.magnitude is None:
             return lora
@@ -57,7 +57,7 @@ class TrainedLayer(NamedTuple):
         gain = self.magnitude / jnp.where(lengths > 0, lengths, 1)
         return (gain - 1).astype(x.dtype) * own + gain.astype(x.dtype) * lora
 
-    def _dropped(self, x: jax.Array) -> jax.Array:
+    def dropped(self, x: jax.Array) -> jax.Array:
         """Drops numbers of each row by the row's key alone, and scales up the others."""
         if self.keys is None:
             return x

@@ -1,1 +1,4 @@
-"""The layers and blocks that the networks share."""
+"""The layers and blocks that several networks share.
+
+Begin with `layers`: linear layers, convolutions and norms with layout and accumulation fixed.
+"""

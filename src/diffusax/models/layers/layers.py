@@ -118,7 +118,7 @@ class SplitLinear(ArrangedLinear):
             if not self.tpu_products or self.adapters is not None or is_plain():
                 return self._split(super().__call__(x))
             given = x, self.kernel[...], None if self.bias is None else self.bias[...]
-            forms = {"one": self._one_product, "several": self._several_products}
+            forms = {"one": self.one_product, "several": self.several_products}
             return by_platform(lambda p: "several" if p == "tpu" else "one", forms, *given)
         kernels = self.arranged().parts
         biases = [None] * len(kernels) if self.bias is None else self._split(self.bias[...])
@@ -132,12 +132,12 @@ class SplitLinear(ArrangedLinear):
     def _parts(self, kernel: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(map(split_columns, self._split(kernel)))
 
-    def _one_product(
+    def one_product(
         self, x: jax.Array, kernel: jax.Array, bias: jax.Array | None
     ) -> tuple[jax.Array, ...]:
         return self._split(matmul(x.astype(kernel.dtype), kernel, bias))
 
-    def _several_products(
+    def several_products(
         self, x: jax.Array, kernel: jax.Array, bias: jax.Array | None
     ) -> tuple[jax.Array, ...]:
         ends = np.cumsum([0, *self.tpu_products])
@@ -247,11 +247,11 @@ def _gain_and_bias(norm: Any) -> tuple[jax.Array, jax.Array]:
 def _group_norm(*arguments: jax.Array, groups: int, eps: float) -> jax.Array:
     if is_plain():
         return _centred(*arguments, groups=groups, eps=eps)
-    forms = {name: partial(f, groups=groups, eps=eps) for name, f in _GROUP_NORMS.items()}
-    return by_platform(_choose_group_norm, forms, *arguments)
+    forms = {name: partial(f, groups=groups, eps=eps) for name, f in GROUP_NORMS.items()}
+    return by_platform(choose_group_norm, forms, *arguments)
 
 
-def _choose_group_norm(platform: str) -> str:
+def choose_group_norm(platform: str) -> str:
     forms = {"cuda": "sums", "rocm": "sums", "tpu": "one_pass"}
     return forms.get(platform, "centred")
 
@@ -312,7 +312,7 @@ def _sums(
     x32 = x.astype(jnp.float32)
     if shift is not None:
         x32 = x32 + _at_pixels(shift.astype(jnp.float32), x)
-    parts = _parts(pixels)
+    parts = norm_parts(pixels)
     rows = x32.reshape(b, parts, pixels // parts, c)
     share = groups / (pixels * c)
     sums = (_by_group(share * y.sum(2), groups) for y in (rows, jnp.square(rows)))
@@ -322,7 +322,7 @@ def _sums(
     return ((x32 - _spread(mean, x)) * gain + bias.astype(jnp.float32)).astype(scale.dtype)
 
 
-def _parts(pixels: int) -> int:
+def norm_parts(pixels: int) -> int:
     """Returns the number of parts: with 32 pixels each, or so few that it is one kernel with them.
 
     By the estimates of XLA's GPU compiler; see benchmarks/gpu_compile.py.
@@ -356,7 +356,7 @@ def _last_sums_jvp(primals: Any, tangents: Any) -> Any:
     return _last_sums(*primals), tuple(t.sum(-1) for t in tangents)
 
 
-_GROUP_NORMS = {"centred": _centred, "one_pass": _one_pass, "sums": _sums}
+GROUP_NORMS = {"centred": _centred, "one_pass": _one_pass, "sums": _sums}
 
 
 def _group_means(x: jax.Array, groups: int) -> jax.Array:

@@ -29,7 +29,7 @@ def gelu(x: jax.Array) -> jax.Array:
 
 def approximate_gelu(x: jax.Array) -> jax.Array:
     """Computes GELU by its formula with a hyperbolic tangent (Hendrycks and Gimpel 2016)."""
-    return _activate(_gelu_by_tanh, x)
+    return _activate(gelu_by_tanh, x)
 
 
 def quick_gelu(x: jax.Array) -> jax.Array:
@@ -81,18 +81,18 @@ def _exact_gelu(x: jax.Array) -> jax.Array:
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
-def _gelu_by_tanh(x: jax.Array) -> jax.Array:
+def gelu_by_tanh(x: jax.Array) -> jax.Array:
     return nnx.gelu(x, approximate=True)
 
 
-def _gelu_by_sigmoid(x: jax.Array) -> jax.Array:
+def gelu_by_sigmoid(x: jax.Array) -> jax.Array:
     """Has the sigmoid of twice the argument instead, as GPUs have an exponential function."""
     y = x.astype(jnp.float32)
     return (y * jax.nn.sigmoid(2 * _GELU * (y + 0.044715 * y**3))).astype(x.dtype)
 
 
 _GELU = math.sqrt(2 / math.pi)
-_ON_CUDA: dict[_Activation, _Activation] = {_gelu_by_tanh: _gelu_by_sigmoid}
+_ON_CUDA: dict[_Activation, _Activation] = {gelu_by_tanh: gelu_by_sigmoid}
 
 
 def _quick_gelu(x: jax.Array) -> jax.Array:
@@ -108,4 +108,4 @@ def _gated_gelu(gate: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _gated_gelu_by_tanh(gate: jax.Array, x: jax.Array) -> jax.Array:
-    return _gelu_by_tanh(gate) * x
+    return gelu_by_tanh(gate) * x

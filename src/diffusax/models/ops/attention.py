@@ -192,7 +192,7 @@ def _cudnn(
     JAX's partitioning of it takes no batch or heads that the devices do not divide, and none that
     the fsdp axis splits.
     """
-    return _on_each_device(cudnn_attention, q, k, v, scale, causal, key_lengths)
+    return on_each_device(cudnn_attention, q, k, v, scale, causal, key_lengths)
 
 
 def _flash(
@@ -204,7 +204,7 @@ def _flash(
     key_lengths: jax.Array | None = None,
 ) -> jax.Array:
     """Calls JAX's Pallas kernel for TPU (Dao et al. 2022), which keeps the scores on the chip."""
-    return _on_each_device(flash_on_one_device, q, k, v, scale, causal, key_lengths)
+    return on_each_device(flash_on_one_device, q, k, v, scale, causal, key_lengths)
 
 
 def _side_by_side(
@@ -224,10 +224,10 @@ def _side_by_side(
         other: Any = partial(flash_on_one_device if long else _xla, scale=scale, causal=causal)
         return attend_side_by_side(q, k, v, scale=scale, form=other)
 
-    return _on_each_device(run, q, k, v, scale, causal, key_lengths)
+    return on_each_device(run, q, k, v, scale, causal, key_lengths)
 
 
-def _on_each_device(
+def on_each_device(
     kernel: Callable[..., jax.Array],
     q: jax.Array,
     k: jax.Array,
@@ -301,14 +301,13 @@ def _chunks(
     key_lengths: jax.Array | None = None,
     bias: jax.Array | None = None,
     *,
-    large: bool = False,
+    limit: int = _MAX_CHUNK_SCORES,
 ) -> jax.Array:
     """Computes one head and one chunk of its queries after the other, the last chunk padded.
 
     Gradients compute the scores again, so that they do not hold b h t s of them either.
     """
     (b, t, h, d), s = q.shape, k.shape[1]
-    limit = _MAX_LARGE_CHUNK_SCORES if large else _MAX_CHUNK_SCORES
     count = math.ceil(t / max(1, limit // s))
     size = math.ceil(t / count)
 
@@ -348,19 +347,21 @@ def _large_chunks(
     causal: bool,
     key_lengths: jax.Array | None = None,
     bias: jax.Array | None = None,
+    *,
+    limit: int = _MAX_LARGE_CHUNK_SCORES,
 ) -> jax.Array:
     """Computes chunks that fill an accelerator, on a mesh in a loop of each device's own.
 
     For a loop over images that are split, XLA gathers all of them on each device.
     """
     if bias is not None:
-        return _chunks(q, k, v, scale, causal, key_lengths, bias, large=True)
+        return _chunks(q, k, v, scale, causal, key_lengths, bias, limit=limit)
 
     def run(*arrays: jax.Array, scale: float, causal: bool) -> jax.Array:
         q, k, v, *lengths = arrays
-        return _chunks(q, k, v, scale, causal, *lengths, large=True)
+        return _chunks(q, k, v, scale, causal, *lengths, limit=limit)
 
-    return _on_each_device(run, q, k, v, scale, causal, key_lengths)
+    return on_each_device(run, q, k, v, scale, causal, key_lengths)
 
 
 def _scores_times_values(
@@ -402,5 +403,6 @@ LOWERINGS: dict[str, Callable[..., jax.Array]] = {
 }
 """The lowerings by name; each takes q, k, v, scale, causal and perhaps key_lengths.
 
-Those without a kernel of their own take a bias, too.
+Those without a kernel of their own take a bias, too. Those in chunks take the limit of the scores
+in one chunk.
 """

@@ -124,8 +124,14 @@ _G = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
 _A_T = ((1, 1, 1, 0), (0, 1, -1, -1))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
-def _winograd(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
+def _winograd(
+    x: jax.Array,
+    kernel: jax.Array,
+    stride: int,
+    padding: Padding,
+    max_bytes: int = _MAX_TEMPORARY_BYTES,
+) -> jax.Array:
     """Computes a 3x3 convolution with 16 multiplications per 2x2 outputs instead of 36.
 
     Lavin and Gray 2016, "Fast algorithms for convolutional neural networks", section 4.1. In the
@@ -133,7 +139,7 @@ def _winograd(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) ->
     """
     height, width = _output_size(x.shape, kernel.shape, stride, padding)
     rows, columns = math.ceil(height / 2), math.ceil(width / 2)
-    band = _rows_per_band(x, kernel, rows, columns)
+    band = _rows_per_band(x, kernel, rows, columns, max_bytes)
     bands = math.ceil(rows / band)
 
     (top, _), (left, _) = padding
@@ -153,19 +159,20 @@ def _winograd(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) ->
 def _winograd_tangent(
     stride: int,
     padding: Padding,
+    max_bytes: int,
     primals: tuple[jax.Array, jax.Array],
     tangents: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the direct convolution's tangent, because its transpose is convolutions again."""
     (x, kernel), (dx, dkernel) = primals, tangents
     dy = _direct(dx, kernel, stride, padding) + _direct(x, dkernel, stride, padding)
-    return _winograd(x, kernel, stride, padding), dy
+    return _winograd(x, kernel, stride, padding, max_bytes), dy
 
 
-def _rows_per_band(x: jax.Array, kernel: jax.Array, rows: int, columns: int) -> int:
+def _rows_per_band(x: jax.Array, kernel: jax.Array, rows: int, columns: int, max_bytes: int) -> int:
     """Returns the number of rows of tiles to take at once; bands are as equal as possible."""
     row_bytes = known_sizes(x.shape)[0] * columns * 16 * kernel.shape[3] * 4
-    bands = math.ceil(rows / max(1, _MAX_TEMPORARY_BYTES // row_bytes))
+    bands = math.ceil(rows / max(1, max_bytes // row_bytes))
     return math.ceil(rows / bands)
 
 
@@ -243,4 +250,6 @@ LOWERINGS: dict[str, Callable[..., jax.Array]] = {
     "patches": _patches,
     "winograd": _winograd,
 }
-"""The lowerings by name; each takes x, kernel, stride and padding."""
+"""The lowerings by name; each takes x, kernel, stride and padding, and winograd how many bytes of
+transformed tiles to hold at once.
+"""

@@ -27,7 +27,7 @@ def matmul(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> ja
     if x.dtype.itemsize != 2 or is_plain():
         y = _in_float32(rows, kernel, *biases)
     else:
-        y = by_platform(lambda p: _FORMS.get(p, "float32"), _PRODUCTS, rows, kernel, *biases)
+        y = by_platform(lambda p: _FORMS.get(p, "float32"), PRODUCTS, rows, kernel, *biases)
     return y.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
@@ -52,7 +52,7 @@ def _rounded(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:
     return y
 
 
-_PRODUCTS = {"float32": _in_float32, "materialized": _materialized, "rounded": _rounded}
+PRODUCTS = {"float32": _in_float32, "materialized": _materialized, "rounded": _rounded}
 _FORMS = {"cpu": "materialized", "cuda": "rounded"}
 
 

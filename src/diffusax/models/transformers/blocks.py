@@ -106,7 +106,7 @@ def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
     if is_plain():
         return _rotate_pairs(x, rotation)
     forms = {"tpu": "product", "cuda": "swap"}
-    return by_platform(lambda p: forms.get(p, "pairs"), _ROTATIONS, x, rotation)
+    return by_platform(lambda p: forms.get(p, "pairs"), ROTATIONS, x, rotation)
 
 
 def _rotate_pairs(x: jax.Array, rotation: Rotation) -> jax.Array:
@@ -141,7 +141,7 @@ def _rotate_by_swap(x: jax.Array, rotation: Rotation) -> jax.Array:
     return turned.reshape(x.shape).astype(x.dtype)
 
 
-_ROTATIONS = {"pairs": _rotate_pairs, "product": _rotate_by_product, "swap": _rotate_by_swap}
+ROTATIONS = {"pairs": _rotate_pairs, "product": _rotate_by_product, "swap": _rotate_by_swap}
 
 
 def written(x: jax.Array) -> jax.Array:

@@ -219,12 +219,12 @@ class FluxTransformer2DModel(nnx.Module):
             active = of_x[i], of_context[i]
             x, context = rematerialized(block, remat)(x, context, active, rotation)
             count = 0 if cycle_residuals else blocks
-            x = _added(x, block_residuals, i, count)
+            x = add_residual(x, block_residuals, i, count)
         joined = split_tokens(jnp.concatenate([context, x], axis=1))
         for i, single in enumerate(self.single_transformer_blocks):
             joined = rematerialized(single, remat)(joined, of_both[i], rotation)
             if single_residuals:
-                x = _added(joined[:, s:], single_residuals, i, singles)
+                x = add_residual(joined[:, s:], single_residuals, i, singles)
                 joined = jnp.concatenate([joined[:, :s], x], axis=1)
         scale, shift = self.norm_out(last)
         return self.proj_out(modulate(joined[:, s:], shift, scale))
@@ -234,7 +234,7 @@ class FluxTransformer2DModel(nnx.Module):
         return self(*args, cycle_residuals=True, **kwargs)
 
 
-def _added(x: jax.Array, residuals: Sequence[jax.Array], i: int, count: int) -> jax.Array:
+def add_residual(x: jax.Array, residuals: Sequence[jax.Array], i: int, count: int) -> jax.Array:
     """Returns x with the residual of the i-th of `count` blocks; with a count of 0, in turn."""
     if not residuals:
         return x

@@ -7,7 +7,7 @@ import jax
 
 from diffusax.pipelines.plan.plan import Tokens
 from diffusax.text.prompts import PromptTokens, tokenize_prompts
-from diffusax.text.tokenizer import checked_texts
+from diffusax.text.vocabulary import checked_texts
 
 
 def tokenize(

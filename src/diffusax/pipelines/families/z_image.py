@@ -26,7 +26,7 @@ from diffusax.pipelines.families.transformer import (
 from diffusax.pipelines.plan.guidance import above_zero, apply_guidance, limit_norm
 from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.text.language_tokenizer import Qwen2Tokenizer
-from diffusax.text.tokenizer import checked_texts
+from diffusax.text.vocabulary import checked_texts
 
 _SHORTEST, _LONGEST = 64, 512
 

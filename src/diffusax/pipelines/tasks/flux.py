@@ -34,7 +34,7 @@ from diffusax.pipelines.tasks.tasks import (
 )
 from diffusax.runtime.random.noise import noise_source
 
-_KONTEXT_SIZES = (
+KONTEXT_SIZES = (
     (1568, 672),
     (1504, 688),
     (1456, 720),
@@ -213,5 +213,5 @@ def _reference(c: Components, call: Call) -> np.ndarray:
         return pixels
     height, width = pixels.shape[1:3]
     ratio, multiple = width / height, c.latents.multiple
-    best = min(_KONTEXT_SIZES, key=lambda size: (abs(ratio - size[1] / size[0]), size[1]))
+    best = min(KONTEXT_SIZES, key=lambda size: (abs(ratio - size[1] / size[0]), size[1]))
     return np.asarray(read_pixels(c, call, *(side // multiple * multiple for side in best)))

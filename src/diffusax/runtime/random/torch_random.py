@@ -132,9 +132,9 @@ def _log(x: np.ndarray) -> np.ndarray:
     x = (mantissa - _f32(1)) + np.where(small, mantissa, _f32(0))
     z = x * x
     y = _polynomial(_LOG, x) * x
-    y = _fma(y, z, e * _LN2_LOW)
+    y = fused_multiply_add(y, z, e * _LN2_LOW)
     y = y - z * _f32(0.5)  # Fused or not is the same here: halving is exact.
-    return _fma(e, _LN2_HIGH, x + y)
+    return fused_multiply_add(e, _LN2_HIGH, x + y)
 
 
 def _sincos(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -142,10 +142,10 @@ def _sincos(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     octant = ((x * _FOUR_OVER_PI).astype(np.int32) + 1) & ~1
     multiple = octant.astype(np.float32)
     for part in _MINUS_QUARTER_PI:
-        x = _fma(multiple, part, x)
+        x = fused_multiply_add(multiple, part, x)
     z = x * x
-    cosine = _fma(_polynomial(_COS, z) * z, z, z * _f32(-0.5)) + _f32(1)
-    sine = _fma(_polynomial(_SIN, z) * z, x, x)
+    cosine = fused_multiply_add(_polynomial(_COS, z) * z, z, z * _f32(-0.5)) + _f32(1)
+    sine = fused_multiply_add(_polynomial(_SIN, z) * z, x, x)
     swap = (octant & 2) != 0
     sine, cosine = np.where(swap, cosine, sine), np.where(swap, sine, cosine)
     return (
@@ -157,11 +157,13 @@ def _sincos(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _polynomial(coefficients: Sequence[np.float32], x: np.ndarray) -> np.ndarray:
     y = np.full_like(x, coefficients[0])
     for c in coefficients[1:]:
-        y = _fma(y, x, c)
+        y = fused_multiply_add(y, x, c)
     return y
 
 
-def _fma(a: np.ndarray, b: np.ndarray | np.float32, c: np.ndarray | np.float32) -> np.ndarray:
+def fused_multiply_add(
+    a: np.ndarray, b: np.ndarray | np.float32, c: np.ndarray | np.float32
+) -> np.ndarray:
     """Computes a * b + c in float32, rounded once (IEEE 754 fusedMultiplyAdd), exactly.
 
     The product of two float32 numbers is exact in float64, the sum with `c` is not. There it is

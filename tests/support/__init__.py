@@ -1,0 +1,1 @@
+"""What tests share: tiny checkpoints, references in PyTorch, servers, files and data sets."""

@@ -1,0 +1,260 @@
+"""The loops of diffusers' scripts that train families of flow matching, and ours, on given draws.
+
+Upstream: examples/dreambooth/train_dreambooth_lora_flux.py, _z_image.py and _flux2_klein.py.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import diffusers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from diffusers.training_utils import compute_loss_weighting_for_sd3
+
+from diffusax.training import (
+    CaptionedDataConfig,
+    EditDataConfig,
+    InstructPix2PixConfig,
+    TextToImageConfig,
+)
+from diffusax.training.step.denoising import DenoisingLoss, Draws
+from diffusax.training.step.losses import Dropped
+from support.lora import ATTENTION
+from support.lora_training import trained_tree
+from support.tiny_transformers import (
+    FLUX_SIZE,
+    KLEIN_SIZE,
+    Z_IMAGE_SIZE,
+    flux_pipeline,
+    klein_pipeline,
+    z_image_pipeline,
+)
+
+PROMPTS = ["a red apple", "an old house on a hill by the sea, and two dogs that run before it"]
+STEPS, RATE, SCALE = 3, 0.05, 2.5
+H, W = 24, 40
+"""The size in pixels of the images."""
+Arrays = dict[str, np.ndarray]
+
+
+def nchw(x: np.ndarray) -> torch.Tensor:
+    return torch.tensor(np.moveaxis(np.asarray(x, np.float32), -1, 1).copy())
+
+
+def _shifted_and_scaled(pipe: Any, batch: Arrays) -> torch.Tensor:
+    found = pipe.vae.encode(nchw(batch["pixel_values"] / 127.5 - 1)).latent_dist
+    sample = found.mean + found.std * nchw(batch["latent_noise"])
+    return (sample - pipe.vae.config.shift_factor) * pipe.vae.config.scaling_factor
+
+
+def _normalized(pipe: Any, batch: Arrays) -> torch.Tensor:
+    return _klein_latents(pipe, batch["pixel_values"])
+
+
+def _klein_latents(pipe: Any, pixels: np.ndarray) -> torch.Tensor:
+    mode = pipe.vae.encode(nchw(pixels / 127.5 - 1)).latent_dist.mode()
+    mean = pipe.vae.bn.running_mean.view(1, -1, 1, 1)
+    std = torch.sqrt(pipe.vae.bn.running_var.view(1, -1, 1, 1) + pipe.vae.config.batch_norm_eps)
+    return (diffusers.Flux2KleinPipeline._patchify_latents(mode) - mean) / std
+
+
+def _z_image(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
+    # It writes the chat around each prompt into the list that it is given.
+    captions, _ = pipe.encode_prompt(list(PROMPTS), do_classifier_free_guidance=False)
+    latents = list(noisy.unsqueeze(2).unbind(0))
+    pred = pipe.transformer(latents, (1000 - timesteps) / 1000, captions).sample
+    return -torch.stack(pred).squeeze(2)
+
+
+def _flux(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
+    texts, pooled, text_ids = pipe.encode_prompt(list(PROMPTS), None)
+    kind, (b, c, h, w) = diffusers.FluxPipeline, noisy.shape
+    reads = pipe.transformer.config.guidance_embeds
+    pred = pipe.transformer(
+        hidden_states=kind._pack_latents(noisy, b, c, h, w),
+        timestep=timesteps / 1000,
+        guidance=torch.tensor([SCALE]).expand(b) if reads else None,
+        pooled_projections=pooled,
+        encoder_hidden_states=texts,
+        txt_ids=text_ids,
+        img_ids=kind._prepare_latent_image_ids(b, h // 2, w // 2, "cpu", torch.float32),
+    ).sample
+    factor = pipe.vae_scale_factor
+    return kind._unpack_latents(pred, h * factor, w * factor, factor)
+
+
+def _klein(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
+    given = torch.tensor(batch["texts"]) if "texts" in batch else None
+    texts, text_ids = pipe.encode_prompt(list(PROMPTS), prompt_embeds=given)
+    kind, own = diffusers.Flux2KleinPipeline, diffusers.Flux2KleinPipeline._prepare_latent_ids
+    tokens, ids = kind._pack_latents(noisy), own(noisy)
+    count = tokens.shape[1]
+    if "original_pixel_values" in batch:
+        seen = _klein_latents(pipe, batch["original_pixel_values"])
+        seen_ids = kind._prepare_image_ids([seen[:1]]).expand(len(seen), -1, -1)
+        tokens = torch.cat([tokens, kind._pack_latents(seen)], dim=1)
+        ids = torch.cat([ids, seen_ids], dim=1)
+    pred = pipe.transformer(
+        hidden_states=tokens,
+        timestep=timesteps / 1000,
+        guidance=None,
+        encoder_hidden_states=texts,
+        txt_ids=text_ids,
+        img_ids=ids,
+    ).sample[:, :count]
+    return kind._unpack_latents_with_ids(pred, own(noisy))
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """What differs between the scripts."""
+
+    pipeline: Callable[..., Any]
+    """Makes a tiny pipeline of PyTorch, saved in a folder."""
+    latents: Callable[[Any, Arrays], torch.Tensor]
+    predict: Callable[[Any, torch.Tensor, torch.Tensor, Arrays], torch.Tensor]
+    call: dict[str, Any]
+    """Arguments of a call for an image."""
+    shape: tuple[int, int, int]
+    """h w c of the latents."""
+    sampled: bool = True
+    """Whether the autoencoder's distribution is sampled."""
+    targets: tuple[str, ...] = tuple(ATTENTION)
+
+
+def _klein_pipeline(folder: Any, **options: Any) -> Any:
+    # The script reads the layers that are the default.
+    return klein_pipeline(folder, **{"layers": 28, **options})
+
+
+FLOWS = {
+    "flux": Flow(flux_pipeline, _shifted_and_scaled, _flux, FLUX_SIZE, (12, 20, 16)),
+    "z-image": Flow(
+        z_image_pipeline,
+        _shifted_and_scaled,
+        _z_image,
+        {"guidance_scale": 0.0, **Z_IMAGE_SIZE},
+        (12, 20, 16),
+    ),
+    "klein": Flow(
+        _klein_pipeline,
+        _normalized,
+        _klein,
+        {"guidance_scale": 1.0, **KLEIN_SIZE},
+        (6, 10, 16),
+        sampled=False,
+        targets=(
+            *ATTENTION,
+            "to_qkv_mlp_proj",
+            *(f"single_transformer_blocks.{i}.attn.to_out" for i in range(2)),
+        ),
+    ),
+}
+
+
+def draw_batches(
+    flow: Flow, *, edits: bool = False, texts: tuple[int, int] | None = None
+) -> list[Arrays]:
+    """Images, and every random number of each step.
+
+    edits: with images before an edit. texts: with embeddings of this shape in the place of prompts.
+    """
+    rng = np.random.default_rng(0)
+
+    def one() -> Arrays:
+        batch = {"pixel_values": rng.integers(0, 256, (2, H, W, 3), np.uint8)}
+        if flow.sampled:
+            batch["latent_noise"] = rng.standard_normal((2, *flow.shape), np.float32)
+        if edits:
+            batch["original_pixel_values"] = rng.integers(0, 256, (2, H, W, 3), np.uint8)
+        if texts is not None:
+            batch["texts"] = rng.standard_normal((2, *texts), np.float32)
+        batch["noise"] = rng.standard_normal((2, *flow.shape), np.float32)
+        return {**batch, "timesteps": rng.uniform(0.2, 1, 2).astype(np.float32)}
+
+    return [one() for _ in range(STEPS)]
+
+
+def torch_losses(flow: Flow, pipe: Any, run: list[Arrays], scheme: str) -> tuple[list[float], Any]:
+    """The losses of the script's loop with plain gradient descent, and the first gradients."""
+    parameters = [p for p in pipe.transformer.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=RATE)
+    losses, first = [], None
+    for batch in run:
+        with torch.no_grad():
+            model_input = flow.latents(pipe, batch)
+        sigmas = torch.tensor(batch["timesteps"]).reshape(-1, 1, 1, 1)
+        noise, timesteps = nchw(batch["noise"]), 1000 * sigmas.flatten()
+        noisy = (1.0 - sigmas) * model_input + sigmas * noise
+        pred = flow.predict(pipe, noisy, timesteps, batch)
+        weighting = compute_loss_weighting_for_sd3(scheme, sigmas)
+        target = noise - model_input
+        loss = (weighting.float() * (pred.float() - target.float()) ** 2).reshape(2, -1)
+        loss = loss.mean(1).mean()
+        loss.backward()
+        if first is None:
+            first = _gradients(pipe)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, first
+
+
+def _gradients(pipe: Any) -> dict[str, Any]:
+    if hasattr(pipe.transformer, "peft_config"):
+        return {"transformer": trained_tree(pipe.transformer, gradients=True)}
+    return {n: p.grad.numpy().copy() for n, p in pipe.transformer.named_parameters()}
+
+
+def our_losses(
+    loss: DenoisingLoss, recipe: Any, trained: Any, run: list[Arrays]
+) -> tuple[list[float], Any]:
+    """The losses of our loss with plain gradient descent, and the first gradients."""
+    tokens = [recipe.base.tokenize(prompt) for prompt in PROMPTS]
+    text = {name: np.stack([own[name] for own in tokens]) for name in tokens[0]}
+    none = jnp.zeros(2, bool)
+
+    @jax.jit
+    def value_and_grad(trained: Any, frozen: Any, batch: Any) -> Any:
+        drawn = (batch.get(name) for name in ("latent_noise", "noise", "timesteps"))
+        given = {k: x for k, x in batch.items() if k.endswith("pixel_values")} | text
+        if "texts" in batch:
+            given["encoder_hidden_states"] = batch["texts"]
+            frozen = {**frozen, "empty": {"encoder_hidden_states": batch["texts"][0]}}
+
+        def mean(trained: Any) -> Any:
+            draws = Draws(*drawn, Dropped(none, none))
+            return loss.with_draws(trained, frozen, given, draws).mean()
+
+        return jax.value_and_grad(mean)(trained)
+
+    frozen, losses, first = recipe.frozen(), [], None
+    for batch in run:
+        value, gradient = value_and_grad(trained, frozen, batch)
+        first = gradient if first is None else first
+        trained = jax.tree.map(lambda x, g: x - RATE * g, trained, gradient)
+        losses.append(float(value))
+    return losses, first
+
+
+def options(folder: Any, data: Any, **changes: Any) -> TextToImageConfig:
+    return TextToImageConfig(
+        model=str(folder),
+        data=CaptionedDataConfig(str(data), resolution=24),
+        batch_size=2,
+        compute_dtype="float32",
+        **changes,
+    )
+
+
+def edit_options(folder: Any, data: Any, **changes: Any) -> InstructPix2PixConfig:
+    return InstructPix2PixConfig(
+        model=str(folder),
+        data=EditDataConfig(str(data), resolution=24),
+        batch_size=2,
+        compute_dtype="float32",
+        **changes,
+    )

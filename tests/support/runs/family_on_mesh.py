@@ -1,0 +1,85 @@
+"""A transformer, with an adapter of every layer and without, over four devices and over one.
+
+XLA_FLAGS=--xla_force_host_platform_device_count=4 python family_on_mesh.py NAME FOLDER
+"""
+
+import sys
+
+import jax
+import numpy as np
+
+import diffusax
+from diffusax.models.adapters.low_rank import kernel_shapes
+from support.many_devices import split_small_arrays
+from support.pairs import picture
+from support.tiny_transformers import KLEIN_CALL
+
+NAME, FOLDER = sys.argv[1:]
+OWN = {
+    "z-image": {"negative_prompt": "a hat", "guidance_scale": 2.0},
+    "flux": {"negative_prompt": "a hat", "true_cfg_scale": 2.0, "max_sequence_length": 32},
+    "klein": {**KLEIN_CALL, "image": picture(1)},
+}
+CALL = {
+    "prompt": ["a red apple", "a house on a hill", "a ship", "two dogs"],
+    "seed": 0,
+    "num_inference_steps": 2,
+    "height": 24,
+    "width": 40,
+    "output_type": "np",
+    **OWN[NAME],
+}
+SPLIT = {
+    "z-image": ("layers.0.attention.to_q", "layers.0.feed_forward.w2"),
+    "flux": (
+        "transformer_blocks.0.attn.to_q",
+        "transformer_blocks.0.attn.to_add_out",
+        "transformer_blocks.0.ff_context.net.2",
+        "transformer_blocks.0.norm1.linear",
+        "single_transformer_blocks.0.norm.linear",
+        "single_transformer_blocks.0.proj_out",
+    ),
+    "klein": (
+        "transformer_blocks.0.attn.to_q",
+        "transformer_blocks.0.ff.linear_in",
+        "single_transformer_blocks.0.attn.to_out",
+    ),
+}
+"""Layers of which no device has the whole."""
+
+
+def draw(**where):
+    """A pipeline, and the images of its prompts with adapters and without."""
+    pipe = diffusax.DiffusionPipeline.from_pretrained(FOLDER, **where)
+    pipe.set_progress_bar_config(disable=True)
+    rng = np.random.default_rng(0)
+    layers = {
+        path: tuple(
+            rng.standard_normal(size).astype(np.float32) / 4
+            for size in ((shape[0], 2), (2, shape[1]))
+        )
+        for path, shape in kernel_shapes(pipe.transformer.network).items()
+    }
+    pipe.add_adapter("style", {"transformer": layers})
+    return pipe, [pipe(**CALL, adapters=weights).images for weights in ({"style": 1.0}, {})]
+
+
+def layer_of(params, path):
+    """The parameters of a layer."""
+    for part in path.split("."):
+        params = params[int(part) if part.isdigit() else part]
+    return params
+
+
+_, expected = draw(device=jax.devices()[0])
+assert np.abs(expected[0] - expected[1]).max() > 0.02
+with split_small_arrays():
+    for mesh in ("data=2,tensor=2", "data=2,fsdp=2"):
+        pipe, found = draw(mesh=mesh)
+        for path in SPLIT[NAME]:
+            kernel = layer_of(pipe.params["transformer"], path)["kernel"]
+            assert len(kernel.sharding.device_set) == len(jax.devices()), path
+            assert not kernel.is_fully_replicated, path
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-4)
+        print(mesh)

@@ -1,0 +1,46 @@
+"""Language models over four devices and over one.
+
+XLA_FLAGS=--xla_force_host_platform_device_count=4 python language_on_meshes.py
+"""
+
+import jax
+import numpy as np
+
+from diffusax.models import Qwen3Config, Qwen3ForCausalLM, T5Config, T5EncoderModel
+from diffusax.networks import initialize
+from diffusax.runtime.devices import mesh as meshes
+from support.many_devices import split_small_arrays
+
+LENGTHS = np.array([13, 5, 1, 8], np.int32)
+IDS = np.random.default_rng(0).integers(0, 64, (4, 13)).astype(np.int32)
+QWEN3 = Qwen3Config(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+)
+T5 = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+
+for module_class, config in ((Qwen3ForCausalLM, QWEN3), (T5EncoderModel, T5)):
+    model = initialize(module_class, config)
+
+    @jax.jit
+    def states(params, ids, lengths, model=model):
+        return model.apply(params, ids, lengths, method="hidden_states")
+
+    expected = states(model.params, IDS, LENGTHS)
+    for shape in ("tensor=4", "data=2,tensor=2", "fsdp=4", "fsdp=2,tensor=2"):
+        mesh = meshes.make_mesh(shape)
+        with split_small_arrays():
+            places = meshes.tree_sharding(mesh, model.params, model.network.tensor_rules)
+        params = jax.device_put(model.params, places)
+        assert not all(leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
+        batch = jax.device_put((IDS, LENGTHS), meshes.batch_sharding(mesh))
+        with jax.set_mesh(mesh):
+            found = states(params, *batch)
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+        print(shape)

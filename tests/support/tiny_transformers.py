@@ -1,0 +1,419 @@
+"""Tiny transformers and their pipelines in PyTorch: FLUX.1, FLUX.2 [klein] and Z-Image.
+
+All weights are random, and each has two blocks of each kind or more.
+"""
+
+import dataclasses
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+import transformers
+
+from support.tiny import randomize
+from support.torch_families.tokenizers import (
+    CLIP_TOKENS,
+    QWEN_TOKENS,
+    T5_TOKENS,
+    clip_tokenizer,
+    qwen_tokenizer,
+    t5_tokenizer,
+)
+
+FLUX: dict[str, Any] = {
+    "in_channels": 64,
+    "num_layers": 2,
+    "num_single_layers": 3,
+    "attention_head_dim": 12,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 20,
+    "pooled_projection_dim": 16,
+    "axes_dims_rope": (4, 2, 6),
+    "guidance_embeds": True,
+}
+
+
+def flux_transformer(seed: int = 0, **changes: Any) -> Any:
+    """A transformer of PyTorch."""
+    network = diffusers.FluxTransformer2DModel(**{**FLUX, **changes})
+    return randomize(network, seed).requires_grad_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class FluxInputs:
+    """What the network reads: an image's tokens b t c with its rows and columns, and a text's.
+
+    text: b s d. pooled: b p. times and scales: b, of noise and guidance.
+    """
+
+    tokens: np.ndarray
+    size: tuple[int, int]
+    text: np.ndarray
+    pooled: np.ndarray
+    times: np.ndarray
+    scales: np.ndarray
+
+    @property
+    def ids(self) -> tuple[np.ndarray, np.ndarray]:
+        """The positions of the text's and of the image's tokens, n 3 each."""
+        rows, columns = np.indices(self.size).reshape(2, -1)
+        image = np.stack([np.zeros_like(rows), rows, columns], axis=-1)
+        return np.zeros((self.text.shape[1], 3)), image.astype(np.float32)
+
+
+def flux_inputs(
+    b: int = 2,
+    size: tuple[int, int] = (3, 5),
+    text: int = 7,
+    channels: int = 64,
+    *,
+    text_width: int = 20,
+    pooled_width: int = 16,
+) -> FluxInputs:
+    """Random inputs for the network."""
+    rng = np.random.default_rng(3)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    return FluxInputs(
+        normal(b, size[0] * size[1], channels),
+        size,
+        normal(b, text, text_width),
+        normal(b, pooled_width),
+        np.linspace(0.2, 0.9, b, dtype=np.float32),
+        np.linspace(1.0, 3.5, b, dtype=np.float32),
+    )
+
+
+def flux_arguments(
+    given: FluxInputs, dtype: Any = torch.float32, *, guided: bool = True
+) -> dict[str, Any]:
+    """The inputs as arguments of PyTorch's network."""
+    text_ids, image_ids = given.ids
+    found = {
+        "hidden_states": given.tokens,
+        "encoder_hidden_states": given.text,
+        "pooled_projections": given.pooled,
+        "timestep": given.times,
+        "guidance": given.scales if guided else None,
+    }
+    tensors = {k: None if v is None else torch.tensor(v, dtype=dtype) for k, v in found.items()}
+    return {**tensors, "txt_ids": torch.tensor(text_ids), "img_ids": torch.tensor(image_ids)}
+
+
+def upstream_flux(network: Any, given: FluxInputs, dtype: Any = torch.float32) -> np.ndarray:
+    """PyTorch's prediction, b t d."""
+    call = flux_arguments(given, dtype, guided=network.config.guidance_embeds)
+    with torch.no_grad():
+        return network(**call).sample.float().numpy()
+
+
+FLUX_VAE: dict[str, Any] = {
+    "block_out_channels": (8, 8),
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+    "latent_channels": 16,
+    "scaling_factor": 0.3611,
+    "shift_factor": 0.1159,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+    "mid_block_add_attention": False,
+    "sample_size": 64,
+}
+"""Z-Image's, too."""
+FLUX_CLIP: dict[str, Any] = {
+    "vocab_size": len(CLIP_TOKENS),
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "bos_token_id": len(CLIP_TOKENS) - 2,
+    "eos_token_id": len(CLIP_TOKENS) - 1,
+    "pad_token_id": len(CLIP_TOKENS) - 1,
+}
+FLUX_T5: dict[str, Any] = {
+    "vocab_size": len(T5_TOKENS),
+    "d_model": 20,
+    "d_kv": 6,
+    "d_ff": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "feed_forward_proj": "gated-gelu",
+}
+FLUX_SCHEDULE: dict[str, Any] = {
+    "shift": 3.0,
+    "use_dynamic_shifting": True,
+    "base_shift": 0.5,
+    "max_shift": 1.15,
+    "base_image_seq_len": 8,
+    "max_image_seq_len": 100,
+}
+"""FLUX.1-dev's, with its shifts for other numbers of tokens; schnell's is {"shift": 1.0}."""
+FLUX_SIZE = {"height": 24, "width": 40, "max_sequence_length": 32}
+"""Of 60 tokens."""
+
+
+FLUX_FILL: dict[str, Any] = {"in_channels": 4 * (16 + 16 + 4), "out_channels": 64}
+"""What differs in a transformer that sees a mask and the rest of an image."""
+
+
+def flux_components(
+    seed: int = 3, schedule: dict[str, Any] = FLUX_SCHEDULE, **changes: Any
+) -> dict[str, Any]:
+    """The components of a tiny pipeline of PyTorch. changes: of the transformer's config."""
+    clip = transformers.CLIPTextModel(transformers.CLIPTextConfig(**FLUX_CLIP))
+    t5 = transformers.T5EncoderModel(transformers.T5Config(**FLUX_T5))
+    return {
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(**schedule),
+        "vae": randomize(diffusers.AutoencoderKL(**FLUX_VAE), 1).requires_grad_(False),
+        "text_encoder": randomize(clip, 2).requires_grad_(False),
+        "tokenizer": clip_tokenizer(),
+        "text_encoder_2": randomize(t5, 4).requires_grad_(False),
+        "tokenizer_2": t5_tokenizer(),
+        "transformer": flux_transformer(seed, **changes),
+    }
+
+
+def flux_pipeline(folder: Any, name: str = "FluxPipeline", **changes: Any) -> Any:
+    """A tiny pipeline of PyTorch, saved in `folder`. changes: see `components`."""
+    pipe = getattr(diffusers, name)(**flux_components(**changes))
+    pipe.set_progress_bar_config(disable=True)
+    pipe.save_pretrained(folder)
+    return pipe
+
+
+def flux_controlnet(seed: int = 5, **changes: Any) -> Any:
+    """A ControlNet of PyTorch with fewer blocks than the transformer."""
+    config = {**FLUX, "num_layers": 1, "num_single_layers": 2, **changes}
+    return randomize(diffusers.FluxControlNetModel(**config), seed).requires_grad_(False)
+
+
+KLEIN_VAE: dict[str, Any] = {
+    "block_out_channels": (8, 8),
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+    "latent_channels": 4,
+    "mid_block_add_attention": False,
+    "sample_size": 64,
+}
+
+
+def klein_autoencoder(seed: int = 1, **changes: Any) -> Any:
+    """An autoencoder with statistics of its latents that differ between channels."""
+    vae = randomize(diffusers.AutoencoderKLFlux2(**{**KLEIN_VAE, **changes}), seed)
+    generator = torch.Generator().manual_seed(seed)
+    vae.bn.running_mean.normal_(std=0.3, generator=generator)
+    vae.bn.running_var.uniform_(0.5, 2.0, generator=generator)
+    return vae.requires_grad_(False)
+
+
+KLEIN: dict[str, Any] = {
+    "in_channels": 16,
+    "num_layers": 2,
+    "num_single_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 48,
+    "timestep_guidance_channels": 32,
+    "axes_dims_rope": (4, 4, 4, 4),
+    "guidance_embeds": False,
+}
+
+
+def klein_transformer(seed: int = 0, **changes: Any) -> Any:
+    """A transformer whose blocks all have weights of their own."""
+    network = diffusers.Flux2Transformer2DModel(**{**KLEIN, **changes})
+    return randomize(network, seed).requires_grad_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class KleinInputs:
+    """Two images with latents b h w c, times b, texts b s d, scales b, and two references."""
+
+    latents: np.ndarray
+    times: np.ndarray
+    text: np.ndarray
+    scales: np.ndarray
+    references: tuple[np.ndarray, ...] = ()
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All images' tokens, b t c."""
+        maps = self.latents, *self.references
+        return np.concatenate([x.reshape(2, -1, x.shape[-1]) for x in maps], axis=1)
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of diffusers' call."""
+        pipe = diffusers.Flux2KleinPipeline
+        text, latents = torch.tensor(self.text), torch.tensor(self.latents.transpose(0, 3, 1, 2))
+        ids = pipe._prepare_latent_ids(latents)
+        if self.references:
+            maps = [torch.tensor(x[:1].transpose(0, 3, 1, 2)) for x in self.references]
+            ids = torch.cat([ids, pipe._prepare_image_ids(maps).expand(2, -1, -1)], dim=1)
+        return {
+            "hidden_states": torch.tensor(self.tokens),
+            "encoder_hidden_states": text,
+            "timestep": torch.tensor(self.times),
+            "img_ids": ids,
+            "txt_ids": pipe._prepare_text_ids(text),
+            "guidance": torch.tensor(self.scales),
+        }
+
+
+def klein_inputs(*references: tuple[int, int], size: tuple[int, int] = (3, 5)) -> KleinInputs:
+    """Random inputs for the network. references: the rows and columns of each."""
+    rng = np.random.default_rng(3)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    times, scales = np.array([0.3, 0.9], np.float32), np.array([3.5, 1.5], np.float32)
+    maps = tuple(normal(2, *shape, 16) for shape in references)
+    return KleinInputs(normal(2, *size, 16), times, normal(2, 7, 48), scales, maps)
+
+
+def upstream_klein(network: Any, given: KleinInputs, dtype: Any = torch.float32) -> np.ndarray:
+    """PyTorch's prediction for the images, b h w c."""
+    call = given.arguments()
+    # Positions and times stay as they are; the network casts the times itself.
+    for name in ("hidden_states", "encoder_hidden_states"):
+        call[name] = call[name].to(dtype)
+    with torch.no_grad():
+        y = network(**call).sample.float().numpy()
+    rows, columns = given.latents.shape[1:3]
+    return y[:, : rows * columns].reshape(2, rows, columns, -1)
+
+
+KLEIN_CHAT = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+"""Qwen3's template as far as a prompt goes: an answer without thoughts begins with empty ones."""
+KLEIN_LANGUAGE: dict[str, Any] = {
+    "vocab_size": len(QWEN_TOKENS),
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+KLEIN_SIZE = {"height": 24, "width": 40}
+"""Of 6x10 latents, which are tokens."""
+KLEIN_CALL = {"text_encoder_out_layers": (1, 2, 3), "max_sequence_length": 64, **KLEIN_SIZE}
+"""What makes calls of tiny checkpoints quick; their language model has four layers."""
+KLEIN_SCHEDULER = {"shift": 3.0, "use_dynamic_shifting": True}
+
+
+def klein_pipeline(
+    folder: Any, layers: int = 4, is_distilled: bool = False, **scheduler: Any
+) -> Any:
+    """A tiny pipeline of PyTorch, saved in `folder`.
+
+    layers: those of the language model; 28 for calls with the default text_encoder_out_layers.
+    """
+    language = transformers.Qwen3Config(**{**KLEIN_LANGUAGE, "num_hidden_layers": layers})
+    pipe = diffusers.Flux2KleinPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**{**KLEIN_SCHEDULER, **scheduler}),
+        vae=klein_autoencoder(),
+        text_encoder=randomize(transformers.Qwen3ForCausalLM(language), 2).requires_grad_(False),
+        tokenizer=qwen_tokenizer(chat_template=KLEIN_CHAT),
+        transformer=klein_transformer(3),
+        is_distilled=is_distilled,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    pipe.save_pretrained(folder)
+    return pipe
+
+
+Z_IMAGE: dict[str, Any] = {
+    "in_channels": 16,
+    "dim": 48,
+    "n_layers": 3,
+    "n_refiner_layers": 2,
+    "n_heads": 2,
+    "n_kv_heads": 2,
+    "cap_feat_dim": 24,
+    "axes_dims": [12, 8, 4],
+    "axes_lens": [600, 32, 32],
+}
+Z_IMAGE_LANGUAGE: dict[str, Any] = {
+    "vocab_size": len(QWEN_TOKENS),
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+
+
+def z_image_transformer(seed: int = 0, **changes: Any) -> Any:
+    """A transformer with other learned tokens than zeros, and times that differ between steps."""
+    network = randomize(diffusers.ZImageTransformer2DModel(**{**Z_IMAGE, **changes}), seed)
+    return network.requires_grad_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class ZImageInputs:
+    """Latents b c h w, times b from 0 to 1, and captions of different lengths, t d each."""
+
+    latents: np.ndarray
+    times: np.ndarray
+    captions: list[np.ndarray]
+
+    @property
+    def padded(self) -> tuple[np.ndarray, np.ndarray]:
+        """The captions b s d, filled up with what must change nothing, and their lengths, b."""
+        longest = max(map(len, self.captions)) + 5
+        filled = [np.pad(c, ((0, longest - len(c)), (0, 0)), "edge") for c in self.captions]
+        return np.stack(filled), np.array([len(c) for c in self.captions], np.int32)
+
+
+def z_image_inputs(
+    lengths: tuple[int, ...], size: tuple[int, int] = (6, 10), width: int = 24
+) -> ZImageInputs:
+    """Random inputs for the network, one image for each length."""
+    rng = np.random.default_rng(3)
+    latents = rng.standard_normal((len(lengths), 16, *size)).astype(np.float32)
+    captions = [rng.standard_normal((n, width)).astype(np.float32) for n in lengths]
+    return ZImageInputs(latents, np.linspace(0.1, 0.9, len(lengths), dtype=np.float32), captions)
+
+
+def upstream_z_image(network: Any, given: ZImageInputs, dtype: Any = torch.float32) -> np.ndarray:
+    """PyTorch's prediction, b c h w."""
+    latents = [torch.tensor(x, dtype=dtype)[:, None] for x in given.latents]
+    captions = [torch.tensor(c, dtype=dtype) for c in given.captions]
+    with torch.no_grad():
+        sample = network(latents, torch.tensor(given.times), captions).sample
+    return torch.stack(sample)[:, :, 0].float().numpy()
+
+
+Z_IMAGE_SIZE = {"height": 24, "width": 40}
+"""Of 60 tokens, which are filled up to 64."""
+
+
+def z_image_pipeline(folder: Any, **scheduler: Any) -> Any:
+    """A tiny pipeline of PyTorch, saved in `folder`."""
+    language = transformers.Qwen3Config(**Z_IMAGE_LANGUAGE)
+    pipe = diffusers.ZImagePipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**{"shift": 3.0, **scheduler}),
+        vae=randomize(diffusers.AutoencoderKL(**FLUX_VAE), 1).requires_grad_(False),
+        text_encoder=randomize(transformers.Qwen3Model(language), 2).requires_grad_(False),
+        tokenizer=qwen_tokenizer(),
+        transformer=z_image_transformer(3),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    pipe.save_pretrained(folder)
+    return pipe
