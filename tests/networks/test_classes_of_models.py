@@ -4,24 +4,20 @@ import copy
 import pickle
 
 import diffusers
-import fluxes
 import jax
 import jax.numpy as jnp
-import kleins
 import numpy as np
 import pytest
-import tiny
-import tiny_language
-import tiny_unconditional
 import transformers
-import z_images
 from jax.sharding import SingleDeviceSharding
+from support import tiny, tiny_language, tiny_transformers, tiny_unconditional
 
 import diffusax
 from diffusax import models
 from diffusax.models import MODELS
 from diffusax.models.network import Network
 from diffusax.networks import Model
+from diffusax.training.recipes.base_model import to_instruct_pix2pix
 
 VISION = {
     "hidden_size": 16,
@@ -32,7 +28,6 @@ VISION = {
     "patch_size": 8,
     "projection_dim": 16,
 }
-T2I = {"channels": [32, 64], "num_res_blocks": 1, "downscale_factor": 4}
 CONTROLNET = {
     **{k: v for k, v in tiny.UNET["sd1"].items() if k not in ("sample_size", "up_block_types")},
     "conditioning_embedding_out_channels": (4, 8, 16),
@@ -40,7 +35,7 @@ CONTROLNET = {
 CONFIGS = {
     "AsymmetricAutoencoderKL": tiny.ASYMMETRIC,
     "AutoencoderKL": tiny.VAE,
-    "AutoencoderKLFlux2": kleins.VAE,
+    "AutoencoderKLFlux2": tiny_transformers.KLEIN_VAE,
     "AutoencoderTiny": {},
     "CLIPModel": {"text_config": tiny.TEXT, "vision_config": VISION, "projection_dim": 16},
     "CLIPTextModel": tiny.TEXT,
@@ -48,16 +43,16 @@ CONFIGS = {
     "CLIPVisionModel": VISION,
     "CLIPVisionModelWithProjection": VISION,
     "ControlNetModel": CONTROLNET,
-    "Flux2Transformer2DModel": kleins.TRANSFORMER,
-    "FluxControlNetModel": {**fluxes.TRANSFORMER, "num_layers": 1, "num_single_layers": 1},
-    "FluxTransformer2DModel": fluxes.TRANSFORMER,
+    "Flux2Transformer2DModel": tiny_transformers.KLEIN,
+    "FluxControlNetModel": {**tiny_transformers.FLUX, "num_layers": 1, "num_single_layers": 1},
+    "FluxTransformer2DModel": tiny_transformers.FLUX,
     "Qwen3ForCausalLM": tiny_language.QWEN3,
     "Qwen3Model": tiny_language.QWEN3,
-    "T2IAdapter": T2I,
+    "T2IAdapter": tiny.T2I_ADAPTER["sd"],
     "T5EncoderModel": tiny_language.T5,
     "UNet2DConditionModel": tiny.UNET["sd1"],
     "UNet2DModel": tiny_unconditional.UNET,
-    "ZImageTransformer2DModel": z_images.TRANSFORMER,
+    "ZImageTransformer2DModel": tiny_transformers.Z_IMAGE,
 }
 
 
@@ -114,8 +109,6 @@ def test_pipelines_hold_such_models(tiny_checkpoints):
 
 
 def test_widened_networks_and_modules_of_pytorch_are_of_the_class(tiny_checkpoints):
-    from diffusax.training import to_instruct_pix2pix
-
     folder, theirs = tiny_checkpoints.pipeline("sd")
     pipe = diffusax.DiffusionPipeline.from_pretrained(folder)
     assert type(to_instruct_pix2pix(pipe).unet) is diffusax.UNet2DConditionModel
@@ -181,13 +174,16 @@ def test_jit_takes_a_model_and_new_parameters_compile_nothing(unet, given):
 def test_losses_have_gradients_to_a_model(unet, given):
     arrays = jax.tree.map(jnp.float32, given)
 
-    @jax.jit
     def loss(model):
         return (model(*arrays).sample ** 2).mean()
 
-    gradients = jax.jit(jax.grad(loss))(unet)
+    @jax.jit
+    def both(model):
+        gradients = jax.grad(loss)(model)
+        return gradients, jax.grad(lambda p: loss(type(model)(model.network, p)))(model.params)
+
+    gradients, expected = both(unet)
     assert type(gradients) is diffusax.UNet2DConditionModel
-    expected = jax.jit(jax.grad(lambda params: loss(type(unet)(unet.network, params))))(unet.params)
     same(gradients.params, expected)
     stepped = jax.tree.map(lambda p, g: p - 1e-3 * g, unet, gradients)
     assert loss(stepped) < loss(unet)
