@@ -24,14 +24,19 @@ from diffusax.networks.encoders import (
 )
 from diffusax.networks.model import Model, load_network
 from diffusax.networks.model import initialize as initialize
-from diffusax.networks.multi_adapter import MultiAdapter
 from diffusax.networks.transformers import (
     Flux2Transformer2DModel,
     FluxControlNetModel,
     FluxTransformer2DModel,
     ZImageTransformer2DModel,
 )
-from diffusax.networks.unet import ControlNetModel, T2IAdapter, UNet2DConditionModel, UNet2DModel
+from diffusax.networks.unet import (
+    ControlNetModel,
+    MultiAdapter,
+    T2IAdapter,
+    UNet2DConditionModel,
+    UNet2DModel,
+)
 
 AutoModel = Model
 """diffusers' name of the class that loads any network."""
