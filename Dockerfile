@@ -1,4 +1,4 @@
-# A server of images: docs/serving.md says how to run it.
+# A server of images: docs/serving/server.md says how to run it.
 #   docker build --tag diffusax .                                   for CPUs
 #   docker build --tag diffusax --build-arg JAX='jax[cuda13]' .     for NVIDIA GPUs
 FROM python:3.12-slim

@@ -7,7 +7,7 @@
 `measure` compiles full-size models without weights, as users' programs are compiled, and adds a
 line to the file for each row and topology; those that are there already are left out. It needs
 jax[cuda12] or libtpu, gigabytes of memory, and half a minute to some minutes for each line. `table`
-prints the table of docs/which_machine.md. The GB are those of one device: all parameters, and what
+prints the table of docs/serving/memory.md. The GB are those of one device: all parameters, and what
 the program that takes most needs besides. A GPU's kind changes them little: they are those of the
 topology, and compared with the memory of all, of which `GPU_SHARE` is usable on GPUs.
 """

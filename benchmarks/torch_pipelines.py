@@ -4,7 +4,7 @@ Each class is built with tiny random networks (tests/support/torch_families) and
 in PyTorch and in JAX. Results are kept in a file, so that a run that was stopped goes on.
     python benchmarks/torch_pipelines.py                      # all that are not in the file yet
     python benchmarks/torch_pipelines.py FluxPipeline ...     # these
-    python benchmarks/torch_pipelines.py --page docs/torch_pipelines.md
+    python benchmarks/torch_pipelines.py --page docs/reference/torch_pipelines.md
 """
 
 import argparse

@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 import diffusax
-from diffusax.images.sheets import captioned, contact_sheet, make_image_grid
+from diffusax.utils import captioned, contact_sheet, make_image_grid
 
 PROMPTS = (
     "a red apple",

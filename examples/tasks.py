@@ -1,4 +1,4 @@
-"""Draws one sheet with a picture of each task, with the models inside the package.
+"""Makes one sheet with an image of each task, with the models inside the package.
 
 It needs no network. Editing as an instruction says is in examples/demo.py.
 """
@@ -53,11 +53,11 @@ def image_to_image(pipe: diffusax.StableDiffusionPipeline) -> Iterator[Cell]:
 
 
 def inpainting(pipe: diffusax.StableDiffusionPipeline) -> Iterator[Cell]:
-    """The lower half of an emoji drawn anew, twice."""
+    """The lower half of an emoji generated anew, twice."""
     moon = pipe("a full moon on a blue background", **OPTIONS).images[0]
     mask = Image.new("L", moon.size)
     ImageDraw.Draw(mask).rectangle((0, 32, 63, 63), fill=255)
-    yield "a picture", moon
+    yield "an image", moon
     yield "the mask", mask.convert("RGB")
     inside = diffusax.AutoPipelineForInpainting.from_pipe(pipe)
     for name in ("sun with face", "dog face"):
@@ -112,22 +112,24 @@ ROWS = {
 
 
 def sheet(rows: dict[str, list[Cell]]) -> Image.Image:
-    """A title for each row, a caption for each of its pictures."""
+    """Two rows side by side; a title for each row, a caption for each of its images."""
     columns, height = max(map(len, rows.values())), CELL + 3 * LINE
-    page = Image.new("RGB", (columns * (CELL + 8) - 8, len(rows) * height), "white")
-    draw, font = ImageDraw.Draw(page), ImageFont.load_default(11)
+    width = columns * (CELL + 8) + LINE
+    page = Image.new("RGB", (2 * width - LINE - 8, -(-len(rows) // 2) * height), "white")
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(13)
     for i, (title, cells) in enumerate(rows.items()):
-        draw.text((0, i * height), title, fill="black", font=ImageFont.load_default(13))
+        x, y = i % 2 * width, i // 2 * height
+        draw.text((x, y - 2), title, fill="black", font=ImageFont.load_default(17))
         for j, (caption, image) in enumerate(cells):
-            left, top = j * (CELL + 8), i * height + LINE + 4
+            left, top = x + j * (CELL + 8), y + LINE + 4
             page.paste(image.resize((CELL, CELL), Image.Resampling.BILINEAR), (left, top))
             draw.rectangle((left, top, left + CELL - 1, top + CELL - 1), outline="lightgray")
-            draw.text((left, top + CELL + 2), caption, fill="black", font=font)
+            draw.text((left, top + CELL + 1), caption, fill="black", font=font)
     return page
 
 
 def main() -> None:
-    """Draws the rows and says how long they took."""
+    """Generates the rows and says how long they took."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("out/tasks.png"))
     args = parser.parse_args()

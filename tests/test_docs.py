@@ -39,7 +39,9 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
 WHY = r"(?:<!-- not run: (?P<why>.*?) -->\n\n?)?"
 BLOCK = re.compile(WHY + r"```(?P<kind>\w+)\n(?P<code>.*?)```", re.S)
-LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)#?([^)\s]*)\)")
+FENCED = re.compile(r"^```.*?^```", re.S | re.M)
+HEADING = re.compile(r"^#+ (.*)$", re.M)
 
 SD, XL = "stable-diffusion-v1-5/stable-diffusion-v1-5", "stabilityai/stable-diffusion-xl-base-1.0"
 PIPELINES = {
@@ -219,7 +221,7 @@ def run(codes, source, repositories):
 
 
 CODE = [page for page in PAGES if blocks(page, "python")]
-QUICK = [page for page in CODE if page.name == "README.md"]
+QUICK = [ROOT / "README.md", DOCS / "start/quickstart.md"]
 
 
 @pytest.mark.parametrize("page", few(CODE, *QUICK), ids=name)
@@ -251,10 +253,19 @@ def test_commands_are_understood(page, place):
             importlib.import_module(f"diffusax.cli.{command.replace('-', '_')}").command(args)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+def anchors(page):
+    """The anchors of a page's headings, as Markdown's table of contents names them."""
+    headings = HEADING.findall(FENCED.sub("", page.read_text("utf-8")))
+    words = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
+    return {re.sub(r"[-\s]+", "-", word) for word in words}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
 def test_links_lead_somewhere(page):
-    for target in LINK.findall(page.read_text("utf-8")):
-        assert (page.parent / target).exists(), target
+    for target, anchor in LINK.findall(FENCED.sub("", page.read_text("utf-8"))):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
 def test_the_table_of_arguments_says_what_the_code_says():

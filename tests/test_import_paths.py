@@ -23,7 +23,7 @@ from diffusax.training_utils import EMAModel, cast_training_params, compute_snr,
 
 PATHS = [
     path
-    for root, below in import_paths._PATHS.items()
+    for root, below in import_paths.PATHS.items()
     for path in (root, *(f"{root}.{name}" for name in below.split()))
 ]
 # Those of diffusers' older versions, where it has moved them.
@@ -38,7 +38,7 @@ def test_paths_are_diffusers_and_hide_none_of_diffusax():
         module = importlib.import_module(f"diffusax.{path}")
         file = package.joinpath(*path.split("."))
         real = file.with_suffix(".py").exists() or file.is_dir()
-        assert isinstance(module, import_paths._Path) != real, path
+        assert isinstance(module, import_paths.NamesOnly) != real, path
         assert not hasattr(module, "__file__") or real
 
 

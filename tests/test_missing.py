@@ -58,7 +58,7 @@ def test_hasattr_stays_false(pipe):
     ("name", "hint"),
     [
         ("load_lora_into_unet", "load_lora_weights, set_adapters, fuse_lora and their like"),
-        ("prepare_image", "docs/functional.md"),
+        ("prepare_image", "docs/reference/functional.md"),
         ("from_ckpt", "from_single_file"),
     ],
 )

@@ -11,7 +11,7 @@ from draw_subject import POSES, owl
 from PIL import Image
 
 import diffusax
-from diffusax.images.sheets import labelled_grid
+from diffusax.utils import labelled_grid
 
 PROMPTS = (
     "a sks owl",

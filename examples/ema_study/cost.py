@@ -14,11 +14,17 @@ from typing import Any
 
 import jax
 
-from diffusax.training import EMAConfig, InstructPix2PixConfig, instruct_pix2pix, read_config
-from diffusax.training.data.batches import Batches
-from diffusax.training.ema.update import copy_as_average
-from diffusax.training.optimizers import make_optimizer
-from diffusax.training.step.step import initial_state, make_train_step
+from diffusax.training import (
+    Batches,
+    EMAConfig,
+    InstructPix2PixConfig,
+    copy_as_average,
+    initial_state,
+    instruct_pix2pix,
+    make_optimizer,
+    make_train_step,
+    read_config,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from machine import describe, interleaved_medians

@@ -28,10 +28,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import diffusax
-from diffusax.checkpoints.hub import resolve
-from diffusax.models.network import Params
-from diffusax.training import EditDataConfig, InstructPix2PixConfig, instruct_pix2pix
-from diffusax.training.step.denoising import Draws, encode_pixels
+from diffusax import resolve
+from diffusax.models import Params
+from diffusax.training import (
+    Draws,
+    EditDataConfig,
+    InstructPix2PixConfig,
+    encode_pixels,
+    instruct_pix2pix,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from edit_quality import Pair, distance, edit, is_right, read, small

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 
 import jax
 
-from diffusax.models.network import Params
-from diffusax.training import EMAConfig
-from diffusax.training.ema.update import EMAState, copy_as_average, update_ema
+from diffusax.models import Params
+from diffusax.training import EMAConfig, EMAState, copy_as_average, update_ema
 
 DECAYS = (0.9, 0.98)
 SHARES = (0.035, 0.05, 0.1, 0.2)

@@ -20,21 +20,26 @@ import jax
 import numpy as np
 from side_by_side import LENGTHS, MEANS, SideBySide, averages_in_training
 
-from diffusax.models.network import Params
+from diffusax.models import Params
 from diffusax.training import (
+    AVERAGES,
+    Batch,
+    Batches,
     EMAConfig,
     InstructPix2PixConfig,
+    Recipe,
     TrainConfig,
+    TrainState,
+    initial_state,
     instruct_pix2pix,
+    make_average,
+    make_optimizer,
+    make_train_step,
     read_config,
+    remove_snapshots_after,
+    to_yaml,
+    write_snapshots,
 )
-from diffusax.training.data.batches import Batches
-from diffusax.training.ema.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
-from diffusax.training.loop.averages import make_average
-from diffusax.training.optimizers import make_optimizer
-from diffusax.training.options import to_yaml
-from diffusax.training.recipes.recipe import Recipe
-from diffusax.training.step.step import Batch, TrainState, initial_state, make_train_step
 
 Program = Callable[[TrainState, Params, Batch], tuple[TrainState, dict[str, jax.Array]]]
 

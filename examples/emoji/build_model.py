@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from vocabulary import train_tokenizer
 
 import diffusax
+from diffusax import CLIPTokenizer
 from diffusax.models import (
     AutoencoderKL,
     AutoencoderKLConfig,
@@ -17,9 +18,8 @@ from diffusax.models import (
     CLIPTextModel,
     UNet2DConditionConfig,
     UNet2DConditionModel,
+    initialize,
 )
-from diffusax.networks import initialize
-from diffusax.text.tokenizer import CLIPTokenizer
 
 VOCABULARY = 1536
 MAX_TOKENS = 20

@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from diffusax.text.tokenizer import CLIPTokenizer
+from diffusax import CLIPTokenizer
 
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 WORD = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"

@@ -8,15 +8,14 @@ import sys
 from pathlib import Path
 
 import diffusax
-from diffusax.checkpoints.hub import EMBEDDED
+from diffusax import CLIPTokenizer
 from diffusax.models import (
     CLIPTextConfig,
     CLIPTextModel,
     UNet2DConditionConfig,
     UNet2DConditionModel,
+    initialize,
 )
-from diffusax.networks import initialize
-from diffusax.text.tokenizer import CLIPTokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "emoji"))
 from instructions import instructions, wordings
@@ -37,7 +36,7 @@ def build(tokenizer: CLIPTokenizer) -> diffusax.StableDiffusionInstructPix2PixPi
         max_position_embeddings=MAX_TOKENS,
         eos_token_id=tokenizer.eos_token_id,
     )
-    vae = diffusax.load_network(EMBEDDED["emoji"] / "vae", dtype="float32")
+    vae = diffusax.load_network(diffusax.resolve("emoji") / "vae", dtype="float32")
     latents = vae.config.latent_channels
     unet = UNet2DConditionConfig(
         sample_size=8,

@@ -13,10 +13,8 @@ from pathlib import Path
 import jax
 
 import diffusax
-from diffusax.checkpoints.hub import EMBEDDED
-from diffusax.models import CLIPTextModel
-from diffusax.networks import initialize
-from diffusax.text.tokenizer import CLIPTokenizer
+from diffusax import CLIPTokenizer, resolve
+from diffusax.models import CLIPTextModel, initialize
 
 MAX_TOKENS = 28
 
@@ -50,7 +48,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("out/emoji_styles/start"))
     args = parser.parse_args()
     pipe = diffusax.StableDiffusionPipeline.from_pretrained(args.model, dtype="float32")
-    folder = EMBEDDED.get(args.model, Path(args.model))
+    folder = resolve(args.model)
     tokenizer = retokenized(folder / "tokenizer", MAX_TOKENS)
     encoder = longer(pipe.text_encoder, MAX_TOKENS)
     longer_pipe = type(pipe).from_pipe(pipe, text_encoder=encoder, tokenizer=tokenizer)

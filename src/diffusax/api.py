@@ -4,10 +4,12 @@ from typing import Any
 
 from diffusax._version import __version__
 from diffusax.batch.running_batch import RunningBatch
-from diffusax.checkpoints import processors, save_network
+from diffusax.checkpoints import processors, resolve, save_network
+from diffusax.checkpoints.converting import pack_single_file
 from diffusax.checkpoints.processors import *  # noqa: F403
 from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.networks import *  # noqa: F403
 from diffusax.networks import __all__ as _networks
 from diffusax.pipelines import *  # noqa: F403
@@ -15,6 +17,7 @@ from diffusax.pipelines import __all__ as _pipelines
 from diffusax.pipelines.components.foreign import CONVERTERS
 from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.runtime.devices.processes import initialize
+from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.samplers import *  # noqa: F403
 from diffusax.samplers import SCHEDULERS
 
@@ -43,9 +46,13 @@ __all__ = [
     *SCHEDULERS,
     "RunningBatch",
     "__version__",
+    "count_compilations",
     "initialize",
+    "kernel_shapes",
     "load_image",
     "make_image_grid",
     "make_mesh",
+    "pack_single_file",
+    "resolve",
     "save_network",
 ]

@@ -1,6 +1,6 @@
 """The paths from which programs import diffusers' names, as modules that hold nothing of their own.
 
-A path of `_PATHS` gives every name that diffusax has, and those of `_NAMES`, from wherever it is.
+A path of `PATHS` gives every name that diffusax has, and those of `_NAMES`, from wherever it is.
 """
 
 import importlib
@@ -9,7 +9,7 @@ import types
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-_PATHS = {
+PATHS = {
     "schedulers": """scheduling_utils scheduling_ddim scheduling_ddpm scheduling_pndm scheduling_lcm
         scheduling_tcd scheduling_euler_discrete scheduling_euler_ancestral_discrete
         scheduling_heun_discrete scheduling_lms_discrete scheduling_k_dpm_2_discrete
@@ -110,8 +110,10 @@ _NAMES = {
 """diffusers' names of what has another name or place here."""
 _REASONS = {
     "StableDiffusionSafetyChecker": "no pipeline runs it; leave safety_checker out",
-    "ConfigMixin": "networks are Flax modules with a config; see docs/functional.md",
-    "register_to_config": "networks are Flax modules with a config; see docs/functional.md",
+    **dict.fromkeys(
+        ("ConfigMixin", "register_to_config"),
+        "networks are Flax modules with a config; see docs/reference/functional.md",
+    ),
     "Attention": "attention is a function of diffusax.models.ops, which takes no processors",
 }
 
@@ -128,8 +130,8 @@ def find_name(name: str) -> Any:
     return getattr(importlib.import_module("diffusax.api"), name)
 
 
-class _Path(types.ModuleType):
-    """A module of `_PATHS`."""
+class NamesOnly(types.ModuleType):
+    """A module of `PATHS`."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -157,13 +159,13 @@ class _Path(types.ModuleType):
 
 def register_paths() -> None:
     """Makes the paths known to Python; imports nothing."""
-    for root, below in _PATHS.items():
+    for root, below in PATHS.items():
         for path in (root, *(f"{root}.{name}" for name in below.split())):
             name = f"diffusax.{path}"
             # Folders of the package keep what they hold.
             if path in ("pipelines", "models", "models.autoencoders", "utils"):
                 continue
-            module = _Path(name, f"diffusers' names, as the module diffusers.{path} has them.")
+            module = NamesOnly(name, f"diffusers' names, as the module diffusers.{path} has them.")
             module.__path__ = []
             module.__spec__ = ModuleSpec(name, None, is_package=True)
             sys.modules.setdefault(name, module)

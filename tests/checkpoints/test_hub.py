@@ -402,7 +402,7 @@ def test_a_variant_that_no_component_has_is_refused(tmp_path, caplog):
     assert "has no variant 'fp16' of vae; other weights of it are loaded" in caplog.text
 
 
-def test_choice_of_weights():
+def test_the_variant_is_chosen_and_plain_weights_where_it_has_none():
     plain, half = "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.fp16.safetensors"
     assert choose_weights([plain, half]) == plain
     assert choose_weights([plain, half], "fp16") == half

@@ -136,7 +136,7 @@ def test_a_transformer_in_diffusers_layout_and_one_without_guidance(made, tmp_pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_autoencoder_alone(made, tmp_path, kind):
+def test_an_autoencoder_alone_is_read_as_diffusers_does(made, tmp_path, kind):
     folder, pipe = made(kind)
     path = tmp_path / "ae.safetensors"
     pack_single_file(folder / "vae", path)

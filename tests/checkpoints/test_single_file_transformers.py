@@ -52,7 +52,7 @@ def made(tmp_path_factory):
 
 @pytest.mark.parametrize("prefix", ["model.diffusion_model.", "diffusion_model.", ""])
 @pytest.mark.parametrize("layout", ["original", "diffusers"])
-def test_a_transformer_alone(made, tmp_path, prefix, layout):
+def test_a_transformer_alone_is_read_as_diffusers_does(made, tmp_path, prefix, layout):
     folder, pipe = made
     tensors = pipe.transformer.state_dict()
     stored = original(tensors) if layout == "original" else tensors

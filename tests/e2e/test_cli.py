@@ -533,7 +533,7 @@ def test_evaluate_takes_the_names_of_train_too():
     assert evaluate(one) == evaluate(other)
 
 
-def test_version(capsys):
+def test_version_is_printed(capsys):
     main(["--version"])
     assert capsys.readouterr().out == f"diffusax {diffusax.__version__}\n"
 
@@ -649,7 +649,7 @@ def diffusax_process(*args, **options):
         signal.signal(signal.SIGINT, before)
 
 
-def test_python_dash_m(model):
+def test_python_dash_m_runs_the_command(model):
     process = diffusax_process("info", model)
     out, error = process.communicate(timeout=120)
     assert (process.returncode, error) == (0, "")

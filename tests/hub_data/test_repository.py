@@ -101,7 +101,7 @@ def test_a_file_that_leads_out_of_the_folder_is_refused(hub, name):
         ("hf://datasets/s/m@refs%2Fconvert%2Fparquet", ("s/m", "refs/convert/parquet", "")),
     ],
 )
-def test_references(text, parts):
+def test_a_reference_has_a_repository_a_revision_and_a_path(text, parts):
     found = Reference.parse(text)
     assert (found.repo, found.revision, found.path) == parts
 

@@ -166,7 +166,7 @@ def operations_in_place(x):
 
 
 @pytest.mark.parametrize("write", [v for v in list(globals().values()) if hasattr(v, "__code__")])
-def test_writing(write):
+def test_writing_in_place_gives_what_pytorch_does(write):
     class Writing(torch.nn.Module):
         """Writes into a copy of its argument."""
 

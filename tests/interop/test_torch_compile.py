@@ -125,7 +125,7 @@ def check_family(name, **options):
 
 
 @pytest.mark.parametrize("name", first(QUICK))
-def test_families(name):
+def test_families_draw_what_they_do_in_pytorch(name):
     check_family(name)
 
 
@@ -141,7 +141,7 @@ def by_networks(names):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", by_networks(set(REGISTRY) - set(QUICK) - set(EAGER)))
-def test_all_families(name, monkeypatch):
+def test_all_families_draw_what_they_do_in_pytorch(name, monkeypatch):
     # Z-Image Omni casts its pictures, whatever the dtype of its networks.
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
     check_family(name)
@@ -258,7 +258,7 @@ def test_attention_processors_are_noticed(blog):
     assert (found - plain).abs().max() > 1e-3
 
 
-def test_pictures_to_encode(blog, call):
+def test_encoded_images_have_pytorchs_distribution(blog, call):
     image = torch.from_numpy(np.asarray(picture(3), np.float32)).permute(2, 0, 1)[None] / 255
     with torch.no_grad():
         expected = blog.vae.encode(image).latent_dist
@@ -482,7 +482,7 @@ def test_values_that_a_module_needs():
     assert counts[0] < counts[1] == counts[2]
 
 
-def test_on_error_eager(caplog):
+def test_a_module_that_cannot_be_compiled_stays_with_pytorch_if_asked(caplog):
     x = torch.rand(2, 3)
     module = diffusax.torch.compile(Branching(), on_error="eager")
     with torch.no_grad():
@@ -498,11 +498,11 @@ def test_gradients_stay_with_torch():
 
 
 @pytest.mark.slow
-def test_four_devices():
+def test_four_devices_draw_what_pytorch_does():
     run_on_devices(RUNS / "torch_mesh_run.py")
 
 
-def test_options_are_checked(blog):
+def test_options_that_name_nothing_are_refused(blog):
     with pytest.raises(
         ValueError, match=r"no module 'transformer'; it has vae, text_encoder, unet"
     ):

@@ -34,7 +34,7 @@ class Tied(torch.nn.Module):
         return UNet2DConditionOutput(sample=y + torch.randn_like(y) if noisy else y)
 
 
-def test_to_jax():
+def test_a_module_becomes_a_function_and_its_parameters():
     module = Tied()
     params, apply = diffusax.torch.to_jax(module)
     assert params.keys() == {"first.weight", "first.bias", "offset"}
@@ -95,7 +95,7 @@ def test_arguments_are_taken_apart_and_put_together():
 
 
 @pytest.mark.parametrize("kind", ["none", "bool", "float", "causal", "hidden", "grouped"])
-def test_attention(kind):
+def test_attention_equals_pytorch(kind):
     shape = (2, 4, 6, 8)
     q, k, v = (torch.randn(shape) for _ in range(3))
     options = {}
@@ -121,7 +121,7 @@ def test_attention(kind):
     ("kernel", "stride", "padding", "groups"),
     [(3, 1, 1, 1), (3, 2, 1, 1), (1, 1, 0, 1), (3, 1, 0, 2), (2, 2, 0, 1)],
 )
-def test_convolutions(kernel, stride, padding, groups):
+def test_convolutions_equal_pytorch(kernel, stride, padding, groups):
     x, weight = torch.randn(2, 4, 8, 8), torch.randn(6, 4 // groups, kernel, kernel)
     bias = torch.randn(6)
     options = {"stride": stride, "padding": padding, "groups": groups}

@@ -61,13 +61,13 @@ def check_fused(name, caplog):
 
 
 @pytest.mark.parametrize("name", first(FUSED))
-def test_loops(name, caplog):
+def test_fused_loops_draw_what_pytorch_does(name, caplog):
     check_fused(name, caplog)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
-def test_more_loops(name, caplog):
+def test_more_fused_loops_draw_what_pytorch_does(name, caplog):
     check_fused(name, caplog)
 
 

@@ -154,7 +154,7 @@ def test_a_t2i_adapter_of_ours_works_beside_it(pairs, unet):
 
 
 @pytest.mark.slow
-def test_sdxl(pairs):
+def test_a_unet_of_sdxl_draws_what_it_does_in_pytorch_and_knobs_compile_nothing(pairs):
     reference = pairs("StableDiffusionXLPipeline", "xl").reference
     reference = with_parts(reference, unet=remade(Squashed, reference.unet))
     pair = Pair(reference, converted(reference))
@@ -281,7 +281,7 @@ def test_gradients_reach_its_parameters():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data=2", "fsdp=2"])
-def test_meshes(mesh, meshes):
+def test_meshes_draw_what_one_device_does(mesh, meshes):
     assert f"{mesh} ok" in meshes
 
 

@@ -80,7 +80,7 @@ def test_arguments_their_order_and_defaults_are_diffusers(name, own):
 
 
 @torch.no_grad()
-def test_unet_and_controlnet(sd, control, given):
+def test_a_unet_and_a_controlnet_are_called_as_in_diffusers(sd, control, given):
     x, t, context, picture = given
     theirs, ours = sd
     expected = control[0](*tensors((x, t, context, picture)), conditioning_scale=0.7)
@@ -104,7 +104,7 @@ def test_unet_and_controlnet(sd, control, given):
 
 @torch.no_grad()
 @pytest.mark.slow
-def test_guess_mode(control, given):
+def test_guess_mode_equals_diffusers(control, given):
     x, t, context, picture = given
     expected = control[0](*tensors((x, t, context, picture)), guess_mode=True, return_dict=False)
     actual = control[1](x, t, context, picture, guess_mode=True, return_dict=False)
@@ -143,7 +143,7 @@ def test_a_unet_without_a_context(tmp_path, classes):
 
 
 @torch.no_grad()
-def test_a_t2i_adapter(tiny_checkpoints, sd, given):
+def test_a_t2i_adapter_is_called_as_in_diffusers(tiny_checkpoints, sd, given):
     folder, theirs = tiny_checkpoints.t2i_adapter("sd")
     ours = diffusax.T2IAdapter.from_pretrained(folder)
     x, t, context, picture = given
@@ -156,7 +156,7 @@ def test_a_t2i_adapter(tiny_checkpoints, sd, given):
 
 
 @torch.no_grad()
-def test_an_autoencoder(sd):
+def test_an_autoencoder_is_called_as_in_diffusers(sd):
     theirs, ours = sd[0].vae, sd[1].vae
     x, z = normal(2, 3, 32, 32).clip(-1, 1), normal(2, 4, 8, 8)
     expected, actual = theirs.encode(torch.tensor(x)).latent_dist, ours.encode(x).latent_dist
@@ -207,7 +207,7 @@ def test_latents_are_sampled_with_a_random_key_too(sd):
 
 @torch.no_grad()
 @pytest.mark.slow
-def test_tiles(sd):
+def test_tiles_equal_diffusers(sd):
     """diffusers rounds tiles otherwise where a quarter of one is not whole; here it is."""
     theirs, ours = sd[0].vae, sd[1].vae
     z = normal(1, 4, 24, 20)
@@ -225,7 +225,7 @@ def test_tiles(sd):
 
 @torch.no_grad()
 @pytest.mark.slow
-def test_the_other_autoencoders(tmp_path):
+def test_the_other_autoencoders_are_called_as_in_diffusers(tmp_path):
     x, z = normal(1, 3, 32, 32).clip(-1, 1), normal(1, 4, 8, 8)
     mask = (normal(1, 1, 32, 32) > 0).astype(np.float32)
     theirs = randomize(diffusers.AsymmetricAutoencoderKL(**ASYMMETRIC))
@@ -249,7 +249,7 @@ IDS = np.array([[98, 5, 6, 99, 99], [98, 7, 99, 99, 99]])
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["CLIPTextModel", "CLIPTextModelWithProjection"])
-def test_text_encoders(tmp_path, name):
+def test_text_encoders_are_called_as_in_transformers(tmp_path, name):
     config = transformers.CLIPTextConfig(**{**TEXT, "vocab_size": 100, "eos_token_id": 99})
     theirs = randomize(getattr(transformers, name)(config))
     theirs.save_pretrained(tmp_path)
@@ -283,7 +283,7 @@ VISION = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", first(["CLIPVisionModelWithProjection", "CLIPVisionModel"]))
-def test_image_encoders(tmp_path, name):
+def test_image_encoders_are_called_as_in_transformers(tmp_path, name):
     theirs = randomize(getattr(transformers, name)(transformers.CLIPVisionConfig(**VISION)))
     theirs.save_pretrained(tmp_path)
     ours, x = getattr(diffusax, name).from_pretrained(tmp_path), normal(2, 3, 32, 32)
@@ -299,7 +299,7 @@ def test_image_encoders(tmp_path, name):
 
 @torch.no_grad()
 @pytest.mark.slow
-def test_both_encoders(tmp_path):
+def test_both_encoders_of_clip_are_called_as_in_transformers(tmp_path):
     text = {**TEXT, "vocab_size": 100, "eos_token_id": 99}
     config = transformers.CLIPConfig(text_config=text, vision_config=VISION, projection_dim=16)
     theirs = randomize(transformers.CLIPModel(config))

@@ -237,7 +237,7 @@ def test_memory_of_attention_does_not_grow_with_the_square():
         ("tpu", "bfloat16", 1100, 80, "flash"),
     ],
 )
-def test_choice_of_attention(platform, dtype, t, d, name):
+def test_attention_is_chosen_by_platform_dtype_and_size(platform, dtype, t, d, name):
     shape = (2, t, 8, d)
     assert attention_module.choose_lowering(platform, jnp.dtype(dtype), shape, shape) == name
 

@@ -61,7 +61,7 @@ def test_text_to_image_with_embedded_and_with_true_guidance(pairs_of):
         pytest.param({"prompt": PROMPTS, "height": 40, "width": 24}, marks=pytest.mark.slow),
     ],
 )
-def test_schnell(pairs_of, call):
+def test_schnell_equals_diffusers(pairs_of, call):
     pairs_of(**SCHNELL).check(**{**FLUX_SIZE, **call})
 
 
@@ -166,7 +166,7 @@ def test_a_callback_is_given_packed_latents_and_prompts(pairs_of):
     "more",
     [{"strength": 0.6}, pytest.param({"strength": 0.9, "seed": [3, 4]}, marks=pytest.mark.slow)],
 )
-def test_image_to_image(pairs_of, more):
+def test_image_to_image_equals_diffusers(pairs_of, more):
     call = {"prompt": PROMPTS, "num_inference_steps": 4, **FLUX_SIZE, **more}
     pairs_of("Img2Img").check(image=picture(1, 42, 26), **call)
 
@@ -198,7 +198,7 @@ def test_image_to_image_in_tiles(pairs_of):
         pytest.param({"padding_mask_crop": 4, "output_type": "pil"}, marks=pytest.mark.slow),
     ],
 )
-def test_inpainting(pairs_of, more):
+def test_inpainting_equals_diffusers(pairs_of, more):
     call = {"image": picture(1, 40, 24), "mask_image": mask(2, 40, 24), "prompt": PROMPTS[1]}
     pair = pairs_of("Inpaint")
     if more.get("output_type") != "pil":
@@ -212,7 +212,7 @@ def test_inpainting(pairs_of, more):
 @pytest.mark.parametrize(
     "more", [{}, pytest.param({"strength": 0.7, "prompt": PROMPTS}, marks=pytest.mark.slow)]
 )
-def test_fill(pairs_of, more):
+def test_fill_equals_diffusers(pairs_of, more):
     pair = pairs_of(**FLUX_FILL)
     assert type(pair.ours) is diffusax.FluxFillPipeline
     call = {"image": picture(1, 40, 24), "mask_image": mask(2, 40, 24), "prompt": PROMPTS[1]}
@@ -239,7 +239,7 @@ def test_fill(pairs_of, more):
         ),
     ],
 )
-def test_kontext(pairs_of, more):
+def test_kontext_equals_diffusers(pairs_of, more):
     call = {"prompt": PROMPTS[1], "max_area": 30 * 40, **FLUX_SIZE, **more}
     found = pairs_of("Kontext").check(**call)
     assert found.shape[1:3] == (24, 44)
@@ -277,7 +277,7 @@ def test_kontext(pairs_of, more):
         ),
     ],
 )
-def test_controlnets(steered, changes, call):
+def test_controlnets_equal_diffusers(steered, changes, call):
     steered(*changes).check(**call, **FLUX_SIZE)
 
 
@@ -336,7 +336,7 @@ def test_kontext_resizes_the_image_to_a_size_of_its_training():
     assert sorted(KONTEXT_SIZES) == sorted((h, w) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
 
 
-def test_encode_prompt(pairs_of):
+def test_encode_prompt_equals_diffusers(pairs_of):
     pair = pairs_of()
     call = {"prompt": PROMPTS, "max_sequence_length": 20}
     expected = pair.reference.encode_prompt(**call)

@@ -36,7 +36,7 @@ def assert_close(actual, expected):
 
 @torch.no_grad()
 @pytest.mark.parametrize("config", [SD1, SD2])
-def test_unet(tmp_path, config):
+def test_a_full_size_unet_equals_diffusers(tmp_path, config):
     unet = diffusers.UNet2DConditionModel(**config)
     network = load(unet, tmp_path)
     x, context = normal(2, 4, 64, 64), normal(2, 77, config["cross_attention_dim"])
@@ -102,7 +102,7 @@ def test_sdxl_unet_of_2_6_billion_parameters_in_bfloat16(tmp_path):
 
 @torch.no_grad()
 @pytest.mark.parametrize("config", [VIT_L, VIT_H])
-def test_text_encoder(tmp_path, config):
+def test_a_full_size_text_encoder_equals_transformers(tmp_path, config):
     encoder = transformers.CLIPTextModel(transformers.CLIPTextConfig(**config))
     network = load(encoder, tmp_path)
     ids = np.random.default_rng(0).integers(0, 49407, (2, 77)).astype(np.int32)
@@ -159,7 +159,7 @@ def test_a_block_of_each_kind_of_z_image(tmp_path):
 
 
 @torch.no_grad()
-def test_autoencoder(tmp_path):
+def test_a_full_size_autoencoder_equals_diffusers(tmp_path):
     vae = diffusers.AutoencoderKL(**VAE)
     network = load(vae, tmp_path)
     x, z = normal(1, 3, 256, 256), normal(1, 4, 64, 64)

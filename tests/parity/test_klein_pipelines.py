@@ -74,7 +74,7 @@ def test_images_to_look_at_in_tiles(pairs_of):
         pytest.param({"output_type": "latent", "seed": [3, 4]}, marks=pytest.mark.slow),
     ],
 )
-def test_arguments(pairs_of, call):
+def test_arguments_do_what_they_do_in_diffusers(pairs_of, call):
     pairs_of().check(**{"prompt": PROMPTS, **KLEIN_CALL, **call})
 
 
@@ -133,7 +133,7 @@ def test_the_shift_for_a_size_and_steps(tokens):
 @pytest.mark.parametrize(
     "options", [{"use_dynamic_shifting": False}, {"time_shift_type": "linear"}]
 )
-def test_other_shifts(pairs_of, options):
+def test_other_shifts_equal_diffusers(pairs_of, options):
     pairs_of(**options).check(prompt=PROMPTS, num_inference_steps=7, **KLEIN_CALL)
 
 
@@ -193,7 +193,7 @@ REPAINT = {
         ]
     ),
 )
-def test_inpainting(pairs_of, call):
+def test_inpainting_equals_diffusers(pairs_of, call):
     repainter(pairs_of).check(**{**REPAINT, **call})
 
 
@@ -214,7 +214,7 @@ def test_inpainting_around_the_mask(pairs_of):
 
 
 @pytest.mark.slow
-def test_inpainting_of_latents(pairs_of):
+def test_inpainting_of_latents_equals_diffusers(pairs_of):
     generator = torch.Generator().manual_seed(1)
     given = {
         "image": torch.randn(1, 16, 6, 10, generator=generator),

@@ -182,7 +182,7 @@ def test_the_parameters_with_a_file_merged(pair, tmp_path, make, end):
         np.testing.assert_allclose(difference, expected, atol=1e-6 * np.abs(tensor).max())
 
 
-def test_norms_and_biases(pair, tmp_path):
+def test_changes_of_norms_and_biases_equal_diffusers(pair, tmp_path):
     theirs, ours = pair
     names = ["conv_norm_out", "conv_in", "mid_block.attentions.0.norm"]
     state, generator, tensors, changes = (
@@ -240,7 +240,7 @@ def test_pictures_with_a_merged_format_beside_a_lora(pair, tmp_path):
     ours.unload_lora_weights()
 
 
-def test_dora_of_peft(pair):
+def test_dora_equals_peft(pair):
     """PEFT scales inside of the lengths, so that other weights are another function."""
     theirs, ours = pair
     unet = diffusers.UNet2DConditionModel.from_config(theirs.unet.config)

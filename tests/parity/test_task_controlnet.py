@@ -57,14 +57,14 @@ KEPT += [
 
 
 @pytest.mark.parametrize(("kind", "variation", "task", "option"), few(CASES, *KEPT))
-def test_one_controlnet(pairs, kind, variation, task, option):
+def test_one_controlnet_equals_diffusers(pairs, kind, variation, task, option):
     pair, call, _ = make(pairs, kind, variation, task)
     pair.check(**{**call, **OPTIONS[option]})
 
 
 @pytest.mark.parametrize("task", few(TASKS, "text"))
 @pytest.mark.parametrize("sampler", few(["pndm", "dpm++2m-karras", "unipc"], "unipc"))
-def test_every_sampler(pairs, task, sampler):
+def test_every_sampler_equals_diffusers(pairs, task, sampler):
     pair, call, _ = make(pairs, "sd", "a", task)
     pair.check(**{**call, "num_inference_steps": 8}, sampler=sampler)
 
@@ -72,7 +72,7 @@ def test_every_sampler(pairs, task, sampler):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", few(TASKS, "text"))
 @pytest.mark.parametrize("kind", ["sd", slow("xl")])
-def test_two_controlnets(pairs, kind, task):
+def test_two_controlnets_equal_diffusers(pairs, kind, task):
     pair, call, control = make(pairs, kind, "a", task, controls=2)
     call = {**call, "prompt": PROMPTS[0], "negative_prompt": NEGATIVES[0]}
     call |= {"num_images_per_prompt": 2, control: [picture(11), picture(12)]}
@@ -107,7 +107,7 @@ def test_a_control_picture_of_another_size(pairs):
 
 
 @pytest.mark.slow
-def test_sizes_of_xl(pairs):
+def test_sizes_of_xl_equal_diffusers(pairs):
     pair, call, _ = make(pairs, "xl", "a", "text")
     pair.check(**call, original_size=(30, 40), target_size=(70, 80), crops_coords_top_left=(2, 5))
     pair.check(**call, prompt_2=["a pear", "cats"], denoising_end=0.6)

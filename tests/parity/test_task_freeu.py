@@ -39,7 +39,7 @@ def freeu(pair, numbers):
 
 
 @pytest.mark.parametrize(("name", "kind", "call"), few(CASES, CASES[0]))
-def test_pictures_with_freeu(pairs, name, kind, call):
+def test_images_with_freeu_equal_diffusers(pairs, name, kind, call):
     pair = pairs(name, kind)
     plain = pair.check(**call)
     with freeu(pair, NUMBERS):

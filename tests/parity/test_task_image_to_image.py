@@ -45,7 +45,7 @@ KEPT = ("as-is", "weak", "whole", "two-images-per-prompt", "stochastic-ddim", "o
 
 
 @pytest.mark.parametrize(("variation", "option"), few(CASES, *[("a", name) for name in KEPT]))
-def test_image_to_image(pairs, variation, option):
+def test_image_to_image_equals_diffusers(pairs, variation, option):
     pairs("StableDiffusionImg2ImgPipeline", "sd", variation).check(**OPTIONS[option])
 
 
@@ -62,7 +62,7 @@ def test_one_prompt_is_for_each_of_several_images(pairs):
     ),
 )
 @pytest.mark.parametrize("variation", ["a", slow("b")])
-def test_every_sampler(pairs, sampler, variation, strength):
+def test_every_sampler_equals_diffusers(pairs, sampler, variation, strength):
     pair = pairs("StableDiffusionImg2ImgPipeline", "sd", variation)
     pair.check(**{**TWO, "strength": strength, "num_inference_steps": 8}, sampler=sampler)
 

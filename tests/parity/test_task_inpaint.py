@@ -77,7 +77,7 @@ KEPT += [("sd-inpaint", "a", "whole"), ("xl", "a", "partial"), ("xl-inpaint", "a
 
 
 @pytest.mark.parametrize(("kind", "variation", "option"), few(CASES, *KEPT))
-def test_inpainting(pairs, kind, variation, option):
+def test_inpainting_equals_diffusers(pairs, kind, variation, option):
     pairs(KINDS[kind], kind, variation).check(**OPTIONS[option])
 
 
@@ -89,7 +89,7 @@ def test_one_prompt_is_for_each_of_several_images(pairs):
     ("kind", "sampler", "strength"),
     few(SAMPLER_CASES, ("sd", "pndm", 0.55), ("sd", "heun", 1.0), ("sd", "unipc", 0.55)),
 )
-def test_every_sampler(pairs, kind, sampler, strength):
+def test_every_sampler_equals_diffusers(pairs, kind, sampler, strength):
     pair = pairs(KINDS[kind], kind)
     pair.check(**{**TWO, "strength": strength, "num_inference_steps": 8}, sampler=sampler)
 
@@ -118,12 +118,12 @@ def test_a_number_is_no_latents_of_the_masked_picture(pairs):
 
 
 @pytest.mark.parametrize("kind", few(["sd", "xl-inpaint"], "sd"))
-def test_given_latents(pairs, kind):
+def test_given_latents_equal_diffusers(pairs, kind):
     latents = torch.randn((2, 4, 16, 16), generator=generators(9))
     pairs(KINDS[kind], kind).check(**TWO, latents=latents)
 
 
-def test_a_blurred_mask(pairs):
+def test_a_blurred_mask_equals_diffusers(pairs):
     pair = pairs(SD, "sd")
     theirs = pair.reference.mask_processor.blur(mask(1), blur_factor=6)
     ours = pair.ours.mask_processor.blur(mask(1), blur_factor=6)
@@ -139,13 +139,13 @@ def test_the_base_hands_over_to_an_inpainting_refiner(pairs, start):
 
 
 @pytest.mark.slow
-def test_the_refiner_inpaints(pairs):
+def test_the_refiner_inpaints_as_in_diffusers(pairs):
     pair = pairs(XL, "xl-refiner")
     pair.check(**TWO)
     pair.check(**{**TWO, "aesthetic_score": 8.0, "negative_aesthetic_score": 1.0, "strength": 0.7})
 
 
-def test_sizes_of_xl(pairs):
+def test_sizes_of_xl_equal_diffusers(pairs):
     pair = pairs(XL, "xl")
     pair.check(**TWO, original_size=(30, 40), target_size=(70, 80), crops_coords_top_left=(2, 5))
     pair.check(**TWO, negative_original_size=(30, 40), negative_target_size=(9, 8))

@@ -39,7 +39,7 @@ KEPT += [("xl-cosxl", "a", "as-is")]
 
 
 @pytest.mark.parametrize(("kind", "variation", "option"), few(CASES, *KEPT))
-def test_instruct_pix2pix(pairs, kind, variation, option):
+def test_instruct_pix2pix_equals_diffusers(pairs, kind, variation, option):
     pairs(KINDS[kind], kind, variation).check(**OPTIONS[option])
 
 
@@ -47,12 +47,12 @@ def test_instruct_pix2pix(pairs, kind, variation, option):
 @pytest.mark.parametrize(
     "sampler", few(["pndm", "dpm++2m-karras", "unipc", "heun", "ddim"], "heun")
 )
-def test_every_sampler(pairs, kind, sampler):
+def test_every_sampler_equals_diffusers(pairs, kind, sampler):
     pairs(KINDS[kind], kind).check(**TWO, sampler=sampler, num_inference_steps=6)
 
 
 @pytest.mark.parametrize("kind", few(["xl-instruct", "xl-cosxl"], "xl-cosxl"))
-def test_options_of_xl(pairs, kind):
+def test_options_of_xl_equal_diffusers(pairs, kind):
     pair = pairs(XL, kind)
     pair.check(**TWO, original_size=(30, 40), target_size=(70, 80), crops_coords_top_left=(2, 5))
     pair.check(**TWO, prompt_2=["a pear", "cats"], negative_prompt_2=["red", "dogs"])
@@ -109,7 +109,7 @@ def test_latents_instead_of_a_picture(pairs):
     pairs(SD, "sd-instruct").check(**{**TWO, "image": latents})
 
 
-def test_embeddings(pairs):
+def test_embeddings_equal_diffusers(pairs):
     pair = pairs(SD, "sd-instruct")
     embeds = torch.randn((2, 77, 32), generator=generators(5))
     negative = torch.randn((2, 77, 32), generator=generators(6))

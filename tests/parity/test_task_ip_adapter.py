@@ -130,7 +130,7 @@ def test_sdxl_and_embeddings_in_the_place_of_images(xl):
 @pytest.mark.parametrize("kind", ["plain", "plus", "full"])
 @pytest.mark.parametrize("guided", [True, False])
 @pytest.mark.parametrize("family", ["sd", "xl"])
-def test_each_kind_alone(request, family, kind, guided):
+def test_each_kind_alone_equals_diffusers(request, family, kind, guided):
     both = request.getfixturevalue(family).load(kind)
     set_both(both.theirs, both.ours, 0.8)
     both.check(ip_adapter_image=picture(1), guidance_scale=3.0 if guided else 1.0)
@@ -149,7 +149,7 @@ def test_masks_of_images_of_any_shape(sd, size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["Img2Img", "Inpaint", "ControlNet", "InstructPix2Pix"])
-def test_other_tasks(sd, tmp_path, task):
+def test_other_tasks_equal_diffusers(sd, tmp_path, task):
     names = {"ControlNet": f"StableDiffusion{task}Pipeline"}
     name = names.get(task, f"StableDiffusion{task}Pipeline")
     theirs, ours, call = sd.theirs, sd.ours, {"image": picture(5)}

@@ -45,7 +45,7 @@ OF_XL = {
 
 
 @pytest.mark.parametrize("option", few(OPTIONS, "as-is", "scale"))
-def test_one_adapter(pairs, option):
+def test_one_adapter_equals_diffusers(pairs, option):
     pairs(SD, "sd", t2i=("sd",)).check(**{**CALL, **OPTIONS[option]})
 
 
@@ -78,14 +78,14 @@ def test_a_light_adapter_of_one_channel(pairs):
 
 
 @pytest.mark.parametrize("scales", first([[1.0, 0.4], [0.0, -0.8]]))
-def test_two_adapters(pairs, scales):
+def test_two_adapters_equal_diffusers(pairs, scales):
     call = {**CALL, "image": [[picture(11), picture(12)], [picture(13), picture(14)]]}
     pairs(SD, "sd", t2i=("sd", "sd")).check(**call, adapter_conditioning_scale=scales)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [{}, {"timesteps": [999, 499]}])
-def test_a_consistency_model(pairs, steps):
+def test_a_consistency_model_equals_diffusers(pairs, steps):
     """As in diffusers' own tests."""
     pairs(SD, "lcm", t2i=("sd",)).check(**CALL, **steps)
 

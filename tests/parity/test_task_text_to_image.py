@@ -48,14 +48,14 @@ KEPT = [("a", name) for name in (*KEPT, "stochastic-ddim", "own-sigmas")]
 
 
 @pytest.mark.parametrize(("variation", "option"), few(CASES, ("b", "as-is"), *KEPT))
-def test_text_to_image(pairs, variation, option):
+def test_text_to_image_equals_diffusers(pairs, variation, option):
     pair = pairs("StableDiffusionPipeline", "sd", variation)
     pair.check(**OPTIONS[option])
 
 
 @pytest.mark.parametrize("sampler", ["pndm", "dpm++2m-karras", "unipc", "heun", "euler-ancestral"])
 @pytest.mark.parametrize("variation", ["a", slow("b")])
-def test_every_sampler(pairs, sampler, variation):
+def test_every_sampler_equals_diffusers(pairs, sampler, variation):
     pair = pairs("StableDiffusionPipeline", "sd", variation)
     pair.check(**TWO, sampler=sampler, num_inference_steps=6)
 
@@ -69,7 +69,7 @@ def test_sa_solver_takes_the_noise_of_each_step_where_diffusers_does(pairs):
     image_to_image.check(**TWO, **call, sampler="sa-solver")
 
 
-def test_given_latents(pairs):
+def test_given_latents_equal_diffusers(pairs):
     pair = pairs("StableDiffusionPipeline", "sd")
     latents = torch.randn((2, 4, 16, 16), generator=generators(1))
     pair.check(**TWO, latents=latents)
@@ -78,7 +78,7 @@ def test_given_latents(pairs):
     np.testing.assert_array_equal(from_torch, from_numpy.images)
 
 
-def test_another_size(pairs):
+def test_another_size_equals_diffusers(pairs):
     pair = pairs("StableDiffusionPipeline", "sd")
     assert pair.check(**TWO, height=48, width=80).shape == (2, 48, 80, 3)
 
@@ -154,7 +154,7 @@ LCM_OPTIONS = {
         ("a", "original-steps"),
     ),
 )
-def test_latent_consistency(pairs, variation, option):
+def test_latent_consistency_equals_diffusers(pairs, variation, option):
     pairs("LatentConsistencyModelPipeline", "lcm", variation).check(**LCM_OPTIONS[option])
 
 

@@ -52,7 +52,7 @@ DDPM = [
 
 
 @pytest.mark.parametrize(("kind", "call"), few(DDPM, *DDPM[:2]))
-def test_ddpm(folders, ddpm, kind, call):
+def test_ddpm_equals_diffusers(folders, ddpm, kind, call):
     pair = ddpm if kind == "small" else opened("DDPMPipeline", folders[kind])
     pair.check(**call)
 
@@ -70,7 +70,7 @@ DDIM = [
 
 
 @pytest.mark.parametrize(("kind", "call"), few(DDIM, DDIM[1]))
-def test_ddim(folders, ddim, kind, call):
+def test_ddim_equals_diffusers(folders, ddim, kind, call):
     pair = ddim if kind == "small" else opened("DDIMPipeline", folders[kind])
     pair.check(**call)
 
@@ -112,7 +112,7 @@ def test_saved_loaded_and_opened_by_pytorch(ddim, tmp_path):
     assert all(torch.equal(theirs[name], ours[name]) for name in ours)
 
 
-def test_from_torch(ddpm):
+def test_a_pipeline_from_torch_draws_the_same_bits(ddpm):
     pipe = diffusax.DiffusionPipeline.from_torch(ddpm.reference)
     assert type(pipe) is diffusax.DDPMPipeline
     assert pipe.parts.networks == ddpm.ours.parts.networks
@@ -121,7 +121,7 @@ def test_from_torch(ddpm):
     np.testing.assert_array_equal(pipe(**call).images, ddpm.draw()[1])
 
 
-def test_outputs_and_seeds(ddpm):
+def test_outputs_are_of_every_type_and_seeds_are_the_images_own(ddpm):
     call = {"num_inference_steps": 4, "seed": 3}
     two = ddpm.ours(**call, batch_size=2, output_type="np").images
     (one,) = ddpm.ours(**call, output_type="pt", return_dict=False)
@@ -178,7 +178,7 @@ def test_grey_pictures_and_pictures_that_are_not_square(tmp_path):
     assert (picture.mode, picture.size) == ("L", (16, 8))
 
 
-def test_what_cannot_be(ddpm, ddim):
+def test_what_cannot_be_is_refused(ddpm, ddim):
     for call, message in (
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"seed": [1, 2], "batch_size": 3}, "seed has 2 entries for 3 images"),

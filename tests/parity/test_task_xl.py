@@ -78,12 +78,12 @@ IMAGE_KEPT += [("xl-refiner", "a", "as-is"), ("xl-refiner", "a", "aesthetic-scor
 @pytest.mark.parametrize(
     ("variation", "option"), few(TEXT_CASES, *[("a", name) for name in TEXT_KEPT])
 )
-def test_text_to_image(pairs, variation, option):
+def test_text_to_image_equals_diffusers(pairs, variation, option):
     pairs("StableDiffusionXLPipeline", "xl", variation).check(**OPTIONS[option])
 
 
 @pytest.mark.parametrize("variation", ["a", slow("b"), slow("c")])
-def test_negative_sizes(pairs, variation):
+def test_negative_sizes_equal_diffusers(pairs, variation):
     """Each drawn alone by diffusers, which mixes up the two kinds of sizes in a batch."""
     pair = pairs("StableDiffusionXLPipeline", "xl", variation)
     call = {**SIZES, "num_inference_steps": 4, "output_type": "np"}
@@ -95,7 +95,7 @@ def test_negative_sizes(pairs, variation):
 
 
 @pytest.mark.parametrize(("kind", "variation", "option"), few(IMAGE_CASES, *IMAGE_KEPT))
-def test_image_to_image(pairs, kind, variation, option):
+def test_image_to_image_equals_diffusers(pairs, kind, variation, option):
     pair = pairs("StableDiffusionXLImg2ImgPipeline", kind, variation)
     pair.check(**IMAGE_OPTIONS[option])
 
@@ -115,13 +115,13 @@ def test_every_sampler_from_a_picture(pairs, sampler, start):
     few(["pndm", "dpm++2m-karras", "unipc", "heun", "euler-ancestral"], "unipc"),
 )
 @pytest.mark.parametrize("end", [None, 0.7])
-def test_every_sampler(pairs, sampler, end):
+def test_every_sampler_equals_diffusers(pairs, sampler, end):
     pair = pairs("StableDiffusionXLPipeline", "xl")
     pair.check(**TWO, num_inference_steps=8, sampler=sampler, denoising_end=end)
 
 
 @pytest.mark.parametrize("sampler", few(["euler", "heun", "dpm++2m-karras"], "heun"))
-def test_base_then_refiner(pairs, sampler):
+def test_base_then_refiner_equals_diffusers(pairs, sampler):
     """An ensemble of denoisers: the base's noisy latents go to the refiner, which goes on."""
     base = pairs("StableDiffusionXLPipeline", "xl")
     refiner = pairs("StableDiffusionXLImg2ImgPipeline", "xl-refiner")
@@ -170,6 +170,6 @@ def test_latents_instead_of_a_picture(pairs):
     pair.check(**{**IMAGE, "image": latents})
 
 
-def test_given_latents(pairs):
+def test_given_latents_equal_diffusers(pairs):
     pair = pairs("StableDiffusionXLPipeline", "xl")
     pair.check(**TWO, latents=torch.randn((2, 4, 16, 16), generator=generators(1)))

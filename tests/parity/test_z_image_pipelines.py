@@ -123,7 +123,7 @@ def test_steps_of_consistency_models(pairs_of, monkeypatch):
 
 
 @pytest.mark.parametrize("strength", [0.6, pytest.param(0.9, marks=pytest.mark.slow)])
-def test_image_to_image(pairs_of, strength):
+def test_image_to_image_equals_diffusers(pairs_of, strength):
     call = {"prompt": PROMPTS, "strength": strength, "seed": [3, 4], "num_inference_steps": 4}
     pairs_of("Img2Img").check(image=picture(1, 42, 26), guidance_scale=2.0, **call)
 

@@ -169,7 +169,7 @@ def test_prompts_of_several_windows(pipe):
 
 
 @pytest.mark.slow
-def test_half_precision(pipe):
+def test_half_precision_changes_an_adapter_little(pipe):
     exact = pipe("a cat", **CALL, adapters={"style": 0.8}).images
     plain = pipe("a cat", **CALL).images
     pipe.to("bfloat16")

@@ -138,7 +138,7 @@ def test_a_new_shape_is_one_line_in_the_log(pipe, caplog):
         assert not caplog.messages
 
 
-def test_memory(pipe):
+def test_memory_counts_parameters_and_temporaries(pipe):
     pipe.compile()
     report = pipe.memory()
     sizes = {name: sum(x.nbytes for x in jax.tree.leaves(p)) for name, p in pipe.params.items()}
@@ -445,7 +445,7 @@ def no_cache_yet(monkeypatch):
     compilation_cache.reset_cache()
 
 
-def test_the_compilation_cache(no_cache_yet, tmp_path):
+def test_the_compilation_cache_lies_where_the_variables_say(no_cache_yet, tmp_path):
     no_cache_yet.setenv("XDG_CACHE_HOME", str(tmp_path))
     no_cache_yet.setenv("DIFFUSAX_COMPILATION_CACHE", "off")
     assert enable_compilation_cache() is None

@@ -69,7 +69,7 @@ def test_a_new_number_of_steps(load):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sd", "sd-inpaint"])
-def test_mask(load, kind):
+def test_masks_compile_nothing(load, kind):
     pipe = load("StableDiffusionInpaintPipeline", kind)
     base = {**IMAGE, "mask_image": mask(1), "strength": 0.8}
     changes = [{"mask_image": mask(2)}, {"strength": 0.5}, {"guidance_start": 0.3}]
@@ -83,7 +83,7 @@ def steered(load, tiny_checkpoints):
 
 
 @pytest.mark.slow
-def test_control(steered):
+def test_controls_compile_nothing(steered):
     changes = [
         {"controlnet_conditioning_scale": 0.3},
         {"control_guidance_start": 0.4},
@@ -159,7 +159,7 @@ def test_given_embeddings_of_another_dtype(load):
 
 
 @pytest.mark.slow
-def test_pictures_guidance(load):
+def test_the_guidance_of_images_compiles_nothing(load):
     pipe = load("StableDiffusionInstructPix2PixPipeline", "sd-instruct")
     changes = [{"image_guidance_scale": 2.0}, {"guidance_scale": 3.0}, {"guidance_start": 0.5}]
     assert_compiles_nothing(pipe, {"image": picture(3)}, changes)

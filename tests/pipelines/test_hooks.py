@@ -1,4 +1,4 @@
-"""A sampler, a rule of guidance, a task, a family and a file, as docs/hooks.md has them."""
+"""A sampler, a rule, a task, a family and a file, as docs/reference/hooks.md has them."""
 
 import ast
 import dataclasses

@@ -73,7 +73,7 @@ def test_schedules_may_depend_on_the_size():
     assert small.schedule.timesteps[1] < large.schedule.timesteps[1]
 
 
-def test_saved_and_loaded(pipe, tmp_path):
+def test_a_pipeline_is_the_same_after_saving_and_loading(pipe, tmp_path):
     pipe.save_pretrained(tmp_path)
     again = diffusax.DiffusionPipeline.from_pretrained(tmp_path)
     again.set_progress_bar_config(disable=True)
@@ -84,7 +84,7 @@ def test_saved_and_loaded(pipe, tmp_path):
     assert half.vae.dtype == "float32"
 
 
-def test_image_to_image(pipe):
+def test_image_to_image_keeps_more_of_the_image_at_less_strength(pipe):
     image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (32, 32, 3), np.uint8))
     other = ToyImg2ImgPipeline.from_pipe(pipe)
     other.set_progress_bar_config(disable=True)
@@ -157,6 +157,6 @@ def test_the_whole_call_is_a_pure_function(pipe):
 
 
 @pytest.mark.slow
-def test_meshes():
+def test_meshes_draw_what_one_device_does():
     found = run_on_devices(RUNS / "new_family_on_mesh.py")
     assert found == ["data=2,tensor=2", "data=2,fsdp=2"]

@@ -208,7 +208,7 @@ def test_long_and_weighted_prompts_change_the_picture(pipe, caplog):
     assert np.abs(weighted - draw(pipe, "a cat", seed=0)).max() > 1e-3
 
 
-def test_output_types(pipe):
+def test_output_types_are_what_they_name(pipe):
     array = draw(pipe, seed=0)
     assert (array.shape, array.dtype) == ((1, 64, 64, 3), np.float32)
     assert isinstance(draw(pipe, seed=0, output_type="jax"), jax.Array)

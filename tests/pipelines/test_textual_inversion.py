@@ -140,7 +140,7 @@ def test_both_text_encoders_of_sdxl(xl_pair):
 
 
 @pytest.mark.slow
-def test_pictures_of_sdxl(xl_pair):
+def test_images_of_sdxl_equal_diffusers(xl_pair):
     xl_pair.check(prompt="a dog in style>", negative_prompt="a style> cat", num_inference_steps=2)
 
 
@@ -225,7 +225,7 @@ TABLE = vectors(2)
         5,
     ),
 )
-def test_dictionaries_and_arrays(bare, given, token, words):
+def test_dictionaries_and_arrays_are_words(bare, given, token, words):
     bare.load_textual_inversion(given, token)
     for word, rows in words.items():
         ids = bare.tokenizer.ids_of(f"{word.upper()} {word}")
@@ -233,7 +233,7 @@ def test_dictionaries_and_arrays(bare, given, token, words):
         np.testing.assert_allclose(table(bare)[ids[: len(rows)]], rows, atol=2e-3)
 
 
-def test_files_and_folders(bare, tmp_path):
+def test_files_and_folders_are_words(bare, tmp_path):
     """The name of a file is the word where the file has none; older formats too."""
     style = tmp_path / "a style.safetensors"
     save_file({"emb_params": TABLE.astype(np.float16)}, style)
@@ -249,7 +249,7 @@ def test_files_and_folders(bare, tmp_path):
     assert [word for word in bare.tokenizer.words if not word.endswith("_1")] == words
 
 
-def test_repositories(hub, bare, tmp_path):
+def test_words_come_from_repositories(hub, bare, tmp_path):
     save_file({"<x>": TABLE}, tmp_path / "learned_embeds.safetensors")
     content = (tmp_path / "learned_embeds.safetensors").read_bytes()
     files = {"learned_embeds.safetensors": content, "sub/y.safetensors": content}

@@ -1,9 +1,9 @@
-"""What the page docs/hooks.md defines, for tests of it."""
+"""What the page docs/reference/hooks.md defines, for tests of it."""
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs/hooks.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/hooks.md"
 
 
 def defined(*names):

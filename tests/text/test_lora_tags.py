@@ -27,7 +27,7 @@ from diffusax.text.lora_tags import read_tags, unread_tags
         ("a <lora:> 1 < 2 > 3: <b>", "a <lora:> 1 < 2 > 3: <b>", {}),
     ],
 )
-def test_weights(prompt, text, weights):
+def test_tags_give_weights_and_leave_the_prompt(prompt, text, weights):
     found = {
         name: w if isinstance(w, float) else (w["unet"], w["text_encoder"])
         for name, w in read_tags(prompt)[1].items()
@@ -50,7 +50,7 @@ def test_weights(prompt, text, weights):
         ("<lora:te=1>", "must have the name of a LoRA"),
     ],
 )
-def test_mistakes(prompt, message):
+def test_mistakes_in_tags_are_refused(prompt, message):
     with pytest.raises(ValueError, match=message):
         read_tags(prompt)
 

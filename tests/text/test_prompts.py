@@ -64,7 +64,7 @@ def approximately(parts):
         ("line\n(two:1.2)", [("line\n", 1), ("two", 1.2)]),
     ],
 )
-def test_parse_weights(text, parts):
+def test_weights_are_parsed_as_in_webui(text, parts):
     assert parse_weights(text) == approximately(parts)
 
 
@@ -115,7 +115,7 @@ def test_long_prompts_fill_windows_of_75(tokenizer):
 @pytest.mark.parametrize(
     ("count", "windows"), [(0, 1), (1, 1), (75, 1), (76, 2), (150, 2), (151, 3)]
 )
-def test_number_of_windows(tokenizer, count, windows):
+def test_a_long_prompt_has_a_window_for_every_75_tokens(tokenizer, count, windows):
     tokens = tokenize_prompts(tokenizer, "cat " * count, long_prompt=True)
     assert tokens.windows == windows
     assert (tokens.input_ids == CAT).sum() == count

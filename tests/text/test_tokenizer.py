@@ -168,7 +168,7 @@ def assert_same_ids(ours, theirs, texts):
     np.testing.assert_array_equal(actual, padded(theirs, texts))
 
 
-def test_special_ids(ours, theirs):
+def test_special_ids_are_transformers(ours, theirs):
     assert ours.bos_token_id == theirs.bos_token_id == 49406
     assert ours.eos_token_id == theirs.eos_token_id == 49407
     assert ours.pad_token_id == theirs.pad_token_id
@@ -179,7 +179,7 @@ def test_pads_of_sd1_and_sd2(ours, style):
     assert ours.windows("").tolist() == [[49406, 49407] + [{"sd1": 49407, "sd2": 0}[style]] * 75]
 
 
-def test_tricky_texts(ours, theirs):
+def test_tricky_texts_have_transformers_ids(ours, theirs):
     assert_same_ids(ours, theirs, TRICKY)
 
 
@@ -191,11 +191,11 @@ def test_every_assigned_character_of_the_basic_plane(ours, theirs):
         assert ours.ids_of(chunk) == theirs(chunk, add_special_tokens=False).input_ids, repr(chunk)
 
 
-def test_random_unicode(ours, theirs):
+def test_random_unicode_has_transformers_ids(ours, theirs):
     assert_same_ids(ours, theirs, random_texts(1500))
 
 
-def test_decode(ours, theirs):
+def test_ids_are_decoded_as_in_transformers(ours, theirs):
     for text in TRICKY:
         ids = theirs(text).input_ids
         assert ours.decode(ids) == theirs.decode(ids), repr(text)
@@ -271,7 +271,7 @@ def test_a_text_of_75_tokens_is_not_cut(ours, theirs, recwarn):
     assert not recwarn
 
 
-def test_truncation(ours, theirs):
+def test_what_does_not_fit_is_cut_off_with_a_warning(ours, theirs):
     text = "cat " * 74 + "Cafe\u0301 Old HOUSES, and More"
     message = "a text is longer than 75 tokens; what does not fit is cut off"
     with pytest.warns(UserWarning, match=message):
@@ -380,7 +380,7 @@ def test_saved_files_have_the_vocabulary_and_merges_they_came_from(ours, folder,
 
 
 @pytest.mark.parametrize("legacy", [True, False])
-def test_added_tokens(copy, tmp_path, legacy):
+def test_added_tokens_have_transformers_ids(copy, tmp_path, legacy):
     """Textual inversion adds tokens; old files list them in added_tokens.json."""
     if legacy:
         (copy / "added_tokens.json").write_text(
@@ -402,7 +402,7 @@ def test_added_tokens(copy, tmp_path, legacy):
     assert_same_ids(ours, transformers.CLIPTokenizer.from_pretrained(tmp_path / "saved"), texts)
 
 
-def test_additional_special_tokens(copy):
+def test_additional_special_tokens_have_transformers_ids(copy):
     path = copy / "special_tokens_map.json"
     data = json.loads(path.read_text()) | {"additional_special_tokens": ["<style>"]}
     path.write_text(json.dumps(data))

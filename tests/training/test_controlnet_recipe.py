@@ -159,7 +159,7 @@ def test_a_picture_is_cut_as_the_one_that_it_steers(checkpoint, start, steered):
         assert np.abs(total - 255).max() <= 1
 
 
-def test_what_cannot_be(checkpoint, start, steered):
+def test_what_cannot_be_is_refused(checkpoint, start, steered):
     with pytest.raises(ValueError, match="from_scratch cannot be given: a ControlNet is trained"):
         make(checkpoint, steered, controlnet=str(start), from_scratch=True)
     with pytest.raises(ValueError, match=r"^text_encoder_learning_rate cannot be given: a Contro"):

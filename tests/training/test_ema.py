@@ -64,7 +64,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_follows_its_rule(name):
+def test_an_average_follows_its_rule(name):
     config, decay = RULES[name]
     values = walk()
     expected = values[0].astype(np.float64)
@@ -76,7 +76,7 @@ def test_follows_its_rule(name):
 
 @pytest.mark.parametrize("after", [0, 5])
 @pytest.mark.parametrize("warmup", [False, True])
-def test_matches_diffusers(after, warmup):
+def test_an_average_matches_diffusers(after, warmup):
     options = {"inv_gamma": 1.5, "power": 0.75} if warmup else {}
     parameter = torch.nn.Parameter(torch.tensor(walk()[0]))
     theirs = EMAModel(

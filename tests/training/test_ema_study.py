@@ -113,7 +113,7 @@ def test_the_library_s_own_run_ends_with_the_same_average(run, config, tmp_path,
         np.testing.assert_allclose(averaged(folder, wanted), ours, rtol=1e-6, atol=1e-7)
 
 
-def test_measures_of_pictures(study):
+def test_measures_of_pictures_tell_right_from_wrong(study):
     evaluate = study("evaluate")
     before, after = np.zeros((64, 64, 3), np.float32), np.zeros((64, 64, 3), np.float32)
     after[:32] = 1

@@ -78,7 +78,7 @@ def assert_drawn_alike(folder, file, prompt, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sd-instruct", "xl-instruct"])
-def test_adapters_that_edit(tiny_checkpoints, tmp_path, kind):
+def test_adapters_that_edit_are_the_same_in_pytorch(tiny_checkpoints, tmp_path, kind):
     folder, _ = tiny_checkpoints.pipeline(kind)
     rows = [edit_row(i) for i in range(4)]
     picture(9, (64, 64)).save(tmp_path / "photo.png")

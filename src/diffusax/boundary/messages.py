@@ -9,7 +9,7 @@ T = TypeVar("T")
 _SAVE = "save_pretrained(folder) in PyTorch diffusers, and open the folder with from_pretrained"
 _LORA = (
     "LoRAs belong to the pipeline: load_lora_weights, set_adapters, fuse_lora and their like are "
-    "its methods, see docs/guides/adapters.md"
+    "its methods, see docs/tasks/loras.md"
 )
 _SINGLE_FILE = (
     "from_single_file(...) loads .safetensors files; a .ckpt file is a pickle, which could run code"
@@ -20,7 +20,7 @@ _SINGLE_NETWORK = (
 )
 _PIECES = (
     "a call is one program here: pipe.generate_fn and pipe.prepare_inputs are it as a pure "
-    "function, see docs/functional.md"
+    "function, see docs/reference/functional.md"
 )
 _STEPS = (
     "a step is a row of coefficients: scheduler.schedule(steps).rows has them, and step(...) gives "
@@ -32,11 +32,12 @@ _IMMUTABLE = (
 )
 LAYERS = (
     "the parameters of layers are in model.params, and model.network.module(model.params) makes a "
-    "Flax module with the layers as attributes; see docs/functional.md"
+    "Flax module with the layers as attributes; see docs/reference/functional.md"
 )
 _LEVELS = "scheduler.sigmas has the noise levels, and those of the training before set_timesteps"
 _MODULE = (
-    "a model is a network with the tree of its parameters, model.params; see docs/functional.md"
+    "a model is a network with the tree of its parameters, model.params; "
+    "see docs/reference/functional.md"
 )
 _CONFIG = (
     "options are read as config and written by save_pretrained; another class is made by "

@@ -129,7 +129,7 @@ def find_layers(
     if any(key.endswith(_CONTROL) for key in file.tensors):
         raise ValueError(
             f"{file.name} is a Control LoRA, which widens the input of FLUX.1's transformer by "
-            "another image's; load it into PyTorch's FluxControlPipeline, see docs/torch.md"
+            "another image's; load it into PyTorch's FluxControlPipeline, see docs/tasks/torch.md"
         )
     found: Layers = {}
     original: Layers = {}

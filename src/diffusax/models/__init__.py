@@ -18,7 +18,7 @@ from diffusax.models.encoders.configs import (
     Qwen3Config,
     T5Config,
 )
-from diffusax.models.network import Network, Params, initialize_params
+from diffusax.models.network import Network, Params
 from diffusax.models.table import MODELS, TENSOR_RULES
 from diffusax.models.transformers.configs import (
     Flux2Transformer2DConfig,
@@ -40,8 +40,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "MODELS",
-    "TENSOR_RULES",
+    *MODELS,
     "AsymmetricAutoencoderKLConfig",
     "AutoencoderKLConfig",
     "AutoencoderKLFlux2Config",
@@ -53,13 +52,16 @@ __all__ = [
     "Flux2Transformer2DConfig",
     "FluxControlNetConfig",
     "FluxTransformer2DConfig",
+    "MODELS",
+    "Model",
     "Network",
     "Params",
     "Qwen3Config",
     "T2IAdapterConfig",
     "T5Config",
+    "TENSOR_RULES",
     "UNet2DConditionConfig",
     "UNet2DConfig",
     "ZImageTransformer2DConfig",
-    "initialize_params",
+    "initialize",
 ]

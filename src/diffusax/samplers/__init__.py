@@ -8,7 +8,10 @@ from diffusax.samplers.names import (
     scheduler_from_config,
     scheduler_from_name,
 )
+from diffusax.samplers.rows import M1 as M1
+from diffusax.samplers.rows import P as P
 from diffusax.samplers.rows import Row, Schedule, Table, stack_tables
+from diffusax.samplers.rows import X as X
 from diffusax.samplers.schedulers import (
     alpha_schedulers,
     edm_schedulers,

@@ -3,3 +3,34 @@
 `drawings` is what clients ask for, `catalogue` finds and loads models, `engine` owns the device,
 and `web` speaks HTTP.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from diffusax.serving.catalogue.catalogue import Catalogue as Catalogue
+    from diffusax.serving.client import Client as Client
+    from diffusax.serving.engine.engine import Engine as Engine
+    from diffusax.serving.engine.engine import EngineSettings as EngineSettings
+    from diffusax.serving.web.app import create_app as create_app
+    from diffusax.serving.web.settings import WebSettings as WebSettings
+    from diffusax.serving.with_ray import application as application
+
+# A client needs neither JAX nor the web's libraries, and an engine not the latter.
+_MODULES = {
+    "Catalogue": "catalogue.catalogue",
+    "Client": "client",
+    "Engine": "engine.engine",
+    "EngineSettings": "engine.engine",
+    "WebSettings": "web.settings",
+    "application": "with_ray",
+    "create_app": "web.app",
+}
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first asked for."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -2,18 +2,24 @@
 
 from diffusax.lora.trained import LoRAConfig
 from diffusax.training.config import TrainConfig, ValidationConfig
-from diffusax.training.data.batches import DataConfig
+from diffusax.training.data.batches import Batches, DataConfig
 from diffusax.training.data.examples import (
     CaptionedDataConfig,
     ControlDataConfig,
     EditDataConfig,
     ImageDataConfig,
 )
-from diffusax.training.ema.update import EMAConfig
+from diffusax.training.ema.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
+from diffusax.training.ema.update import EMAConfig, EMAState, copy_as_average, update_ema
+from diffusax.training.loop.averages import make_average
 from diffusax.training.loop.loop import train
 from diffusax.training.loop.signals import Preempted
-from diffusax.training.optimizers import FineTuningOptimizerConfig, OptimizerConfig
-from diffusax.training.options import read_config
+from diffusax.training.optimizers import (
+    FineTuningOptimizerConfig,
+    OptimizerConfig,
+    make_optimizer,
+)
+from diffusax.training.options import read_config, to_yaml
 from diffusax.training.recipes.autoencoder import (
     AutoencoderConfig,
     AutoencoderValidationConfig,
@@ -49,11 +55,16 @@ from diffusax.training.recipes.unconditional import (
     UnconditionalValidationConfig,
     unconditional,
 )
+from diffusax.training.step.denoising import Draws, encode_pixels
+from diffusax.training.step.step import Batch, TrainState, initial_state, make_train_step
 from diffusax.training.step.timesteps import TimestepBiasConfig
 
 __all__ = [
+    "AVERAGES",
     "AutoencoderConfig",
     "AutoencoderValidationConfig",
+    "Batch",
+    "Batches",
     "CacheConfig",
     "CacheDataConfig",
     "CaptionedDataConfig",
@@ -62,9 +73,11 @@ __all__ = [
     "ControlNetValidationConfig",
     "DataConfig",
     "DenoiserValidationConfig",
+    "Draws",
     "DreamBoothConfig",
     "DreamBoothDataConfig",
     "EMAConfig",
+    "EMAState",
     "EditDataConfig",
     "FineTuningOptimizerConfig",
     "ImageDataConfig",
@@ -80,17 +93,28 @@ __all__ = [
     "TextualInversionOptimizerConfig",
     "TimestepBiasConfig",
     "TrainConfig",
+    "TrainState",
     "UnconditionalConfig",
     "UnconditionalValidationConfig",
     "ValidationConfig",
     "autoencoder",
     "cache_latents",
     "controlnet",
+    "copy_as_average",
     "dreambooth",
+    "encode_pixels",
+    "initial_state",
     "instruct_pix2pix",
+    "make_average",
+    "make_optimizer",
+    "make_train_step",
     "read_config",
+    "remove_snapshots_after",
     "text_to_image",
     "textual_inversion",
+    "to_yaml",
     "train",
     "unconditional",
+    "update_ema",
+    "write_snapshots",
 ]

@@ -12,7 +12,7 @@ from PIL import Image
 from diffusax.boundary.tensors import Output as BaseOutput
 from diffusax.boundary.tensors import as_numpy, is_tensor
 from diffusax.images.reading import load_image
-from diffusax.images.sheets import make_image_grid
+from diffusax.images.sheets import captioned, contact_sheet, labelled_grid, make_image_grid
 from diffusax.images.vae_image_processor import VaeImageProcessor
 from diffusax.utils import logging
 from diffusax.utils.export_utils import export_to_gif, export_to_video
@@ -40,10 +40,13 @@ _NOT_HERE = ("torch_xla", "torch_npu", "torch_xpu", "torch_mlu", "xformers", "fl
 __all__ = [
     "PIL_INTERPOLATION",
     "BaseOutput",
+    "captioned",
+    "contact_sheet",
     "deprecate",
     "export_to_gif",
     "export_to_video",
     "get_logger",
+    "labelled_grid",
     "load_image",
     "logging",
     "make_image_grid",

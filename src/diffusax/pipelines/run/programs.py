@@ -2,7 +2,7 @@
 
 Every value that a user changes between calls is an argument of a program. Programs are cached by
 networks, which hold no parameters: a second checkpoint of the same architecture, or another task on
-the same shapes, compiles nothing. The README lists under "Shapes and compilation" what does.
+the same shapes, compiles nothing. docs/serving/compilation.md lists what does.
 """
 
 import functools

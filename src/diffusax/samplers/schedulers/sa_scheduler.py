@@ -13,7 +13,7 @@ from diffusax.samplers.runs import Request, Run, number
 from diffusax.samplers.schedulers.discrete import limits_of
 from diffusax.samplers.schedulers.options import Options, UpperBounded, adopt
 from diffusax.samplers.schedulers.scheduler import SCHEDULERS, Scheduler
-from diffusax.samplers.schedulers.snr_schedulers import SNRScheduler
+from diffusax.samplers.schedulers.snr_schedulers import SNRScheduler, VarianceType
 
 __all__ = ["SASolverScheduler"]
 
@@ -38,7 +38,7 @@ class SASolverScheduler(SNRScheduler):
     algorithm_type: Literal["data_prediction", "noise_prediction"] = "data_prediction"
     lower_order_final: bool = True
     lambda_min_clipped: UpperBounded = -np.inf  # type: ignore[misc]
-    variance_type: Literal["learned", "learned_range"] | None = None
+    variance_type: VarianceType | None = None
 
     def __post_init__(self) -> None:
         others = ("deis", "dpmsolver", "dpmsolver++", "sde-dpmsolver", "sde-dpmsolver++")

@@ -206,6 +206,12 @@ class ShiftedSNRScheduler(SNRScheduler, sampler=False):
         return float(np.exp(request.mu))
 
 
+VarianceType = Literal[
+    "fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range"
+]
+"""What configs say of the noise in DDPM's steps; other methods ignore the fixed kinds."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DPMSolverScheduler(ShiftedSNRScheduler, sampler=False):
     """What the DPM solvers have in common.
@@ -221,17 +227,7 @@ class DPMSolverScheduler(ShiftedSNRScheduler, sampler=False):
     lower_order_final: bool = True
     final_sigmas_type: FinalSigma = "zero"
     lambda_min_clipped: UpperBounded = -np.inf  # type: ignore[misc]
-    variance_type: (
-        Literal[
-            "fixed_small",
-            "fixed_small_log",
-            "fixed_large",
-            "fixed_large_log",
-            "learned",
-            "learned_range",
-        ]
-        | None
-    ) = None
+    variance_type: VarianceType | None = None
 
     def __post_init__(self) -> None:
         adopt(self, "algorithm_type", ("deis",), "dpmsolver++")

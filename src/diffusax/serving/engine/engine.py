@@ -24,7 +24,10 @@ class EngineSettings:
     """The bounds of an engine."""
 
     lanes: int = 8
-    """The most lanes of each batch on each device, a power of two; see docs/running_batch.md."""
+    """The most lanes of each batch on each device, a power of two.
+
+    See docs/serving/running_batch.md.
+    """
     smallest: int = 1
     """The fewest lanes of a batch on each device, a power of two."""
     adapter_rank: int = 64

@@ -75,8 +75,8 @@ def open_source(path: str, columns: Sequence[str], **options: Any) -> ArrowSourc
 
     Names on the Hub are owner/name, owner/name@revision, or hf://datasets/owner/name@revision/path.
 
-    A folder holds Parquet or Arrow shards, or images, at any depth; see docs/training.md for what
-    is read of it, and what wins where two files disagree. Where it has splits, train is read.
+    A folder holds Parquet or Arrow shards, or images, at any depth; see docs/training/data.md for
+    what is read of it, and what wins where two files disagree. Where it has splits, train is read.
 
     options: those of `Wanted`.
 
