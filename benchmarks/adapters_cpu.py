@@ -22,15 +22,15 @@ import numpy as np
 from full_size import SD2
 from machine import describe, interleaved_medians
 
-from diffusax.lora.weights import WeightGroups, room_for
+from diffusax.lora.stacks import WeightGroups, room_for
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes
 from diffusax.models.network import Network, cast_shapes, initialize_params
+from diffusax.runtime.devices.lowering import lowering_platforms
 from diffusax.runtime.devices.mesh import in_mesh, replicated
-from diffusax.runtime.programs.cost import Cost, cost_of
+from diffusax.runtime.programs.cost import Cost, Kernel, cost_of, kernels_of, traffic
 from diffusax.runtime.programs.flops import count_flops
-from diffusax.runtime.programs.kernels import Kernel, kernels_of, traffic
-from diffusax.runtime.programs.topology import compile_there, lowering_platforms, topology_mesh
+from diffusax.runtime.programs.topology import compile_there, topology_mesh
 
 NETWORK = Network(UNet2DConditionModel, UNet2DConditionConfig(**SD2))
 

@@ -18,11 +18,11 @@ system has a process to itself, so that one's memory is not another's; batches r
 --seconds, diffusax's rows come first, and what is left out is said. --profile prints the twenty
 slowest kernels of a call. `make gpu-wheels` fetches what a machine without a network may lack.
 
-Rates count the network's own operations (runtime/flops.py): of a call the encoders, the UNet's
-steps and decoding, in training the UNet forward and backward. "utilisation" is the rate over the
-chip's peak, which in training is the model FLOP utilisation. "compile_seconds" is how much longer
-the first call took; no compiled program comes from a cache. "check" is the images' mean (from the
-same noise for all systems), or the last loss.
+Rates count the network's own operations (runtime/programs/flops.py): of a call the encoders, the
+UNet's steps and decoding, in training the UNet forward and backward. "utilisation" is the rate over
+the chip's peak, which in training is the model FLOP utilisation. "compile_seconds" is how much
+longer the first call took; no compiled program comes from a cache. "check" is the images' mean
+(from the same noise for all systems), or the last loss.
 """
 
 import argparse

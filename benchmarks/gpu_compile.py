@@ -26,13 +26,12 @@ from random_models import MODELS, call_programs, write_checkpoint
 from tpu_compile import compile_call, compile_request, compile_training
 
 import diffusax
-from diffusax.lora.weights import room_for
+from diffusax.lora.stacks import room_for
 from diffusax.models.adapters.low_rank import LowRank, kernel_shapes
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.mesh import batch_size, replicated
-from diffusax.runtime.programs.cost import cost_of
-from diffusax.runtime.programs.kernels import Kernel, kernels_of, traffic
+from diffusax.runtime.programs.cost import Kernel, cost_of, kernels_of, traffic
 from diffusax.runtime.programs.topology import topology_mesh
 
 PROGRAMS = ("encode_texts", "denoise", "decode", "train", "train-edits", "train-lora")

@@ -23,7 +23,7 @@ from support.lora import ATTENTION
 from support.lora_training import ALPHA, add_trained, trained_tree
 
 from diffusax.boundary.config import config_from_dict
-from diffusax.lora.trained import LayerPlan, LoRA
+from diffusax.lora.trained import LayerPlan, TrainedLora
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.networks import initialize
 
@@ -48,7 +48,9 @@ def compare(name: str, rank: int, repeats: int) -> None:
     add_trained(reference, rank, ATTENTION)
     adapters = {"unet": trained_tree(reference)}
     plans = dict.fromkeys(adapters["unet"], LayerPlan(rank, ALPHA))
-    ours = train_cpu.jax_step(network, *inputs, lora=LoRA({"unet": plans}), adapters=adapters)
+    ours = train_cpu.jax_step(
+        network, *inputs, lora=TrainedLora({"unet": plans}), adapters=adapters
+    )
     theirs = train_cpu.torch_step(reference, *inputs)
     size = network.num_params / 1e6
     about = f"{name} ({size:.1f} M parameters), LoRA of rank {rank}"

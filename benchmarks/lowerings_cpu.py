@@ -1,7 +1,7 @@
 """GFLOP/s of each lowering of convolution and attention at Stable Diffusion's shapes, on the CPU.
 
-What `choose_lowering` in models/conv.py and models/attention.py picks is marked by a star. Rates
-count the products of the plain form, so Winograd's fewer ones may pass the machine's peak.
+What `choose_lowering` in models/ops/conv.py and models/ops/attention.py picks is marked by a star.
+Rates count the products of the plain form, so Winograd's fewer ones may pass the machine's peak.
     python benchmarks/lowerings_cpu.py --dtype float32 bfloat16
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 from machine import describe
 
 from diffusax.models.ops import attention, conv
+from diffusax.models.ops.attention_kernels import Operands
 
 SAME = ((1, 1), (1, 1))
 # b h c d stride: the UNet at 64x64 latents with guidance, then the autoencoder at 512x512.
@@ -78,7 +79,7 @@ def time_attention(shape: tuple[int, ...], dtype: str, repeats: int) -> None:
     q, k, v = (draw((b, n, h, d), dtype) for n in (t, s, s))
     chosen = attention.choose_lowering("cpu", dtype, q.shape, k.shape)
     forms = {
-        name: lambda q, k, v, form=attention.LOWERINGS[name]: form(q, k, v, d**-0.5, False)
+        name: lambda q, k, v, form=attention.LOWERINGS[name]: form(Operands(q, k, v, d**-0.5))
         for name in ("whole", "chunks", "xla")
     }
     gflop = 4 * b * h * t * s * d / 1e9

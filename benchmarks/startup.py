@@ -3,11 +3,14 @@
     python benchmarks/startup.py [--runs 5] [--full-size]
 
 Cold (an empty compilation cache), warm (a full one), and with saved executables; each is a process
-of its own that runs `diffusax generate`. Beside it, how much of that `import diffusax` takes, and
-`import jax` alone. --full-size: seconds to compile the UNet of SD 2, cold and from the cache.
+of its own that runs `diffusax generate`. Then the same call in Python, warm: how much of it the
+imports, from_pretrained and the call take, and what of these tracing, lowering and loading of
+programs take. Beside it `import jax; jax.numpy.zeros(1)` alone. --full-size: seconds to compile the
+UNet of SD 2, cold and from the cache.
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -24,7 +27,7 @@ sys.path.insert(0, {benchmarks!r})
 import full_size, jax
 from diffusax.models import UNet2DConditionModel
 from diffusax.models.network import Network
-from diffusax.runtime.cache import enable_compilation_cache
+from diffusax.runtime.programs.cache import enable_compilation_cache
 enable_compilation_cache({cache!r})
 network = Network(UNet2DConditionModel, UNet2DConditionModel.config_class(**full_size.SD2))
 at = jax.ShapeDtypeStruct
@@ -36,6 +39,38 @@ print(time.perf_counter() - began)
 """
 
 
+JAX_ALONE = "import jax; jax.numpy.zeros(1)"
+PARTS = """
+import collections, json, time
+began = time.perf_counter()
+def passed():
+    global began
+    before, began = began, time.perf_counter()
+    return began - before
+import jax
+jax.numpy.zeros(1)
+found = {"jax alone": passed()}
+events = collections.Counter()
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: events.update({event.split("/")[-1]: seconds})
+)
+import diffusax
+diffusax.DiffusionPipeline
+found["imports"] = passed()
+pipe = diffusax.DiffusionPipeline.from_pretrained("emoji")
+found["from_pretrained"] = passed()
+pipe.set_progress_bar_config(disable=True)
+pipe("a red apple", seed=1)
+found["first call"] = passed()
+pipe("a red apple", seed=1)
+found["second call"] = passed()
+found["tracing"] = events["jaxpr_trace_duration"]
+found["lowering"] = events["jaxpr_to_mlir_module_duration"]
+found["compiling, or loading"] = events["backend_compile_duration"]
+print(json.dumps(found))
+"""
+
+
 def seconds(command: list[str], **variables: str) -> float:
     """How long a command takes, as a process of its own."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
@@ -44,6 +79,15 @@ def seconds(command: list[str], **variables: str) -> float:
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     return time.perf_counter() - began
+
+
+def measured_parts(**variables: str) -> dict[str, float]:
+    """The seconds of the parts of a process that generates an image."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    command, environment = [sys.executable, "-c", PARTS], {**environment, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
 
 
 def main() -> None:
@@ -64,12 +108,17 @@ def main() -> None:
             "cold": lambda i: seconds(picture, DIFFUSAX_COMPILATION_CACHE=str(folder / f"cold{i}")),
             "warm": lambda i: seconds(picture, **cache),
             "saved executables": lambda i: seconds(saved, **cache),
-            "import diffusax": lambda i: seconds([sys.executable, "-c", "import diffusax"]),
-            "import jax": lambda i: seconds([sys.executable, "-c", "import jax"]),
+            "jax alone": lambda i: seconds([sys.executable, "-c", JAX_ALONE]),
         }
         for case, run in cases.items():
             times = [run(i) for i in range(options.runs)]
             print(f"{case:20} median {statistics.median(times):6.2f} s  least {min(times):6.2f} s")
+        parts = [measured_parts(**cache) for _ in range(options.runs)]
+        for name in parts[0]:
+            times = [found[name] for found in parts]
+            print(
+                f"  {name:24} median {statistics.median(times):6.2f} s  least {min(times):6.2f} s"
+            )
         if options.full_size:
             code = FULL_SIZE.format(benchmarks=str(Path(__file__).parent), cache=f"{name}/full")
             for case in ("cold", "from the cache"):

@@ -49,9 +49,10 @@ def measure(name: str, folder: str, size: int, endpoint: str | None = None, **op
     """One epoch with an empty cache, one from the cache."""
     from huggingface_hub import constants
 
-    from diffusax.training.data.batches import Batches, DataConfig
+    from diffusax.training.data.batches import Batches
     from diffusax.training.data.examples import read_pixels
     from diffusax.training.data.opening import open_data
+    from diffusax.training.data.options import DataConfig
 
     if endpoint:
         constants.ENDPOINT = endpoint

@@ -10,7 +10,8 @@
 It needs libtpu (pip install -e '.[tpu]'), gigabytes of memory and minutes for each line, with
 --effort 0 many times as long. Each line is printed, and added to --out as JSON, as soon as it is
 known. "need" is the network's own count of operations
-(runtime/flops.py); the compiler's comes from XLA's cost analysis, in which a loop counts once.
+(runtime/programs/flops.py); the compiler's comes from XLA's cost analysis, in which a loop counts
+once.
 """
 
 import argparse
@@ -34,13 +35,13 @@ import diffusax
 from diffusax.pipelines.pipeline import ahead
 from diffusax.pipelines.pipeline.ahead import mesh_of_program
 from diffusax.runtime.devices.chips import chip_of
+from diffusax.runtime.devices.lowering import lowering_platforms
 from diffusax.runtime.devices.mesh import batch_size, in_mesh
 from diffusax.runtime.programs.cost import cost_of
 from diffusax.runtime.programs.program import lower, operations_of
 from diffusax.runtime.programs.topology import (
     DoesNotFitError,
     compile_there,
-    lowering_platforms,
     topology_mesh,
 )
 from diffusax.training import (

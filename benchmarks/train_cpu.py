@@ -28,8 +28,7 @@ from diffusax.models import (
 from diffusax.models.network import Network
 from diffusax.networks import initialize
 from diffusax.pipelines.families import STABLE_DIFFUSION
-from diffusax.training.step.denoising import DenoisingLoss, Draws
-from diffusax.training.step.losses import Dropped
+from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped
 
 
 def embedded_unet() -> dict:

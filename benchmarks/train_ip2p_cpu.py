@@ -21,8 +21,7 @@ from machine import describe
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.training.recipes.base_model import BaseModel, to_instruct_pix2pix
-from diffusax.training.step.denoising import DenoisingLoss, Draws
-from diffusax.training.step.losses import Dropped
+from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped
 
 DROPOUT = 0.05
 

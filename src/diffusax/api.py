@@ -1,9 +1,8 @@
 """All that `diffusax` offers under its own name; importing this imports JAX."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diffusax._version import __version__
-from diffusax.batch.running_batch import RunningBatch
 from diffusax.checkpoints import processors, resolve, save_network
 from diffusax.checkpoints.converting import pack_single_file
 from diffusax.checkpoints.processors import *  # noqa: F403
@@ -20,6 +19,18 @@ from diffusax.runtime.devices.processes import initialize
 from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.samplers import *  # noqa: F403
 from diffusax.samplers import SCHEDULERS
+
+if TYPE_CHECKING:
+    from diffusax.batch.running_batch import RunningBatch
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the running batch when it is asked for: most programs have none."""
+    if name == "RunningBatch":
+        from diffusax.batch.running_batch import RunningBatch
+
+        return RunningBatch
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _from_torch(cls: Any, pipe: Any, **options: Any) -> Any:

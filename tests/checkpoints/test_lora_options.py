@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from support.tiny import TEXT, UNET, randomize
 
 from diffusax import lora
+from diffusax.lora.changes import delta, merge
 from diffusax.models import CLIPTextConfig, CLIPTextModel, UNet2DConditionConfig
 from diffusax.models import UNet2DConditionModel as OurUNet
-from diffusax.models.adapters.weight_changes import merge
 from diffusax.models.network import Network
 
 LAYER = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
@@ -29,8 +29,10 @@ def unet():
 
 
 def changes_in(source, **networks):
+    """The changes of a network's parameters by path."""
     file = lora.read_lora(source)
-    return lora.changes_of(lora.find_layers(file, networks), file, networks)
+    made = lora.lora_of_layers(lora.find_layers(file, networks), file, networks)
+    return {name: change for _, name, change in made.parameter_changes(products=True)}
 
 
 CONFIGS = {
@@ -57,13 +59,13 @@ def test_a_folder_of_peft_has_the_scale_of_its_config(unet, tmp_path, name):
         adapted.save_pretrained(tmp_path)
         merged = {k: x.clone() for k, x in adapted.merge_and_unload().state_dict().items()}
     unet.load_state_dict(before)
-    found = changes_in(tmp_path, unet=UNET_NETWORK)["unet"]
+    found = changes_in(tmp_path, unet=UNET_NETWORK)
     assert set(found) == {f"{target}.kernel" for target in config.target_modules}
     for path, change in found.items():
         key = path.replace(".kernel", ".weight")
         expected = (merged[key] - before[key]).numpy()
         assert np.abs(expected).max() > 0.02
-        pairs = [change.delta(before[key].numpy(), 1.0)]
+        pairs = [delta(change, before[key].numpy(), 1.0)]
         np.testing.assert_allclose(pairs[0], expected, atol=1e-5)
 
 
@@ -81,7 +83,7 @@ def test_a_lora_of_a_table_is_that_of_peft():
     network = Network(CLIPTextModel, own)
     prefix = "base_model.model."
     given = {f"text_encoder.{key.removeprefix(prefix)}": x for key, x in tensors.items()}
-    ((name, change),) = changes_in(given, text_encoder=network)["text_encoder"].items()
+    ((name, change),) = changes_in(given, text_encoder=network).items()
     assert name.endswith("token_embedding.embedding")
     np.testing.assert_allclose(merge(before.numpy(), [change], [1.0], False), after, atol=1e-6)
 
@@ -94,9 +96,9 @@ def test_names_of_adapters_and_forms_of_alpha_change_nothing():
         for alpha in (np.array([2.0]), np.int64(2), np.float32(2), np.array([[2]], np.uint8)):
             tensors = {f"unet.{LAYER}.lora_A{name}.weight": down}
             tensors |= {f"unet.{LAYER}.lora_B{name}.weight": up, f"unet.{LAYER}.alpha": alpha}
-            ((_, change),) = changes_in(tensors, unet=UNET_NETWORK)["unet"].items()
+            ((_, change),) = changes_in(tensors, unet=UNET_NETWORK).items()
             weight = jax.ShapeDtypeStruct((64, 64), np.float32)
-            np.testing.assert_allclose(change.delta(weight, 1.0), expected, atol=1e-5)
+            np.testing.assert_allclose(delta(change, weight, 1.0), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_the_original_names_of_a_unet_have_dots_or_underscores(prefix):
         layer = layer.replace(".", "_")
     ones = {"lora_down.weight": np.ones((4, 64)), "lora_up.weight": np.ones((64, 4))}
     tensors = {f"{prefix}{layer}.{key}": x for key, x in ones.items()}
-    assert set(changes_in(tensors, unet=UNET_NETWORK)["unet"]) == {f"{LAYER}.kernel"}
+    assert set(changes_in(tensors, unet=UNET_NETWORK)) == {f"{LAYER}.kernel"}
 
 
 @pytest.mark.parametrize(

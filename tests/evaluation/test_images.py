@@ -103,7 +103,7 @@ def test_a_folder_is_measured_as_pytorch_does(inception, tiny_clip, tmp_path, ca
     reference = write_pictures(tmp_path / "reference", range(10, 12))
     args = ["--images", mine, "--clip", tiny_clip[0], "--inception", file]
     found = evaluate(tmp_path / "out", *args, "--reference", reference)
-    assert "2 pictures do not fill the covariance of 2048 features" in caplog.text
+    assert "2 images do not fill the covariance of 2048 features" in caplog.text
 
     pictures = [Image.open(mine / f"{number:02}.png") for number in range(3)]
     scores = clip_scores(tiny_clip, pictures, [f"{number} apples" for number in range(3)])

@@ -135,5 +135,5 @@ def test_statistics_of_different_features_and_of_one_picture_are_errors():
         frechet_distance(gaussian(0), gaussian(0, d=8))
     moments = Moments()
     moments.add(features(0, n=1))
-    with pytest.raises(ValueError, match=r"at least 2 pictures .*got 1"):
+    with pytest.raises(ValueError, match=r"at least 2 images .*got 1"):
         moments.gaussian()

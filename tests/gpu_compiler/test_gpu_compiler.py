@@ -19,14 +19,13 @@ from diffusax.models.ops.attention import attention
 from diffusax.networks import Model
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices.chips import CARDS, chip_of
+from diffusax.runtime.devices.lowering import lowering_platforms
 from diffusax.runtime.devices.mesh import in_mesh
-from diffusax.runtime.programs.cost import cost_of
-from diffusax.runtime.programs.kernels import kernels_of, traffic
+from diffusax.runtime.programs.cost import cost_of, kernels_of, traffic
 from diffusax.runtime.programs.program import lower, operations_of
-from diffusax.runtime.programs.topology import compile_there, lowering_platforms, topology_mesh
+from diffusax.runtime.programs.topology import compile_there, topology_mesh
 from diffusax.training import CaptionedDataConfig, EMAConfig, TextToImageConfig, text_to_image
-from diffusax.training.loop.memory import bytes_on_device
-from diffusax.training.loop.program import abstract_arguments, lower_step
+from diffusax.training.loop.program import abstract_arguments, bytes_on_device, lower_step
 
 pytestmark = [
     pytest.mark.gpu_compiler,

@@ -25,12 +25,12 @@ from support.lora import ATTENTION, TEXT_ATTENTION, add_lora, lora_layers, weigh
 from support.many_devices import run_on_devices
 from support.tiny import randomize
 
-from diffusax.lora.adapter import Adapter, stack
-from diffusax.lora.weights import WeightGroups
+from diffusax.lora import Lora
+from diffusax.lora.stacks import WeightGroups, stack
 from diffusax.models.adapters.low_rank import (
     AdaptedNetwork,
     Adapters,
-    LayerAdapters,
+    LowRank,
     kernel_shapes,
 )
 from diffusax.models.network import cast_params, initialize_params
@@ -93,7 +93,7 @@ def peft(request, tmp_path):
 def test_rows_that_take_different_adapters_equal_peft(peft):
     name, theirs, ours = peft
     names = ["style", "face"]
-    adapters = {n: Adapter({name: lora_layers(theirs, n)}) for n in names}
+    adapters = {n: Lora({name: lora_layers(theirs, n)}) for n in names}
     assert len(adapters["face"].components[name]) == len(kernel_shapes(ours.network))
     (layers,) = stack(adapters, {name: ours.network}).values()
     given = inputs_of(name)
@@ -166,10 +166,12 @@ def test_weights_keep_their_digits_in_half_precision():
     )
     scale = jnp.float32([[1 / 3], [1.001]]) * jnp.ones(5)
     h = (jnp.matmul(x, down).astype(jnp.float32) * scale[:, None]).astype(jnp.bfloat16)
-    actual = LayerAdapters(down, up, scale).linear(x)
+    which = np.zeros(5, np.int32)
+    actual = LowRank(down, up, which, scale).linear(x)
     assert actual.dtype == jnp.bfloat16
     np.testing.assert_array_equal(actual, jnp.matmul(h, up))
-    rounded = LayerAdapters(down, up, scale.astype(jnp.bfloat16).astype(jnp.float32)).linear(x)
+    short = scale.astype(jnp.bfloat16).astype(jnp.float32)
+    rounded = LowRank(down, up, which, short).linear(x)
     assert (actual != rounded).any()
 
 

@@ -15,6 +15,7 @@ from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import Flux2Transformer2DConfig, Flux2Transformer2DModel
 from diffusax.models.layers.layers import SplitLinear
 from diffusax.models.network import Network, cast_params
+from diffusax.models.ops.matmul import SPLIT_PRODUCTS
 from diffusax.models.transformers.blocks import rotation_at
 from diffusax.models.transformers.flux2 import (
     Flux2SingleTransformerBlock,
@@ -125,11 +126,11 @@ def test_bfloat16_is_as_near_to_float32_as_pytorch_is(both):
 
 
 def test_a_tpus_products_are_the_same():
-    layer = SplitLinear(8, (4, 4, 2, 6), tpu_products=(1, 2, 1), rngs=nnx.Rngs(0))
+    layer = SplitLinear(8, (4, 4, 2, 6), read_together=(1, 2, 1), rngs=nnx.Rngs(0))
     layer.bias[...] = np.arange(16.0)
     x = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
-    given = x, layer.kernel[...], layer.bias[...]
-    one, several = layer.one_product(*given), layer.several_products(*given)
+    given = layer.widths, layer.read_together, x, layer.kernel[...], layer.bias[...]
+    one, several = (SPLIT_PRODUCTS[name](*given) for name in ("one", "several"))
     assert [y.shape[-1] for y in several] == [4, 4, 2, 6]
     for y, z in zip(one, several, strict=True):
         np.testing.assert_allclose(z, y, atol=1e-5)

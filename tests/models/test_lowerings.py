@@ -12,13 +12,14 @@ from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
 from support.effort import first
 
-from diffusax.models.layers import layers
 from diffusax.models.layers.transformer import Attention
 from diffusax.models.ops import attention as attention_module
 from diffusax.models.ops import attention_kernels as flash
 from diffusax.models.ops import conv as conv_module
 from diffusax.models.ops import matmul as matmul_module
+from diffusax.models.ops import norms
 from diffusax.models.ops.attention import attention
+from diffusax.models.ops.attention_kernels import Operands
 from diffusax.models.ops.conv import conv2d
 from diffusax.models.ops.matmul import matmul
 from diffusax.runtime.devices.mesh import make_mesh
@@ -130,7 +131,8 @@ def qkv(t, s, d=8):
 def lowering(name, limit):
     """A form of attention; those in chunks hold at most this many scores at once."""
     form = attention_module.LOWERINGS[name]
-    return partial(form, limit=limit) if "chunks" in name else form
+    form = partial(form, limit=limit) if "chunks" in name else form
+    return lambda *args, **more: form(Operands(*args, **more))
 
 
 @pytest.mark.parametrize("name", ["whole", "chunks", "large_chunks", "xla"])
@@ -367,7 +369,7 @@ def test_group_norms_equal_pytorch(name, offset, shifted, size):
     scale, bias = rng.normal(size=(2, 24)).astype(np.float32)
     shift = rng.normal(size=(2, 24)).astype(np.float32)
     given = map(jnp.asarray, (x, scale, bias, *([shift] if shifted else [])))
-    ours = layers.GROUP_NORMS[name](*given, groups=4, eps=1e-5)
+    ours = norms.GROUP_NORMS[name](*given, groups=4, eps=1e-5)
     maps = torch.tensor(x.transpose(0, 3, 1, 2))
     if shifted:
         maps = maps + torch.tensor(shift)[:, :, None, None]
@@ -380,7 +382,7 @@ def test_group_norms_equal_pytorch(name, offset, shifted, size):
 
 @pytest.mark.parametrize("pixels", [1, 45, 64, 1024, 4096, 72 * 128, 2**20])
 def test_the_parts_of_a_norm_divide_its_pixels(pixels):
-    parts = layers.norm_parts(pixels)
+    parts = norms.norm_parts(pixels)
     assert pixels % parts == 0
     assert parts <= 256
     # Powers of two have parts enough for every multiprocessor.
@@ -398,7 +400,7 @@ def test_the_gradient_of_a_group_norm_by_sums_is_that_of_the_centred_one(name):
         return (form(*args, groups=4, eps=1e-5) * weights).sum()
 
     sums, centred = (
-        jax.grad(partial(loss, layers.GROUP_NORMS[name]), (0, 1, 2, 3))(*args)
+        jax.grad(partial(loss, norms.GROUP_NORMS[name]), (0, 1, 2, 3))(*args)
         for name in (name, "centred")
     )
     for actual, expected in zip(sums, centred, strict=True):
@@ -456,7 +458,7 @@ def test_odd_lengths_are_padded_for_gradients_alone():
 
 
 def test_gpus_and_tpus_take_one_pass_over_the_maps_of_a_group_norm():
-    chosen = {name: layers.choose_group_norm(name) for name in ("cpu", "cuda", "rocm", "tpu")}
+    chosen = {name: norms.choose_group_norm(name) for name in ("cpu", "cuda", "rocm", "tpu")}
     assert chosen == {"cpu": "centred", "cuda": "sums", "rocm": "sums", "tpu": "one_pass"}
 
 
@@ -464,7 +466,7 @@ def test_gpus_and_tpus_take_one_pass_over_the_maps_of_a_group_norm():
 def test_the_kernel_for_tpus_equals_plain_attention(t, s, d):
     q, k, v = map(jnp.asarray, qkv(t, s, d))
     with pltpu.force_tpu_interpret_mode():
-        actual = attention_module.LOWERINGS["flash"](q, k, v, d**-0.5, False)
+        actual = attention_module.LOWERINGS["flash"](Operands(q, k, v, d**-0.5))
     np.testing.assert_allclose(actual, reference_attention(q, k, v, causal=False), atol=2e-5)
 
 
@@ -474,7 +476,7 @@ def test_the_kernel_for_tpus_takes_lengths_and_shared_heads_on_a_mesh(causal):
     lengths = np.array([200, 70], np.int32)
     flash = attention_module.LOWERINGS["flash"]
     with pltpu.force_tpu_interpret_mode(), jax.set_mesh(make_mesh(devices=jax.devices()[:1])):
-        actual = flash(*map(jnp.asarray, (q, k, v)), 0.125, causal, jnp.asarray(lengths))
+        actual = flash(Operands(*map(jnp.asarray, (q, k, v)), 0.125, causal, jnp.asarray(lengths)))
     expected = reference_attention(q, k, v, causal=causal, key_lengths=lengths)
     np.testing.assert_allclose(actual, expected, atol=2e-5)
 
@@ -485,7 +487,7 @@ def test_the_kernel_for_gpus_is_told_lengths_and_shared_heads(t, causal):
     lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
 
     def run(q, k, v, lengths):
-        return attention_module.LOWERINGS["cudnn"](q, k, v, 0.125, causal, lengths)
+        return attention_module.LOWERINGS["cudnn"](Operands(q, k, v, 0.125, causal, lengths))
 
     text = jax.jit(run).trace(q, k, k, lengths).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmha" in text

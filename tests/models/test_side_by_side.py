@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from diffusax.models.layers.transformer import FeedForward
 from diffusax.models.ops import attention as attention_module
 from diffusax.models.ops.attention import attention
+from diffusax.models.ops.attention_kernels import Operands
 from diffusax.runtime.devices.mesh import make_mesh
 
 RNG = np.random.default_rng(0)
@@ -38,7 +39,7 @@ def exact(q, k, v, scale):
 
 
 def side_by_side(q, k, v, scale):
-    return attention_module.LOWERINGS["side_by_side"](q, k, v, scale, False)
+    return attention_module.LOWERINGS["side_by_side"](Operands(q, k, v, scale))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,9 @@ def test_its_gradients_are_those_of_plain_attention(interpreted, t):
     def loss(form, *qkv):
         return jnp.sum(form(*qkv) ** 2)
 
-    whole = partial(attention_module.LOWERINGS["whole"], scale=0.125, causal=False)
+    def whole(q, k, v):
+        return attention_module.LOWERINGS["whole"](Operands(q, k, v, 0.125))
+
     actual = jax.grad(partial(loss, partial(side_by_side, scale=0.125)), (0, 1, 2))(*given)
     expected = jax.grad(partial(loss, whole), (0, 1, 2))(*given)
     for ours, theirs in zip(actual, expected, strict=True):

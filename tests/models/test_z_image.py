@@ -13,7 +13,7 @@ from diffusax.checkpoints import save_network
 from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import ZImageTransformer2DConfig, ZImageTransformer2DModel
 from diffusax.models.network import Network, cast_params
-from diffusax.models.transformers import blocks
+from diffusax.models.ops.rotation import ROTATIONS
 from diffusax.models.transformers.blocks import rotary_positions
 from diffusax.models.transformers.z_image import ZImageTransformerBlock
 from diffusax.networks import Model, load_network
@@ -99,7 +99,7 @@ def test_rotations_of_tpus_and_gpus_are_the_same(form):
     x = rng.standard_normal((2, 5, 3, 8)).astype(np.float32)
     positions = [rng.integers(0, 9, (2, 5)) for _ in range(2)]
     rotation = rotary_positions(positions, (9, 9), (2, 6), 256.0)
-    pairs, other = (blocks.ROTATIONS[name](x, rotation) for name in ("pairs", form))
+    pairs, other = (ROTATIONS[name](x, rotation) for name in ("pairs", form))
     np.testing.assert_allclose(pairs, other, atol=1e-6)
     assert np.abs(np.asarray(pairs) - x).max() > 0.1
 

@@ -75,19 +75,19 @@ def test_each_line_is_the_picture_that_the_pipeline_draws(pipe, whole):
 
 
 def test_other_samplers_steps_and_guidance_compile_nothing(pipe, whole, tmp_path):
-    before = len(batch.advance_batch.bounded)
+    before = batch.advance_batch.compiled_shapes
     rows = [
         {"prompt": "x", "sampler": "unipc", "steps": 3, "guidance": 4.0},
         {"prompt": "y", "sampler": "lms", "steps": 5, "guidance": 9.0, "negative_prompt": "z"},
     ]
     run(pipe, rows, tmp_path / "two")
     run(pipe, rows[:1], tmp_path / "one")
-    assert len(batch.advance_batch.bounded) == before
+    assert batch.advance_batch.compiled_shapes == before
     name = "000000/000000001.png"
     assert files(tmp_path / "one")[name] == files(tmp_path / "two")[name]
     # Batches of two, the last of which is filled up.
     run(pipe, [*rows, "z"], tmp_path / "three", batch_size=2)
-    assert len(batch.advance_batch.bounded) == before + 1
+    assert batch.advance_batch.compiled_shapes == before + 1
 
 
 def test_seats_follow_from_the_lines_and_long_runs_begin_first(pipe):

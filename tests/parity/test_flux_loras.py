@@ -19,7 +19,8 @@ from support.upstream_widths import for_tiny
 
 import diffusax
 from diffusax.checkpoints.original.transformers import adapter_names, transformer_names
-from diffusax.lora import changes_of, find_layers, read_lora, with_alphas, write_lora
+from diffusax.lora import find_layers, lora_of_layers, read_lora, write_lora
+from diffusax.lora.changes import delta
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines.components.adapters import adaptable_networks
 
@@ -144,7 +145,7 @@ def by_layer(pipe, path):
     networks = adaptable_networks(pipe.parts)
     file = read_lora(path)
     found = {}
-    for (component, layer), parts in with_alphas(find_layers(file, networks), file).items():
+    for (component, layer), parts in find_layers(file, networks).items():
         rank = len(parts["down"])
         scale = float(np.reshape(parts.get("alpha", rank), ())) / rank
         found[f"{component}.{layer}"] = parts["up"] @ parts["down"] * scale
@@ -239,11 +240,11 @@ def test_kronecker_products_of_layers_in_one(both, tmp_path, kind):
     save_file({**tensors, f"{key}.alpha": torch.tensor(3.0)}, tmp_path / "lokr.safetensors")
     file, networks = read_lora(tmp_path / "lokr.safetensors"), adaptable_networks(ours.parts)
     layers = find_layers(file, networks)
-    changes = changes_of(layers, file, networks)["transformer"]
+    changes = lora_of_layers(layers, file, networks).changes["transformer"]
     expected = torch.kron(w1, a @ b) * 3.0 / 2
     for i, path in enumerate(qkv):
-        delta = changes[f"{path}.kernel"].delta(np.zeros((width, width), np.float32), 1.0)
-        np.testing.assert_allclose(delta, expected[i * width : (i + 1) * width], atol=1e-6)
+        added = delta(changes[f"{path}.kernel"], np.zeros((width, width), np.float32), 1.0)
+        np.testing.assert_allclose(added, expected[i * width : (i + 1) * width], atol=1e-6)
     ours.load_lora_weights(tmp_path / "lokr.safetensors", adapter_name="lokr")
     ours.unload_lora_weights()
     with pytest.raises(ValueError, match="has a part of a LoHa or LoKr of several layers"):
@@ -265,7 +266,7 @@ def test_diffusers_reads_kohyas_files_that_we_write(both, tmp_path, kind, alphas
         tensors |= written({name: (down, up)}, "transformer.", alpha=alpha if i % 3 else [alpha])
         expected[f"transformer.{name}"] = up @ down * alpha / RANK
     file, networks = read_lora(tensors), adaptable_networks(ours.parts)
-    layers = with_alphas(find_layers(file, networks), file)
+    layers = find_layers(file, networks)
     write_lora(tmp_path / "kohya.safetensors", layers, "kohya", encoders=len(networks) - 1)
     state = type(theirs).lora_state_dict(tmp_path, weight_name="kohya.safetensors")
     again = by_layer(ours, tmp_path / "kohya.safetensors")

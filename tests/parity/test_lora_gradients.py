@@ -22,7 +22,7 @@ from test_training_conditions import (
     torch_loss,
 )
 
-from diffusax.lora.trained import LayerPlan, LoRA
+from diffusax.lora.trained import LayerPlan, TrainedLora
 
 RANK = 4
 
@@ -64,7 +64,7 @@ def test_gradients_of_adapters_are_those_of_peft(tmp_path, name):
     expected.mean().backward()
     adapters = {n: trained_tree(network) for n, network in networks.items()}
     plan = LayerPlan(RANK, ALPHA, adapted.dora)
-    lora = LoRA({n: dict.fromkeys(own, plan) for n, own in adapters.items()})
+    lora = TrainedLora({n: dict.fromkeys(own, plan) for n, own in adapters.items()})
     losses, gradient = our_loss(tmp_path / "model", batch, case, lora, adapters)
 
     np.testing.assert_allclose(losses, expected.detach(), rtol=LOSS)

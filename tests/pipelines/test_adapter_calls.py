@@ -12,15 +12,8 @@ from support.adapted import random_adapter
 from support.compiled_programs import compiled_programs
 
 import diffusax
-from diffusax.lora.adapter import (
-    covers,
-    group_of,
-    read_adapter,
-    round_rank,
-    stack,
-    stack_shapes,
-)
-from diffusax.lora.weights import WeightGroups
+from diffusax.lora.lora import lora_of_arrays
+from diffusax.lora.stacks import WeightGroups, covers, group_of, round_rank, stack, stack_shapes
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.runtime.programs.program import forget_executables
@@ -78,7 +71,7 @@ def test_the_next_call_with_the_same_names_copies_nothing(pipe):
     again = c.adapters.stacked(c, both)
     assert all(before[name] is again[name] for name in before)
     assert set(before) == {"unet", "text_encoder"}
-    (down, up, which), *_ = before["unet"].values()
+    (down, up, which, _), *_ = before["unet"].values()
     assert down.shape[-1] == len(up) == len(which) == 16
     shapes = stack_shapes(tuple(both.values()), c.networks, rank=100)
     assert covers(shapes, stack_shapes(tuple(both.values()), c.networks))
@@ -236,7 +229,7 @@ class OfPyTorch:
 def test_networks_of_other_libraries_take_none():
     layers = {"unet": {"conv_in": pair((4, 2), (2, 4))}}
     with pytest.raises(ValueError, match="no network of diffusax's own"):
-        read_adapter("mine", layers, {"unet": OfPyTorch()})
+        lora_of_arrays("mine", layers, {"unet": OfPyTorch()})
 
 
 def test_names_that_cannot_be(pipe):

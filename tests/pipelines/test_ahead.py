@@ -22,11 +22,10 @@ from diffusax.pipelines.pipeline import ahead
 from diffusax.pipelines.pipeline import ahead as fits
 from diffusax.runtime.devices.mesh import in_mesh, make_mesh
 from diffusax.runtime.programs import saved
-from diffusax.runtime.programs.bounded import BoundedJit
 from diffusax.runtime.programs.cache import enable_compilation_cache
 from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.runtime.programs.exporting import export_requests, flat_arguments
-from diffusax.runtime.programs.program import PROGRAMS, forget_executables, lower
+from diffusax.runtime.programs.program import PROGRAMS, Program, forget_executables, lower
 from diffusax.runtime.programs.topology import topology_mesh
 
 CALL = {"num_inference_steps": 3, "output_type": "np", "seed": 1}
@@ -54,6 +53,7 @@ def requests(pipe, b=1, size=None, mesh=None, **arguments):
 def test_what_was_compiled_ahead_is_used(pipe):
     expected = pipe("a frog", num_images_per_prompt=2, **CALL).images
     pipe("a frog", **CALL)
+    forget_executables()
     jax.clear_caches()
     assert pipe.compile(batch_sizes=[1, 2]) is pipe
     assert {name: len(p.executables) for name, p in PROGRAMS.items() if p.executables} == {
@@ -106,7 +106,7 @@ def test_saved_programs_are_loaded_where_they_fit_and_only_there(pipe, tmp_path,
     np.testing.assert_array_equal(again, expected)
     # What draws keys and noise is compiled when it is called; three large programs are not.
     assert len(compiled) < 12
-    assert not any(len(PROGRAMS[name].bounded) for name in ("encode_texts", "denoise", "decode"))
+    assert not any(PROGRAMS[name].compiled_shapes for name in ("encode_texts", "denoise", "decode"))
 
     forget_executables()
     files[0].write_bytes(files[0].read_bytes()[:-9])
@@ -469,7 +469,7 @@ def test_a_cache_that_cannot_be_written_is_one_warning(no_cache_yet, tmp_path, c
     no_cache_yet.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
     folder = enable_compilation_cache(tmp_path / "programs")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    double = BoundedJit(lambda x: x * 2)
+    double = Program(lambda x: x * 2)
 
     def kept(length):
         np.testing.assert_array_equal(double(np.ones(length, np.float32)), np.full(length, 2.0))

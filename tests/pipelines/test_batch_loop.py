@@ -15,7 +15,7 @@ from diffusax.batch.policies import RowSeconds, running
 from diffusax.batch.request import Generation, make_request, prepare
 from diffusax.batch.run import BatchRun
 from diffusax.batch.scheduler import Intake
-from diffusax.lora.adapter import Adapter
+from diffusax.lora import Lora
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines.tasks.text_cache import TextCache
 
@@ -81,7 +81,7 @@ def test_a_lora_that_does_not_fit_fails_its_own_call_alone(pipe, loop):
     pipe.add_adapter("style", fitting)
     # As if another network had been assigned after it was added.
     down, up = fitting["unet"][path]
-    other = Adapter({"unet": {path: (np.concatenate([down, down]), up)}})
+    other = Lora({"unet": {path: (np.concatenate([down, down]), up)}})
     pipe.parts.adapters._adapters["other"] = other
     try:
         expected = np.asarray(pipe("a cat", **CALL, adapters={"style": 1.0}).images)

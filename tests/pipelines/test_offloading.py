@@ -45,6 +45,7 @@ def test_a_second_device_and_a_mesh(tiny_checkpoints, tmp_path):
     assert device["shared"] == [True, True]
     assert device["assigned"]
     assert max(device["running"], device["ahead"]) < 1e-4
+    assert not device["compiled in calls"]
     assert all("1" in name for name in device["back"])
     assert device["equal"] == [True] * 7
     assert mesh["equal"] == [True] * 3

@@ -10,9 +10,8 @@ import pytest
 
 import diffusax
 from diffusax.batch.request import Generation, make_request, prepare
-from diffusax.lora.adapter import Adapter
+from diffusax.lora import Lora
 from diffusax.models.adapters.low_rank import kernel_shapes
-from diffusax.models.adapters.weight_changes import LoHa
 from diffusax.pipelines.components import adapters as adapter_store
 from diffusax.pipelines.tasks.text_cache import TextCache
 
@@ -63,8 +62,9 @@ def loha(pipe):
     """The name of an adapter that is merged into the UNet's parameters."""
     rng, kernels = np.random.default_rng(0), kernel_shapes(pipe.parts.networks["unet"])
     (path, (c, d)), *_ = [item for item in kernels.items() if item[0].endswith("to_q")]
-    parts = [rng.normal(size=size).astype("f4") for size in ((d, 4), (4, c)) * 2]
-    pipe.add_adapter("loha", Adapter({}, {"unet": {f"{path}.kernel": LoHa(*parts, 1.0)}}))
+    names, sizes = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"), ((d, 4), (4, c)) * 2
+    parts = {name: rng.normal(size=size).astype("f4") for name, size in zip(names, sizes)}
+    pipe.add_adapter("loha", Lora({}, {"unet": {f"{path}.kernel": parts}}))
     yield "loha"
     pipe.delete_adapters("loha")
 

@@ -28,7 +28,7 @@ from diffusax.cli.console import main
 from diffusax.offline.requests import Requests
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.programs.compilations import count_compilations
-from diffusax.runtime.programs.program import PROGRAMS
+from diffusax.runtime.programs.program import forget_executables
 
 PROMPT = "an old house on a hill"
 LONG = "an old house on a hill by the sea, and two dogs that run before it"
@@ -167,8 +167,7 @@ def test_saved_programs_are_those_of_a_call(made, tmp_path, name):
     expected = pipe(**call).images
     pipe.compile(sizes=[(24, 40)], **kind.texts, **kind.guided)
     assert len(pipe.save_compiled(tmp_path)) >= 3
-    for program in PROGRAMS.values():
-        program.executables.clear()
+    forget_executables()
     other = opened(folder)
     assert other.load_compiled(tmp_path) >= 3
     jax.clear_caches()

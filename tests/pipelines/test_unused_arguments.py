@@ -111,9 +111,10 @@ def fingerprint(pipe, call):
     given = bound_arguments(signature, pipe, (), {"seed": 3, **call})
     c, checked = resolve_adapters(pipe.parts, check_call(given))
     run = prepared(pipe.task, c, checked)
-    numbers = jax.tree.leaves((run.plan, run.adapters, run.schedule.levels, run.decoder_condition))
+    numbers = jax.tree.leaves((run.plan, run.schedule.levels, run.decoder_condition))
     shown = [np.asarray(jax.random.key_data(x) if is_key(x) else x).tobytes() for x in numbers]
-    return shown, jax.tree.structure(run.plan), run.finish is None
+    loras = [(name, lora.digest) for name, lora in run.loras.items()]
+    return shown, loras, jax.tree.structure(run.plan), run.finish is None
 
 
 def is_key(x):

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffusax.runtime.devices import lowering as options
+from diffusax.runtime.devices import lowering
 from diffusax.runtime.devices.lowering import compiler_options
-from diffusax.runtime.programs.bounded import BoundedJit
+from diffusax.runtime.programs.program import Program
 
 
 def mesh_of(platform):
@@ -25,8 +25,8 @@ def test_an_option_of_the_user_stays(monkeypatch):
 
 
 def test_calls_are_compiled_with_the_options(monkeypatch):
-    function = BoundedJit(lambda x: x + 1)
-    monkeypatch.setitem(options.OPTIONS, jax.default_backend(), {"xla_no_such_option": True})
+    function = Program(lambda x: x + 1)
+    monkeypatch.setitem(lowering.OPTIONS, jax.default_backend(), {"xla_no_such_option": True})
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
         function(jnp.ones(3))
     # Inside another trace there are none, which only the outermost function can have.
@@ -35,8 +35,8 @@ def test_calls_are_compiled_with_the_options(monkeypatch):
 
 def test_programs_with_options_are_called_within_others(monkeypatch):
     """JAX takes options of the compiler for whole programs alone."""
-    monkeypatch.setitem(options.OPTIONS, "cpu", {"xla_cpu_enable_fast_math": False})
-    square = BoundedJit(lambda x: x * x)
+    monkeypatch.setitem(lowering.OPTIONS, "cpu", {"xla_cpu_enable_fast_math": False})
+    square = Program(lambda x: x * x)
     assert square(3.0) == 9
     assert jax.jit(lambda x: square(x) + 1)(3.0) == 10
     assert jax.grad(square)(3.0) == 6

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from diffusax.runtime.programs.kernels import bytes_of, kernels_of, traffic
+from diffusax.runtime.programs.cost import bytes_of, kernels_of, traffic
 
 MODULE = (Path(__file__).parent / "gpu_module.txt").read_text("utf-8")
 

@@ -30,7 +30,7 @@ from support.tiny_unconditional import UNET as UNET_2D
 
 import diffusax
 from diffusax.models import MODELS, Network
-from diffusax.models.transformers.blocks import Rotation
+from diffusax.models.ops.rotation import Rotation
 from diffusax.runtime.random.noise import noise_source
 from diffusax.training.step.denoising import DenoisingLoss
 from diffusax.training.step.step import initial_state, make_train_step

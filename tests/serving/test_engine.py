@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from diffusax.batch.executables import Executables
 from diffusax.batch.run import BatchRun
-from diffusax.runtime.programs.program import PROGRAMS, Program
+from diffusax.runtime.programs.program import PROGRAMS, Program, forget_executables
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.catalogue.catalogue import Catalogue
 from diffusax.serving.drawings.drawing import Drawing
@@ -241,8 +241,7 @@ def test_another_engine_reads_the_programs_and_compiles_none(start):
     first = start()
     assert first.submit(APPLE).wait(SECONDS) == "done"
     first.close()
-    for program in PROGRAMS.values():
-        program.executables.clear()
+    forget_executables()
     engine = start()
     job = engine.submit(APPLE)
     assert job.wait(SECONDS) == "done"
@@ -264,7 +263,7 @@ def test_executables_that_cannot_be_kept_are_one_warning(tmp_path, caplog, monke
         request = double.request(np.ones(length, np.float32))
         executables.make_ready(request)
         # The next call reads what the first has kept, if there is a place to keep it.
-        double.executables.clear()
+        double.forget_all()
         where = executables.make_ready(request)
         np.testing.assert_array_equal(double(*request.dynamic), np.full(length, 2.0))
         return where

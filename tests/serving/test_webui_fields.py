@@ -10,7 +10,7 @@ from PIL import Image
 from support.running_server import picture, running, sent
 
 import diffusax
-from diffusax.pipelines.tasks.schedules import first_step
+from diffusax.pipelines.families.policies import FlowSteps, WholeSteps
 from diffusax.pipelines.tasks.tasks import image_to_image
 from diffusax.serving.drawings.drawing import Drawing
 from diffusax.serving.drawings.errors import Refused
@@ -233,7 +233,8 @@ def webui_steps(strength, steps, fixed):
 
 @pytest.mark.parametrize("early", [False, True])
 def test_strengths_leave_a1111s_steps(early):
-    family = types.SimpleNamespace(begins_early=early)
+    start = FlowSteps() if early else WholeSteps()
+    family = types.SimpleNamespace(start=start)
     cls = types.SimpleNamespace(family=family, task=image_to_image)
     drawing = Drawing(image=Image.new("RGB", (8, 8)))
     for fixed, rule in ((False, "webui"), (True, "exact")):
@@ -244,7 +245,7 @@ def test_strengths_leave_a1111s_steps(early):
                     cls, dataclasses.replace(drawing, **given), diffusax.EulerDiscreteScheduler()
                 )
                 whole, kept = found["num_inference_steps"], found["strength"]
-                left = whole - first_step(whole, kept, early=early)
+                left = whole - start.first_step(whole, kept)
                 expected = webui_steps(strength, steps, fixed)
                 if fixed and not 0 < expected[0] <= 1000:
                     # So long a schedule is none here: its last part has the strength's noise.
@@ -253,7 +254,7 @@ def test_strengths_leave_a1111s_steps(early):
 
 
 def test_changes_of_prompts_count_the_steps_that_are_run():
-    family = types.SimpleNamespace(begins_early=False)
+    family = types.SimpleNamespace(start=WholeSteps())
     cls = types.SimpleNamespace(family=family, task=image_to_image)
     given = {"num_inference_steps": 10, "strength": 0.3, "strength_rule": "exact"}
     own = {"prompt": "[a:b:0.5] <lora:x:1>", "negative_prompt": "[c:0.2]", **given}

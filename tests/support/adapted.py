@@ -14,8 +14,8 @@ import numpy as np
 
 from diffusax import models
 from diffusax.boundary.config import config_from_dict
-from diffusax.lora.adapter import Adapter, stack
-from diffusax.lora.weights import WeightGroups
+from diffusax.lora import Lora
+from diffusax.lora.stacks import WeightGroups, stack
 from diffusax.models.adapters.low_rank import Adapters, kernel_shapes
 from diffusax.models.network import Network, initialize_params
 from diffusax.runtime.devices import mesh as meshes
@@ -131,7 +131,7 @@ def random_adapter(network, component, rank, paths=None, seed=0):
         return down, rng.standard_normal((rank, d), np.float32) * rank**-0.5
 
     shapes = kernel_shapes(network)
-    return Adapter({component: {path: pair(shapes[path]) for path in paths or shapes}})
+    return Lora({component: {path: pair(shapes[path]) for path in paths or shapes}})
 
 
 def alone(layers, number):

@@ -20,8 +20,7 @@ from diffusax.training import (
     InstructPix2PixConfig,
     TextToImageConfig,
 )
-from diffusax.training.step.denoising import DenoisingLoss, Draws
-from diffusax.training.step.losses import Dropped
+from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped
 from support.lora import ATTENTION
 from support.lora_training import trained_tree
 from support.tiny_transformers import (

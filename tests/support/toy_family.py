@@ -21,7 +21,7 @@ from diffusax.models.autoencoders.kl import AutoencoderKL, AutoencoderKLConfig
 from diffusax.models.layers.embeddings import timestep_embedding
 from diffusax.models.layers.layers import Embedding, Linear
 from diffusax.networks import initialize
-from diffusax.pipelines.families import Family, diffusers_components
+from diffusax.pipelines.families import Denoiser, Family, diffusers_components
 from diffusax.pipelines.plan.arguments import documented
 from diffusax.pipelines.plan.guidance import apply_guidance
 from diffusax.pipelines.plan.plan import Conditions, Prompt, Tokens
@@ -145,23 +145,9 @@ def conditions(components, call, prompt, size, scales):
     return Conditions(prompt.context, prompt.pooled, lengths)
 
 
-@dataclasses.dataclass(frozen=True)
-class ToyDenoiser:
-    network: object
-    components = ("transformer",)
-    controlnets = ()
+class ToyDenoiser(Denoiser):
     context_dim = 8
-    embeds_guidance = False
-
-    in_channels = property(lambda self: self.network.config.in_channels)
     sample_size = property(lambda self: (self.network.config.sample_size,) * 2)
-    tensor_rules = property(lambda self: self.network.tensor_rules)
-
-    def prepare(self, params, conditions, inputs):
-        return conditions
-
-    def embed(self, params, images):
-        return ()
 
     def __call__(self, params, x, timestep, conditions, inputs=None, *, gradient_checkpointing=""):
         told = conditions.context, conditions.lengths, conditions.pooled
@@ -192,12 +178,11 @@ TOY = Family(
         *((f"tokenizer{n}", f"text_encoder{n}") for n in ("", "_2", "_3")),
         tokenizer=ToyTokenizer,
     ),
-    options=(),
     tokenize=tokenize,
     tokenize_caption=tokenize_caption,
     encode=encode,
     conditions=conditions,
-    denoiser=lambda networks: ToyDenoiser(networks["transformer"]),
+    denoiser=ToyDenoiser.of,
     schedule_options=schedule_options,
     batch_key=batch_key,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),

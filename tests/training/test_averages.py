@@ -12,7 +12,7 @@ from test_resume import finish, start, steps_logged, wait_for
 from diffusax.training import EMAConfig, TrainConfig, train
 from diffusax.training.ema.posthoc import power_gamma
 from diffusax.training.ema.snapshots import AVERAGES, read_snapshots
-from diffusax.training.loop.averages import make_average
+from diffusax.training.loop.export import make_average
 
 POWER = ["ema.rule=power", "ema.start=2", "ema.snapshot_every=4"]
 

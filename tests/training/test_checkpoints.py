@@ -11,7 +11,7 @@ import pytest
 from support.effort import first
 from support.runs.toy_run import Toy
 
-from diffusax.lora.trained import LayerPlan, LoRA
+from diffusax.lora.trained import LayerPlan, TrainedLora
 from diffusax.training import TrainConfig, train
 from diffusax.training.loop.checkpoints import Checkpoints
 from diffusax.training.step.step import TrainState, initial_state
@@ -134,7 +134,7 @@ def test_the_state_of_another_run_is_refused_in_a_sentence(tmp_path):
 def test_a_run_goes_on_only_with_the_alphas_of_its_adapters(tmp_path):
     def train_with(scale: float, steps: int):
         recipe = Toy()
-        recipe.lora = LoRA({"w": {"fc": LayerPlan(rank=4, scale=scale)}})
+        recipe.lora = TrainedLora({"w": {"fc": LayerPlan(rank=4, scale=scale)}})
         return train(recipe, TrainConfig(output=str(tmp_path), steps=steps, report_to=()))
 
     train_with(1.0, steps=2)

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image, ImageCms
 from support.data_sets import picture, png, row
 
-from diffusax.training.data.examples import CaptionedDataConfig, ControlDataConfig
 from diffusax.training.data.opening import open_data
-from diffusax.training.recipes.class_pictures import class_source
+from diffusax.training.data.options import CaptionedDataConfig, ControlDataConfig
+from diffusax.training.recipes.class_images import class_source
 from diffusax.training.recipes.dreambooth import DreamBoothDataConfig
 
 COLUMNS = ("image", "text")
@@ -282,7 +282,7 @@ REFUSED = [
     ({"1.json": '{"caption": '}, "1.json is not JSON"),
     ({"1.json": {"caption": 7}}, r"1.json: caption must be a text \(got 7\)"),
     ({"1.txt": "0 .5 .5 .1 .1\n1 .2 .2 .1 .1\n"}, "is no caption, but boxes"),
-    ({"2.png": None, "1.txt": "a"}, r"2.png has no caption in a .txt .* \(1 of 2 pictures"),
+    ({"2.png": None, "1.txt": "a"}, r"2.png has no caption in a .txt .* \(1 of 2 images"),
 ]
 
 

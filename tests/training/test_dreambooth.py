@@ -47,7 +47,7 @@ from diffusax.training import (
 from diffusax.training.data.batches import Batches
 from diffusax.training.data.pairs import Repeated
 from diffusax.training.loop.program import optimizer_of
-from diffusax.training.recipes.class_pictures import ClassPictures
+from diffusax.training.recipes.class_images import ClassImages
 
 INSTANCE, CLASS = "a photo of sks dog", "a photo of dog"
 
@@ -177,7 +177,7 @@ def test_fewer_pictures_than_processes_are_repeated_also_in_workers(checkpoint, 
 
 
 def test_missing_class_pictures_are_drawn_and_those_there_stay(checkpoint, tmp_path):
-    plan = ClassPictures(str(checkpoint), CLASS, 32, steps=2, batch_size=2)
+    plan = ClassImages(str(checkpoint), CLASS, 32, steps=2, batch_size=2)
     whole, part = tmp_path / "whole", tmp_path / "part"
     plan.ensure(whole, 5)
     names = [f"class-{i:05}.png" for i in range(5)]
@@ -215,8 +215,8 @@ def test_options_that_do_not_go_together(checkpoint, subject, changes, message):
 
 def test_class_pictures_of_another_prompt_are_refused(checkpoint, subject, tmp_path):
     (tmp_path / "class.json").write_text('{"prompt": "a cat"}')
-    with pytest.raises(ValueError, match=r"were drawn with .*prompt='a cat'"):
-        ClassPictures(str(checkpoint), CLASS, 32, steps=1).ensure(tmp_path, 1)
+    with pytest.raises(ValueError, match=r"were generated with .*prompt='a cat'"):
+        ClassImages(str(checkpoint), CLASS, 32, steps=1).ensure(tmp_path, 1)
 
 
 @pytest.mark.parametrize("parts", [("", "class"), ("class", ""), ("", "")])
@@ -249,7 +249,7 @@ def test_the_data_has_two_names_of_which_one_is_given(checkpoint, subject, tmp_p
 
 
 def test_what_is_no_folder_of_pictures_or_masks_is_said(checkpoint, subject):
-    with pytest.raises(ValueError, match=r"0.png' is a picture; give the folder that holds"):
+    with pytest.raises(ValueError, match=r"0.png' is an image; give the folder that holds"):
         dreambooth(options(checkpoint, subject / "0.png"))
     for data in ({"mask_column": "mask"}, {"mask_column": "mask", "bucket_step": 8}):
         with pytest.raises(ValueError, match="name each by mask_file_name in a metadata"):
@@ -384,7 +384,7 @@ def test_cached_latents_give_the_same_losses(checkpoint, subject, dogs, tmp_path
         jax.jit(r.loss)(r.trained(), r.frozen(), stacked(r, 5), keys(5)) for r in (plain, cached)
     ]
     np.testing.assert_allclose(*losses, rtol=1e-5)
-    with pytest.raises(ValueError, match="must both hold latents, or both pictures"):
+    with pytest.raises(ValueError, match="must both hold latents, or both images"):
         dreambooth(DreamBoothConfig(**{**vars(config), "data": data, "class_data": str(dogs)}))
 
 
@@ -504,7 +504,7 @@ def test_a_finished_run_draws_no_pictures_of_the_class_again(checkpoint, subject
     # Where that step has to be done again, they are drawn.
     file = max((tmp_path / "checkpoints" / "2").rglob("*"), key=lambda f: f.stat().st_size)
     file.write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"pictures of the class are missing .* start the same"):
+    with pytest.raises(ValueError, match=r"images of the class are missing .* start the same"):
         train(dreambooth(config), config)
     assert train(dreambooth(config), config).step == 2
     assert len(list((tmp_path / "class").glob("*.png"))) == 2

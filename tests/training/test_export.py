@@ -23,7 +23,7 @@ def hub():
 def push(endpoint: str, folder) -> subprocess.CompletedProcess:
     program = f"""
         from pathlib import Path
-        from diffusax.training.results.export import push_to_hub
+        from diffusax.training.loop.export import push_to_hub
         try:
             push_to_hub(Path({str(folder)!r}), "someone/model")
         except ValueError as error:

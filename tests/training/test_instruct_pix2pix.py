@@ -85,7 +85,7 @@ def test_one_of_several_edits_is_drawn_each_time(checkpoint, tmp_path):
         pairs.add((example["input_ids"].tobytes(), example["pixel_values"].tobytes()))
         assert np.array_equal(example["original_pixel_values"], np.asarray(picture(1))[:, 4:36])
     assert len(pairs) == 3
-    with pytest.raises(ValueError, match="1 instructions for 3 edited pictures"):
+    with pytest.raises(ValueError, match="1 instructions for 3 edited images"):
         recipe.example(recipe.source[2], rng)
 
 

@@ -13,8 +13,7 @@ from test_text_to_image import keys, prepared
 
 import diffusax
 from diffusax.lora.files import WEIGHT_NAME
-from diffusax.lora.trained import LoRA
-from diffusax.lora.trained_files import KOHYA_NAME, write_result
+from diffusax.lora.trained import KOHYA_NAME, TrainedLora, write_result
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.training import (
     CacheConfig,
@@ -178,7 +177,7 @@ def test_what_a_file_has_layers_of_is_trained_further(
     whole = recipe_of(checkpoint, pictures, lora, train_text_encoder=True)
     plans = {name: whole.lora.plans[name] for name in components}
     trained = {name: part for name, part in whole.trained().items() if name in components}
-    write_result(LoRA(plans), trained, tmp_path, kind="diffusers", encoders=2, networks={})
+    write_result(TrainedLora(plans), trained, tmp_path, kind="diffusers", encoders=2, networks={})
     given = LoRAConfig(path=str(tmp_path))
     encoders = len(components) > 1
     recipe = recipe_of(checkpoint, pictures, given, train_text_encoder=encoders)

@@ -9,8 +9,12 @@ from test_text_to_image import prepared
 from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.runtime.programs.flops import count_training_flops
 from diffusax.training import LoRAConfig, TextToImageConfig, text_to_image
-from diffusax.training.loop.memory import bytes_on_device
-from diffusax.training.loop.program import abstract_arguments, optimizer_of, step_program
+from diffusax.training.loop.program import (
+    abstract_arguments,
+    bytes_on_device,
+    optimizer_of,
+    step_program,
+)
 
 BATCH = 4
 

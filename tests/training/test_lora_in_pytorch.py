@@ -21,7 +21,7 @@ from test_text_to_image import prepared
 import diffusax
 from diffusax.checkpoints.original.unet import unet_names
 from diffusax.lora.files import WEIGHT_NAME
-from diffusax.lora.trained_files import KOHYA_NAME
+from diffusax.lora.trained import KOHYA_NAME
 from diffusax.models.adapters.low_rank import AdaptedNetwork
 from diffusax.pipelines.tasks import tasks
 from diffusax.training import (

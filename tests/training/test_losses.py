@@ -12,7 +12,12 @@ from diffusers.training_utils import compute_snr
 
 import diffusax
 from diffusax.samplers.processes import Diffusion, Flow, add_noise
-from diffusax.training.step import losses
+from diffusax.training.recipes.autoencoder import (
+    gradient_difference,
+    kl_divergence,
+    structural_dissimilarity,
+)
+from diffusax.training.step.denoising import squared_error
 
 TIMESTEPS = np.array([0, 1, 250, 700, 999])
 
@@ -101,14 +106,14 @@ def test_times_of_flow_matching_follow_the_shifted_logit_normal_density():
 def test_squared_error_is_the_mean_of_each_example(arrays):
     x, y = arrays
     expected = torch.nn.functional.mse_loss(to_torch(x), to_torch(y), reduction="none")
-    np.testing.assert_allclose(losses.squared_error(x, y), expected.mean((1, 2, 3)), rtol=1e-5)
+    np.testing.assert_allclose(squared_error(x, y), expected.mean((1, 2, 3)), rtol=1e-5)
 
 
 def test_kl_matches_diffusers(arrays):
     mean, logvar = arrays
     moments = torch.cat([to_torch(mean), to_torch(logvar)], dim=1)
     expected = DiagonalGaussianDistribution(moments).kl()
-    np.testing.assert_allclose(losses.kl_divergence(mean, logvar), expected, rtol=1e-5)
+    np.testing.assert_allclose(kl_divergence(mean, logvar), expected, rtol=1e-5)
 
 
 def test_structural_dissimilarity_matches_its_definition():
@@ -129,14 +134,14 @@ def test_structural_dissimilarity_matches_its_definition():
                     / ((p.mean(0) ** 2 + q.mean(0) ** 2 + c1) * (p.var(0) + q.var(0) + c2))
                 )
         expected.append((1 - np.mean(values)) / 2)
-    result = losses.structural_dissimilarity(jnp.asarray(x), jnp.asarray(y))
+    result = structural_dissimilarity(jnp.asarray(x), jnp.asarray(y))
     np.testing.assert_allclose(result, expected, rtol=1e-3)
 
 
 def test_gradient_difference_sees_edges_and_not_levels():
     x = jnp.zeros((1, 4, 4, 1))
-    assert losses.gradient_difference(x, x + 0.7) == 0
+    assert gradient_difference(x, x + 0.7) == 0
     edge = x.at[:, 2:].set(1.0)
-    np.testing.assert_allclose(losses.gradient_difference(x, edge), [1 / 3], rtol=1e-6)
-    gradient = jax.grad(lambda y: losses.gradient_difference(edge, y).sum())(x + 0.1)
+    np.testing.assert_allclose(gradient_difference(x, edge), [1 / 3], rtol=1e-6)
+    gradient = jax.grad(lambda y: gradient_difference(edge, y).sum())(x + 0.1)
     assert np.isfinite(gradient).all()

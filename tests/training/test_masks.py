@@ -28,9 +28,9 @@ from diffusax.training import (
     unconditional,
 )
 from diffusax.training.data.buckets import SIZE
-from diffusax.training.data.examples import cut_pictures, mask_weights, write_caption
+from diffusax.training.data.examples import cut_images, mask_weights, write_caption
 from diffusax.training.data.opening import open_data
-from diffusax.training.step.losses import squared_error
+from diffusax.training.step.denoising import squared_error
 
 
 def grey(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
@@ -85,7 +85,7 @@ def test_masks_are_cut_and_mirrored_as_their_images(kind):
     one = {"image": png(image), "mask": png(shades), SIZE: (16, 24)}
 
     def cut(config, seed, cell):
-        return cut_pictures(config, 8, one, [cell], np.random.default_rng(seed), factor=4)
+        return cut_images(config, 8, one, [cell], np.random.default_rng(seed), factor=4)
 
     plain = dataclasses.replace(config, mask="none", mask_column="")
     seen = set()
@@ -105,9 +105,7 @@ def test_masks_are_cut_and_mirrored_as_their_images(kind):
 
 def test_opaque_images_count_everywhere():
     config = ImageDataConfig(mask="alpha")
-    _, _, extra = cut_pictures(
-        config, 16, {}, [png(picture(0))], np.random.default_rng(0), factor=4
-    )
+    _, _, extra = cut_images(config, 16, {}, [png(picture(0))], np.random.default_rng(0), factor=4)
     np.testing.assert_array_equal(extra["loss_weights"], np.ones((4, 4), np.float32))
 
 
@@ -249,4 +247,4 @@ def test_a_folder_without_masks_says_how_they_are_named(tmp_path, columns, line,
 def test_a_mask_that_is_no_image_makes_a_row_broken():
     config = ImageDataConfig(mask_column="mask")
     with pytest.raises(ValueError, match="cannot read the picture"):
-        cut_pictures(config, 8, {"mask": b"x"}, [png(picture(0))], np.random.default_rng(0))
+        cut_images(config, 8, {"mask": b"x"}, [png(picture(0))], np.random.default_rng(0))

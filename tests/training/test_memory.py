@@ -7,7 +7,7 @@ from support.runs.toy_run import INPUTS, OUTPUTS, Toy
 from diffusax.runtime.devices.memory import device_memory, host_memory
 from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.training import TrainConfig, train
-from diffusax.training.loop.memory import does_not_fit
+from diffusax.training.loop.program import does_not_fit
 
 
 def next_power(number: float) -> int:

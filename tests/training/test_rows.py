@@ -17,7 +17,7 @@ from diffusax.training.data.examples import (
     choose_edit,
     clean_caption,
     prepare_images,
-    read_picture,
+    read_image,
 )
 
 
@@ -63,19 +63,19 @@ def test_images_in_any_mode_become_rgb_and_upright(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     image.convert("L").save(tmp_path / "gray.png", exif=exif)
-    loaded = read_picture({"bytes": None, "path": str(tmp_path / "gray.png")})
+    loaded = read_image({"bytes": None, "path": str(tmp_path / "gray.png")})
     assert loaded.mode == "RGB"
     assert loaded.size == (32, 40)
-    assert read_picture(png(image)).tobytes() == image.tobytes()
+    assert read_image(png(image)).tobytes() == image.tobytes()
     with pytest.raises(ValueError, match="no image bytes, but int"):
-        read_picture(3)
+        read_image(3)
 
 
 def test_deep_and_transparent_pictures_look_as_they_should():
     deep = Image.fromarray(np.full((4, 4), 0x8080, np.uint16))
-    np.testing.assert_array_equal(np.asarray(read_picture(png(deep))), 0x80)
+    np.testing.assert_array_equal(np.asarray(read_image(png(deep))), 0x80)
     clear = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
-    np.testing.assert_array_equal(np.asarray(read_picture(png(clear))), 255)
+    np.testing.assert_array_equal(np.asarray(read_image(png(clear))), 255)
 
 
 @pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1), (2, 100)])
@@ -101,7 +101,7 @@ def test_paths_that_are_no_files_are_not_read(special, tmp_path):
         special = str(tmp_path / "fifo")
         os.mkfifo(special)
     with pytest.raises(ValueError, match="is not a regular file"):
-        read_picture({"bytes": None, "path": special})
+        read_image({"bytes": None, "path": special})
 
 
 def test_captions_without_end_are_cut_off(checkpoint):

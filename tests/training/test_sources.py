@@ -15,9 +15,9 @@ import pytest
 from support.data_sets import picture, png, row, write_image_folder, write_parquet
 from support.hub_server import serve
 
-from diffusax.training.data.examples import read_picture
+from diffusax.training.data.examples import read_image
 from diffusax.training.data.finding import open_source
-from diffusax.training.data.picture_files import IMAGE_SUFFIXES
+from diffusax.training.data.image_files import IMAGE_SUFFIXES
 from diffusax.training.data.sources import cache_folder
 
 COLUMNS = ("image", "text")
@@ -34,7 +34,7 @@ def test_parquet_shards_are_read_in_order(tmp_path, how):
     source = open_source(str(path[how]), COLUMNS)
     expected = [f"number {i}" for i in range(3 if how == "file" else 11)]
     assert texts(source) == expected
-    assert read_picture(source[2]["image"]).tobytes() == picture(2).tobytes()
+    assert read_image(source[2]["image"]).tobytes() == picture(2).tobytes()
     assert source.name(2).endswith("train-00000.parquet row 2")
 
 
@@ -56,13 +56,13 @@ def test_images_may_be_bytes_alone(tmp_path):
     table = pa.table({"image": [png(picture(0))], "text": ["a"]})
     pq.write_table(table, tmp_path / "x.parquet")
     source = open_source(str(tmp_path), COLUMNS)
-    assert read_picture(source[0]["image"]).tobytes() == picture(0).tobytes()
+    assert read_image(source[0]["image"]).tobytes() == picture(0).tobytes()
 
 
 def test_a_folder_of_images_with_metadata(tmp_path):
     source = open_source(str(write_image_folder(tmp_path / "data", 5)), COLUMNS)
     assert texts(source) == [f"number {i}" for i in range(5)]
-    assert read_picture(source[3]["image"]).tobytes() == picture(3).tobytes()
+    assert read_image(source[3]["image"]).tobytes() == picture(3).tobytes()
     assert source.name(3).endswith("3.png")
 
 
@@ -150,7 +150,7 @@ def test_captions_may_hold_any_separator(tmp_path):
     (tmp_path / "metadata.csv").write_text("\n".join(["file_name,text", *lines]), "utf-8")
     source = open_source(str(tmp_path), COLUMNS)
     assert texts(source) == [caption + "\n" for caption in captions]
-    assert read_picture(source[1]["image"]).tobytes() == picture(1).tobytes()
+    assert read_image(source[1]["image"]).tobytes() == picture(1).tobytes()
 
 
 def test_captions_in_files_beside_the_pictures(tmp_path, caplog):
@@ -197,7 +197,7 @@ def test_hidden_files_and_the_runs_results_are_no_pictures_of_a_folder(tmp_path,
 
     def found(output: str) -> list[str]:
         source = open_source(str(tmp_path), ("image",), leave_out=output)
-        assert all(read_picture(source[i]["image"]).size for i in range(len(source)))
+        assert all(read_image(source[i]["image"]).size for i in range(len(source)))
         return [Path(source.name(i)).relative_to(tmp_path).as_posix() for i in range(len(source))]
 
     assert found(str(tmp_path / "run")) == ["a.JPG", "b/c.png", "d.tiff", "f.png/g.png"]
@@ -212,7 +212,7 @@ def test_hidden_files_and_the_runs_results_are_no_pictures_of_a_folder(tmp_path,
 @pytest.mark.skipif(".avif" not in IMAGE_SUFFIXES, reason="this Pillow reads no AVIF")
 def test_pictures_may_be_avif(tmp_path):
     picture(0).save(tmp_path / "a.avif")
-    assert read_picture(open_source(str(tmp_path), ("image",))[0]["image"]).size == picture(0).size
+    assert read_image(open_source(str(tmp_path), ("image",))[0]["image"]).size == picture(0).size
 
 
 def test_hidden_parquet_files_are_no_shards(tmp_path):
@@ -230,7 +230,7 @@ def test_pictures_beside_a_parquet_file_stay_in_its_folder(tmp_path, path):
     cells = [{"bytes": None, "path": name} for name in ("in.png", path)]
     pq.write_table(pa.table({"image": cells, "text": ["a", "b"]}), folder / "x.parquet")
     source = open_source(str(folder), COLUMNS)
-    assert read_picture(source[0]["image"]).tobytes() == picture(0).tobytes()
+    assert read_image(source[0]["image"]).tobytes() == picture(0).tobytes()
     with pytest.raises(ValueError, match="leads out of the data set's folder"):
         source[1]
 

@@ -13,9 +13,10 @@ import pytest
 from support.data_sets import row
 
 from diffusax.training import CaptionedDataConfig, TextToImageConfig, text_to_image
-from diffusax.training.data.batches import Batches, DataConfig
+from diffusax.training.data.batches import Batches
 from diffusax.training.data.finding import open_source
 from diffusax.training.data.opening import open_data, open_images, own_share
+from diffusax.training.data.options import DataConfig
 from diffusax.training.data.row_groups import RowGroups
 from diffusax.training.data.sources import SourceFailed
 

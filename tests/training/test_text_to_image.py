@@ -266,8 +266,8 @@ def test_another_prediction_type_is_trained_and_saved(checkpoint, pictures, tmp_
             ["data.resolution=30"],
             "data.resolution must be divisible by 4, the pixels per latent .* use 28",
         ),
-        (["validation.every=5"], "every=5 has nothing to draw; give validation.prompts"),
-        (["validation.prompts=[a]"], "never drawn; give validation.every"),
+        (["validation.every=5"], "every=5 has nothing to show; give validation.prompts"),
+        (["validation.prompts=[a]"], "never shown; give validation.every"),
         (["data.path="], r"data\.path must be a text \(got None\)"),
         (["data.path=''"], "--data.path must be given"),
         (["model=''"], "--model must be given"),
@@ -351,7 +351,7 @@ def test_a_run_holds_its_parameters_once_and_moves_nothing_unasked(checkpoint, p
     recipe = text_to_image(config)
     before = {id(x) for x in jax.live_arrays()}
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
-    run = _Run.start(recipe, config, make_mesh(), TrainingStop(), checkpoints, None)
+    run = _Run(recipe, config, make_mesh(), TrainingStop(), checkpoints, None)
     run.advance()
     ours = jax.tree.leaves((run.state, run.frozen))
     known = {id(x) for x in ours} | before

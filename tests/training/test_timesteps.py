@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from diffusax.samplers.processes import Diffusion
-from diffusax.training.step.timesteps import TimestepBiasConfig, timestep_probabilities
+from diffusax.training.config import TimestepBiasConfig
+from diffusax.training.step.denoising import timestep_probabilities
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_what_cannot_be_trained(folder, config, checkpoint, pictures, tmp_path):
     data = ImageDataConfig(str(pictures))
     cases = [
         ({"data": ImageDataConfig()}, "--data.path must be given"),
-        ({"model": str(checkpoint)}, "Stable Diffusion, which draws from prompts"),
+        ({"model": str(checkpoint)}, "Stable Diffusion, which generates from prompts"),
         ({"model": str(checkpoint / "unet")}, "trains a UNet2DModel; .* a UNet2DConditionModel"),
         ({"data": dataclasses.replace(data, resolution=17)}, "divisible by 2.*; use 16 or 18"),
         ({"data": ImageDataConfig(str(pictures), image_column="x")}, "has no column 'x'"),

@@ -20,8 +20,8 @@ from diffusax.batch.sizes import KindSizes
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.run import programs
 from diffusax.runtime.devices.memory import return_memory
-from diffusax.runtime.programs.bounded import make_room, memory_maps
-from diffusax.runtime.programs.program import Request, key
+from diffusax.runtime.programs.program import Request, key, make_room
+from diffusax.runtime.programs.room import memory_maps
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ class Compiler:
         self._sizes.forget(kind)
         gone = self._keys.pop(kind)
         for program, request_key in gone.difference(*self._keys.values()):
-            program.executables.pop(request_key, None)
+            program.forget(request_key)
         self._dropped += 1
 
 
@@ -219,7 +219,7 @@ def _bytes_of(found: list[Request]) -> tuple[float, float]:
     """Returns the bytes of a batch's arrays, and the most temporaries of its programs."""
     batch = next(request.dynamic[0] for request in found if request.program is insert)
     arrays = sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
-    compiled = [request.program.executables[key(request)] for request in found]
+    compiled = [r.program.executables[key(r)].compiled for r in found]
     analyses: list[Any] = [one.memory_analysis() for one in compiled]
     temporaries = [getattr(one, "temp_size_in_bytes", 0) for one in analyses]
     return arrays, max(temporaries)

@@ -18,6 +18,7 @@ import jax
 from diffusax.runtime.programs.cache import enable_compilation_cache
 from diffusax.runtime.programs.program import (
     PROGRAMS,
+    Executable,
     Request,
     compile_request,
     describe,
@@ -137,9 +138,9 @@ class Executables:
 
     def _compile_here(self, request: Request, path: Path | None, mesh: Any) -> None:
         if path is None:
-            compile_request(request, mesh)
-            # There the request would keep its arrays alive.
-            del request.program.compiled_here[key(request)]
+            compiled = compile_request(request, mesh)
+            # The request would keep its arrays alive.
+            request.program.keep(key(request), Executable(compiled))
             return
         try:
             compile_to_file(request, path, mesh)
@@ -225,8 +226,7 @@ def serve_requests() -> None:
             importlib.import_module(module)
             program = PROGRAMS[name]
             compile_to_file(Request(program, static, shapes), path)
-            program.executables.clear()
-            program.compiled_here.clear()
+            program.forget_all()
         except Exception as error:
             problem = repr(error)
         try:

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from diffusax.batch.programs import MIN_ROWS, Entry, entry_arrays
-from diffusax.lora.adapter import Adapter
-from diffusax.lora.weights import WeightGroups
-from diffusax.models.adapters.image_prompts import Layers
+from diffusax.lora.lora import Lora
+from diffusax.lora.stacks import WeightGroups
+from diffusax.models.adapters.image_prompts import ImageLayers
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.guidance import last_guided_row
@@ -48,9 +48,9 @@ class Picture:
     """The conditions of its branches, k ..., from later rows on, which replace the entry's."""
     levels: np.ndarray
     """The (signal, noise) of its latents before each row and after the last, n+1 2."""
-    adapters: Mapping[Adapter, np.ndarray]
+    adapters: Mapping[Lora, np.ndarray]
     """The adapters of the denoiser, and the weights of their groups of layers."""
-    ip_adapters: tuple[Layers, ...]
+    ip_adapters: tuple[ImageLayers, ...]
     """The layers of the IP-Adapters, which all images of a batch have in common."""
     decoding: Decoding
     decoder_condition: DecoderCondition | None
@@ -84,7 +84,7 @@ def prepare_pictures(
         if conditions.control:
             table = plan.step_inputs.adapters
             weights = None if table is None else np.asarray(table[0])
-            params = bind(c, run.adapters).params
+            params = bind(c, run.loras).params
             hints = programs.embed_control(c.denoiser, params, conditions.control, weights)
             conditions = conditions._replace(control=hints)
         given = plan.latents, plan.noise, conditions, plan.inpainting
@@ -143,7 +143,7 @@ def _picture(
     )
 
 
-def _adapters(c: Components, run: PreparedRun, i: int) -> dict[Adapter, np.ndarray]:
+def _adapters(c: Components, run: PreparedRun, i: int) -> dict[Lora, np.ndarray]:
     """Returns the adapters of an image that change the denoiser, with their groups' weights."""
     table = run.plan.step_inputs.adapters
     if table is None:
@@ -151,11 +151,11 @@ def _adapters(c: Components, run: PreparedRun, i: int) -> dict[Adapter, np.ndarr
     groups = WeightGroups(adaptable_networks(c))
     weights = np.asarray(table)[0, i].reshape(-1, groups.count)
     own = {*c.denoiser.components}
-    pairs = zip(run.adapter_order, weights)
+    pairs = zip(run.loras.values(), weights)
     return {one: w for one, w in pairs if w.any() and not own.isdisjoint(one.components)}
 
 
-def _key(c: Components, entry: Entry, ip_adapters: tuple[Layers, ...]) -> tuple[Any, ...]:
+def _key(c: Components, entry: Entry, ip_adapters: tuple[ImageLayers, ...]) -> tuple[Any, ...]:
     leaves, structure = jax.tree.flatten(entry)
     params = tuple(id(c.params[name]) for name in c.denoiser.components)
     params += tuple(map(id, ip_adapters))

@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from diffusax.batch import programs as programs
 from diffusax.batch.image import Picture
 from diffusax.batch.lanes import Lanes, Seat
-from diffusax.lora.adapter import Adapter, Shapes, covers, stack_shapes
-from diffusax.lora.weights import WeightGroups, room_for
+from diffusax.lora.lora import Lora
+from diffusax.lora.stacks import Shapes, WeightGroups, covers, room_for, stack_shapes
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.run.sample import bind
@@ -58,7 +58,7 @@ class Kind:
     adapters: int
     """The adapters that there is room for."""
 
-    def has_room_for(self, adapters: Sequence[Adapter], shapes: Shapes) -> bool:
+    def has_room_for(self, adapters: Sequence[Lora], shapes: Shapes) -> bool:
         """Returns whether the programs have room for these adapters, whose stacks need `shapes`."""
         return len(adapters) <= self.adapters and covers(self.shapes, shapes)
 
@@ -103,7 +103,7 @@ class BatchRun:
         self._c, self._params = c, bind(c, None, picture.ip_adapters).params
         self._networks = _networks(c)
         self._groups = WeightGroups(adaptable_networks(c)).count
-        self._columns: tuple[Adapter, ...] = ()
+        self._columns: tuple[Lora, ...] = ()
         self._devices = count_shares(c.mesh)
         branches = picture.entry.step_inputs.weights.shape[1] + 1
         self.lanes = Lanes(size, branches, self._devices)
@@ -263,18 +263,18 @@ class BatchRun:
             self._adapter_weights(),
         )
 
-    def _has_room_for(self, adapters: tuple[Adapter, ...]) -> bool:
+    def _has_room_for(self, adapters: tuple[Lora, ...]) -> bool:
         return self.kind.has_room_for(adapters, stack_shapes(adapters, self._networks))
 
-    def _live_adapters(self, picture: Picture) -> tuple[Adapter, ...]:
+    def _live_adapters(self, picture: Picture) -> tuple[Lora, ...]:
         """Returns the adapters of the images in the batch and of one more."""
         pictures = [*(member.picture for member in self._members.values()), picture]
         return tuple(dict.fromkeys(one for p in pictures for one in p.adapters))
 
-    def _stack(self, adapters: tuple[Adapter, ...]) -> None:
+    def _stack(self, adapters: tuple[Lora, ...]) -> None:
         """Puts other adapters side by side, in the same shapes."""
         named = {str(i): adapter for i, adapter in enumerate(adapters)}
-        layers = dict(self._c.adapters.stacked(self._c, named, self.kind.shapes))
+        layers = self._c.adapters.stacked(self._c, named, self.kind.shapes)
         self._params = {**self._params, "adapters": layers}
         self._columns = adapters
 

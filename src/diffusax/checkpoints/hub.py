@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub import constants, errors
+from huggingface_hub import constants
 
 from diffusax.boundary.files import load_json
 from diffusax.checkpoints.files import (
@@ -123,6 +123,9 @@ def resolve(
 @contextlib.contextmanager
 def hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
     """Turns the Hub client's exceptions into a ValueError that says what to do."""
+    # What the Hub needs, an HTTP client above all, takes long to import.
+    from huggingface_hub import errors
+
     try:
         yield
     except errors.HFValidationError:
@@ -216,6 +219,8 @@ def _relative(subfolder: str | None) -> str:
 
 
 def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
+    from huggingface_hub import errors
+
     api = huggingface_hub.HfApi(token=options["token"])
     try:
         info = api.model_info(repo, revision=options["revision"])
@@ -302,6 +307,8 @@ def _by_folder(names: list[str]) -> dict[str, list[str]]:
 
 def is_connection_problem(error: Exception) -> bool:
     """Returns whether the Hub was not reached, or answered that it is out of order."""
+    from huggingface_hub import errors
+
     if isinstance(error, errors.HfHubHTTPError):
         return getattr(error.response, "status_code", 0) >= 500
     # Without an answer, the HTTP clients raise an HTTPError or an OSError.

@@ -22,7 +22,7 @@ from diffusax.checkpoints.hub import local_folder
 from diffusax.checkpoints.tensors import TensorFile
 from diffusax.checkpoints.tree import fit_params
 from diffusax.checkpoints.weight_file import fetch_file
-from diffusax.models.adapters.image_prompts import KeysValues, Layers, cross_attentions
+from diffusax.models.adapters.image_prompts import ImageLayers, KeysValues, cross_attentions
 from diffusax.models.encoders.image_projections import projection_of
 from diffusax.models.network import Network, Params
 
@@ -37,7 +37,7 @@ class IPAdapter:
     """The network that turns an image's features into tokens."""
     params: Params
     """The parameters of the projection."""
-    layers: Layers
+    layers: ImageLayers
     """The keys' and values' matrices by the path of the cross-attention."""
 
 

@@ -71,7 +71,7 @@ def publish(
 
 
 def create_repository(
-    api: huggingface_hub.HfApi, repo_id: str, *, private: bool | None = None
+    api: "huggingface_hub.HfApi", repo_id: str, *, private: bool | None = None
 ) -> str:
     """Creates a Hub repository unless it is there, and returns its name, "owner/name".
 
@@ -82,7 +82,7 @@ def create_repository(
         return api.create_repo(repo_id, private=private, exist_ok=True).repo_id
 
 
-def upload_folder(api: huggingface_hub.HfApi, repo_id: str, folder: Path, **options: Any) -> str:
+def upload_folder(api: "huggingface_hub.HfApi", repo_id: str, folder: Path, **options: Any) -> str:
     """Uploads a folder to a Hub repository, and returns the commit's address.
 
     options: those of `HfApi.upload_folder`.

@@ -127,6 +127,16 @@ def read_entries(path: Path) -> dict[str, Entry]:
     return entries
 
 
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
+    """Reads all tensors of a safetensors file, by name.
+
+    Raises:
+        ValueError: the file is truncated or not safetensors, or has a dtype that JAX lacks.
+    """
+    file = TensorFile(path)
+    return {name: file.view(entry).copy() for name, entry in file.entries.items()}
+
+
 def read_metadata(path: Path) -> dict[str, str]:
     """Reads the texts in the header of a safetensors file, by name.
 

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub import constants, errors
+from huggingface_hub import constants
 
 from diffusax.checkpoints.hub import EMBEDDED_LORAS, hub_errors, resolve
 
@@ -82,6 +82,8 @@ def fetch_file(repo: str, name: str, *, subfolder: str | None = None, **hub: Any
     Raises:
         ValueError: there is no such repository or file, or it cannot be fetched; says why.
     """
+    from huggingface_hub import errors
+
     with hub_errors(repo, hub.get("revision")):
         try:
             return Path(huggingface_hub.hf_hub_download(repo, name, subfolder=subfolder, **hub))

@@ -106,7 +106,7 @@ class Compile(Options):
                 print_pipeline(memory_there(pipe, *given, watch=watch)["pipeline"], chip)
 
     def _arguments(self, pipe: Any) -> dict[str, Any]:
-        return {"guidance_scale": 7.5 if self.guidance else pipe.family.unguided}
+        return {"guidance_scale": 7.5 if self.guidance else pipe.family.guidance.off}
 
 
 def command(args: list[str]) -> Compile:

@@ -12,7 +12,7 @@ from diffusax.checkpoints import resolve
 from diffusax.checkpoints.files import read_model_index
 from diffusax.checkpoints.networks import read_network
 from diffusax.cli.parsing import parse
-from diffusax.lora import find_layers, read_lora, with_alphas, write_lora
+from diffusax.lora import find_layers, read_lora, write_lora
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class ConvertLora(Options):
         if self.output.suffix != ".safetensors":
             raise ValueError(f"OUT must be a .safetensors file (got {self.output})")
         file, networks = read_lora(self.source), networks_of(self.model)
-        layers = with_alphas(find_layers(file, networks, strict=self.strict), file)
+        layers = find_layers(file, networks, strict=self.strict)
         self.output.parent.mkdir(parents=True, exist_ok=True)
         unet = networks["unet"].config if "unet" in networks else None
         write_lora(self.output, layers, self.to, encoders=len(networks) - 1, unet=unet)

@@ -74,10 +74,7 @@ class Edit(drawing.ToFile):
         picture = fit(picture, size)
         loras.load_named(pipe, self.lora_dir, read_tags(self.prompt)[1])
         prompt, adapters = loras.adapters_of(pipe, self.prompt)
-        # SDXL's pipeline draws at its own size otherwise.
-        sizes = (
-            {"height": picture.height, "width": picture.width} if pipe.family.resizes_edits else {}
-        )
+        sizes = pipe.family.edits.resize.keeping(picture.height, picture.width)
         images, texts = [], []
         with self.profiled():
             for guidance, image_guidance in self._scales():

@@ -6,16 +6,15 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-import diffusax.training
 from diffusax.boundary.messages import escaped
 from diffusax.boundary.options import Count, Options, Share
 from diffusax.cli.parsing import OWN, parse
-from diffusax.cli.train import RECIPES
+from diffusax.cli.train import RECIPES, make_recipe
 from diffusax.training import TrainConfig
 from diffusax.training.ema.posthoc import Length
 from diffusax.training.ema.snapshots import AVERAGES, read_snapshots
 from diffusax.training.ema.update import Start
-from diffusax.training.loop.averages import make_average
+from diffusax.training.loop.export import make_average
 from diffusax.training.options import read_config
 
 
@@ -55,10 +54,8 @@ class Ema(Options):
         _, config_class = RECIPES[name]
         config: TrainConfig = read_config(config_class, self.folder / "config.yaml")
         config = dataclasses.replace(config, output=str(self.folder))
-        # The function that makes a recipe has the recipe's name. Nothing is trained, so that
-        # DreamBooth needs no pictures of its class.
-        options = {"generate": False} if name == "dreambooth" else {}
-        recipe = getattr(diffusax.training, name.replace("-", "_"))(config, **options)
+        # Nothing is trained, so that DreamBooth needs no images of its class.
+        recipe = make_recipe(name, config, compile_only=name == "dreambooth")
         folder = self.output or self.folder / self._name()
         error = make_average(
             recipe,

@@ -81,7 +81,7 @@ class Export(Options):
     def _arguments(self, pipe: Any) -> dict[str, Any]:
         """Returns the arguments of the call that the programs are for."""
         if not self.guidance:
-            arguments: dict[str, Any] = {"guidance_scale": pipe.family.unguided}
+            arguments: dict[str, Any] = {"guidance_scale": pipe.family.guidance.off}
         else:
             scale = pipe.call_defaults.get("guidance_scale", 7.5)
             arguments = {"guidance_scale": scale}

@@ -277,19 +277,19 @@ def _fitted(options: Generate, pipe: Any, pictures: dict[str, Any]) -> dict[str,
 
 def _is_looked_at(options: Generate, pipe: Any) -> bool:
     """Returns whether the image is none to start from, and so keeps its own size."""
-    return bool(options.image and not options.mask and pipe.family.looks_at_images)
+    from diffusax.pipelines.tasks.tasks import image_to_image
+
+    return bool(options.image and not options.mask and image_to_image in pipe.more_tasks)
 
 
 def _size(options: Generate, pipe: Any, pictures: dict[str, Any]) -> dict[str, Any]:
     """Returns height and width: those of the image to paint in or over, if all of it is painted."""
     from_image = options.image and not options.mask and not _is_looked_at(options, pipe)
-    if from_image and not pipe.family.resizes_images:
-        return {}
     if from_image or (options.mask and options.mask_crop is None):
         factor, image = pipe.parts.latents.multiple, pictures["image"]
         own = image.height // factor * factor, image.width // factor * factor
         if from_image:
-            return {"height": own[0], "width": own[1]}
+            return dict(pipe.family.resize.keeping(*own))
         return {"height": options.height or own[0], "width": options.width or own[1]}
     return {"height": options.height, "width": options.width}
 

@@ -3,9 +3,9 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
+import diffusax.training
 from diffusax.boundary.messages import escaped
 from diffusax.checkpoints import resolve
 from diffusax.cli.fits import print_head, print_line
@@ -25,15 +25,8 @@ from diffusax.training import (
     TextualInversionConfig,
     TrainConfig,
     UnconditionalConfig,
-    autoencoder,
-    controlnet,
-    dreambooth,
-    instruct_pix2pix,
     read_config,
-    text_to_image,
-    textual_inversion,
     train,
-    unconditional,
 )
 from diffusax.training.loop.program import lower_step, step_operations
 
@@ -58,41 +51,46 @@ class Command(FromFiles):
     h100:8, and print what it takes on each and whether it fits. Only the model's configs and one
     row of the data are read."""
 
+    def run(self) -> None:
+        """Trains, or compiles the step for devices that are elsewhere."""
+        name, config_class = next((n, c) for n, (kind, c) in RECIPES.items() if kind is type(self))
+        show_messages()
+        config: Any = plain(self, config_class)
+        if self.topology:
+            if config.model:
+                config = dataclasses.replace(
+                    config, model=str(resolve(config.model, weights=False))
+                )
+            _compile(make_recipe(name, config, compile_only=True), config, self.topology)
+            return
+        if config.distributed:
+            initialize()
+        try:
+            state = train(make_recipe(name, config), config)
+        except Preempted as stopped:
+            print(f"diffusax: {stopped}; start the same command again to go on", file=sys.stderr)
+            sys.exit(stopped.exit_code)
+        print(f"{escaped(config.output)} holds the result of step {int(state.step)}")
+
 
 @dataclasses.dataclass(frozen=True)
 class TextToImage(Command, TextToImageConfig):
     """Train the denoiser of a checkpoint on images with captions."""
-
-    def run(self) -> None:
-        """Trains."""
-        _train(text_to_image, self, TextToImageConfig, compile_only=bool(self.topology))
 
 
 @dataclasses.dataclass(frozen=True)
 class InstructPix2Pix(Command, InstructPix2PixConfig):
     """Train the denoiser of a checkpoint to edit images as a text says."""
 
-    def run(self) -> None:
-        """Trains."""
-        _train(instruct_pix2pix, self, InstructPix2PixConfig, compile_only=bool(self.topology))
-
 
 @dataclasses.dataclass(frozen=True)
 class ControlNet(Command, ControlNetConfig):
     """Train a ControlNet, which steers a checkpoint by images."""
 
-    def run(self) -> None:
-        """Trains."""
-        _train(controlnet, self, ControlNetConfig, compile_only=bool(self.topology))
-
 
 @dataclasses.dataclass(frozen=True)
 class DreamBooth(Command, DreamBoothConfig):
-    """Teach a checkpoint a subject from a few pictures of it."""
-
-    def run(self) -> None:
-        """Trains, after drawing the pictures of the class that are missing."""
-        _train(dreambooth, self, DreamBoothConfig, generate=not self.topology)
+    """Teach a checkpoint a subject from a few images of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,27 +102,15 @@ class TextualInversion(Command, TextualInversionConfig):
         *(name for name in Command.essentials if name != "lora.rank"),
     )
 
-    def run(self) -> None:
-        """Trains."""
-        _train(textual_inversion, self, TextualInversionConfig, compile_only=bool(self.topology))
-
 
 @dataclasses.dataclass(frozen=True)
 class Autoencoder(Command, AutoencoderConfig):
     """Train the autoencoder of a checkpoint on images."""
 
-    def run(self) -> None:
-        """Trains."""
-        _train(autoencoder, self, AutoencoderConfig)
-
 
 @dataclasses.dataclass(frozen=True)
 class Unconditional(Command, UnconditionalConfig):
-    """Train a model that draws from noise alone, on images without captions."""
-
-    def run(self) -> None:
-        """Trains."""
-        _train(unconditional, self, UnconditionalConfig)
+    """Train a model that generates from noise alone, on images without captions."""
 
 
 RECIPES: dict[str, tuple[type, type]] = {
@@ -157,25 +143,17 @@ def plain(options: Any, config_class: type) -> Any:
     return config_class(**{name: getattr(options, name) for name in names})
 
 
-def _train(
-    make: Callable[..., Any], options: Any, config_class: type[TrainConfig], **how: Any
-) -> None:
-    """how: arguments of the recipe's function besides the config."""
-    config, make = plain(options, config_class), functools.partial(make, **how)
-    show_messages()
-    if options.topology:
-        if options.model:
-            config = dataclasses.replace(config, model=str(resolve(options.model, weights=False)))
-        _compile(make(config), config, options.topology)
-        return
-    if config.distributed:
-        initialize()
-    try:
-        state = train(make(config), config)
-    except Preempted as stopped:
-        print(f"diffusax: {stopped}; start the same command again to go on", file=sys.stderr)
-        sys.exit(stopped.exit_code)
-    print(f"{escaped(config.output)} holds the result of step {int(state.step)}")
+def make_recipe(name: str, config: Any, *, compile_only: bool = False) -> Recipe:
+    """Makes a recipe; the function that makes it has the recipe's name.
+
+    compile_only: whether it is not trained, so that it needs no images of DreamBooth's class.
+    """
+    make = getattr(diffusax.training, name.replace("-", "_"))
+    if name == "dreambooth":
+        return make(config, generate=not compile_only)
+    if name in ("autoencoder", "unconditional"):
+        return make(config)
+    return make(config, compile_only=compile_only)
 
 
 def _compile(recipe: Recipe, config: TrainConfig, topology: str) -> None:

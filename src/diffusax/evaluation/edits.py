@@ -18,7 +18,7 @@ from diffusax.evaluation.metrics import (
     mean_and_error,
     text_image_similarity,
 )
-from diffusax.training.data.examples import prepare_images, read_picture
+from diffusax.training.data.examples import prepare_images, read_image
 from diffusax.training.data.finding import open_source
 from diffusax.training.data.sources import Kind, Source
 from diffusax.training.data.summary import log_summary
@@ -124,7 +124,7 @@ class Edits(Sequence[Edit]):
         row = self.rows[index]
         values, options = self.source[row], self.settings
         try:
-            picture = read_picture(values[options.original_image_column])
+            picture = read_image(values[options.original_image_column])
             instruction, before, after = (
                 _text(values[column], column)
                 for column in (
@@ -205,9 +205,8 @@ def edit_batch(
 ) -> list[Image.Image]:
     """Returns the edited images of a batch, which is filled up so that all have one shape."""
     filled = [*batch, *[batch[-1]] * (settings.batch_size - len(batch))]
-    # Otherwise SDXL's pipeline would generate at its own size.
     width, height = batch[0].image.size
-    size = {"height": height, "width": width} if pipe.family.resizes_edits else {}
+    size = pipe.family.edits.resize.keeping(height, width)
     negative = settings.negative_prompt
     images = pipe(
         [edit.instruction for edit in filled],

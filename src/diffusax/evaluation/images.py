@@ -17,7 +17,7 @@ from diffusax.evaluation.metrics import (
     load_statistics,
     mean_and_error,
 )
-from diffusax.training.data.examples import read_picture
+from diffusax.training.data.examples import read_image
 from diffusax.training.data.finding import open_source
 from diffusax.training.data.sources import Kind
 from diffusax.training.data.summary import log_summary
@@ -66,7 +66,7 @@ def evaluate_images(
         if inception is not None:
             moments.add(inception.images(images))
     if not count:
-        raise ValueError("there are no pictures to score")
+        raise ValueError("there are no images to score")
     return ImageScores(
         count,
         mean_and_error(np.concatenate(scores)) if scores else None,
@@ -124,7 +124,7 @@ def read_pictures(
         if caption_column is not None and not isinstance(caption, str):
             raise ValueError(f"{source.name(index)}: {caption_column} must be a text")
         try:
-            picture: Any = read_picture(row[image_column])
+            picture: Any = read_image(row[image_column])
         except ValueError as error:
             raise ValueError(f"{source.name(index)}: {error}") from None
         yield picture, caption
@@ -134,7 +134,7 @@ def _gaussian(moments: Moments) -> Gaussian:
     gaussian = moments.gaussian()
     if moments.count <= gaussian.mu.size:
         log.warning(
-            "%d pictures do not fill the covariance of %d features; compare FID only among sets of "
+            "%d images do not fill the covariance of %d features; compare FID only among sets of "
             "the same number, and take at least 10,000 for one that others can compare with",
             moments.count,
             gaussian.mu.size,

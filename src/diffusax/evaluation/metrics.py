@@ -89,7 +89,7 @@ class Moments:
             ValueError: there are less than two features, which have no covariance.
         """
         if self.count < 2:
-            raise ValueError(f"FID needs at least 2 pictures on each side (got {self.count})")
+            raise ValueError(f"FID needs at least 2 images on each side (got {self.count})")
         mu = self._sums / self.count
         sigma = (self._products - self.count * np.outer(mu, mu)) / (self.count - 1)
         return Gaussian(mu, sigma)

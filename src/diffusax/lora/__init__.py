@@ -1,20 +1,23 @@
-"""Files of LoRAs in the formats of diffusers, PEFT, kohya's scripts and LyCORIS."""
+"""Everything about a LoRA: reading, checking, stacking, merging, writing and training.
 
-from diffusax.lora.changes import changes_of, with_alphas
-from diffusax.lora.files import LoraFile, read_lora
-from diffusax.lora.keys import Layers, find_layers
-from diffusax.lora.names import called, output_name
-from diffusax.lora.write import FORMATS, write_lora
+A file's tensors become layers (`files`, `keys`), layers a `Lora` that fits a pipeline's networks
+(`lora`), and several of these the `LowRank` layers of a program (`stacks`) or other parameters
+(`changes`). `trained` has those that training makes, and `write` what goes back to a file.
+"""
+
+from diffusax.lora.files import FileLayers, LoraFile, called, output_name, read_lora
+from diffusax.lora.keys import find_layers
+from diffusax.lora.lora import Lora, lora_of_layers
+from diffusax.lora.write import write_lora
 
 __all__ = [
-    "FORMATS",
-    "Layers",
+    "FileLayers",
+    "Lora",
     "LoraFile",
     "called",
-    "changes_of",
     "find_layers",
+    "lora_of_layers",
     "output_name",
     "read_lora",
-    "with_alphas",
     "write_lora",
 ]

@@ -1,28 +1,22 @@
 """The keys of LoRA files: the layer that a tensor belongs to, and what it is there."""
 
+import contextlib
 import functools
 import logging
 import re
 from collections.abc import Container, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
 
 from diffusax.checkpoints.original.layout import Module, Names
 from diffusax.checkpoints.original.transformers import adapter_names
 from diffusax.checkpoints.original.unet import unet_names
-from diffusax.lora.files import LoraFile
-from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.lora.files import ROWS, FileLayers, LoraFile, Parts, with_alphas
+from diffusax.models.adapters.low_rank import kernel_shapes, layer_shapes
 from diffusax.models.unet.unet import UNet2DConditionModel
-from diffusax.runtime.devices.mesh import tree_name
 
 log = logging.getLogger(__name__)
-
-Parts = dict[str, np.ndarray]
-"""The tensors of a layer by what they are: down, up, mid, alpha, dora_scale, hada_w1_a, ..."""
-Layers = dict[tuple[str, str], Parts]
-"""The tensors by component and by the layer's path in the parameter tree, joined by dots."""
 
 KOHYA = {
     "unet": ("lora_unet_", "lycoris_"),
@@ -42,8 +36,9 @@ _DOTTED = {
     "text_encoder_2": ("text_encoders.clip_g.transformer.", "text_encoders.t5xxl.transformer."),
 }
 """The prefixes of a component's layers beside its name, as ComfyUI and others have them."""
-TABLE_UP, TABLE_DOWN = "up of a table", "down of a table"
-"""PEFT's A and B of a table of embeddings, which are B and A of its weight, each turned over."""
+_OF_TABLE = "lora_embedding_"
+"""What PEFT's A and B of a table of embeddings are called, which are B and A of its weight, each
+transposed."""
 _SAME = (
     *("alpha", "scale", "dora_scale", "diff", "diff_b", "w_norm", "b_norm", "weight", "on_input"),
     *(f"hada_{name}" for name in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")),
@@ -54,8 +49,8 @@ _PARTS = (
     (r"lora_up\.weight|lora_B(\.[^.]+)?\.weight|lora(_linear_layer)?\.up\.weight", "up"),
     (r"lora_mid\.weight", "mid"),
     (r"lora_B(\.[^.]+)?\.bias|lora_up\.bias|lora(_linear_layer)?\.up\.bias", "bias"),
-    (r"lora_embedding_A(\.[^.]+)?", TABLE_UP),
-    (r"lora_embedding_B(\.[^.]+)?", TABLE_DOWN),
+    (rf"{_OF_TABLE}A(\.[^.]+)?", "up"),
+    (rf"{_OF_TABLE}B(\.[^.]+)?", "down"),
     (r"lora_magnitude_vector(\.[^.]+)?(\.weight)?", "magnitude"),
     *((name, name) for name in _SAME),
 )
@@ -81,9 +76,6 @@ _REFUSED = (
 _WHOLE = ("down", "mid", "alpha", "scale")
 _BY_OUTPUT = ("up", "bias", "diff", "diff_b", "dora_scale", "magnitude")
 """The tensors that layers in one have in common, and those that have a row for each output."""
-ROWS = "rows"
-"""What a layer's LoHa or LoKr has beside its tensors where they are of several layers in one: the
-number of rows before the layer's own, and that of all."""
 _IGNORED = ("base_model.model.", "module.")
 # So some files of FLUX.2 have it, from which "diffusion_model.tran" was cut.
 _CUT = "diffusion_model.sformer_blocks."
@@ -99,18 +91,10 @@ _WIDTHS = {
 }
 
 
-class _Names(NamedTuple):
-    """The names that files have for the layers of a network, with the layers' paths."""
-
-    own: dict[str, str]
-    original: Names
-    """Those in the original code's layout, whose layers may be several in one."""
-
-
 def find_layers(
     file: LoraFile, networks: Mapping[str, Any], *, strict: bool = True, others: Iterable[str] = ()
-) -> Layers:
-    """Returns the tensors of a LoRA by layer.
+) -> FileLayers:
+    """Returns the tensors of a LoRA by layer, with the alphas of PEFT's options in its header.
 
     Where a file has the names of both diffusers' layout and the original one, as some of SDXL
     have, the latter are left out. A layer of the original code that is several here, as a fused
@@ -124,34 +108,39 @@ def find_layers(
             left out, as are projections of texts that no network of the pipeline has.
 
     Raises:
-        ValueError: keys fit no layer; names one, and the model that the LoRA seems to be for.
+        ValueError: keys fit no layer; names one, and the model that the LoRA seems to be for. Or
+            PEFT's options cannot be applied.
     """
     if any(key.endswith(_CONTROL) for key in file.tensors):
         raise ValueError(
             f"{file.name} is a Control LoRA, which widens the input of FLUX.1's transformer by "
             "another image's; load it into PyTorch's FluxControlPipeline, see docs/tasks/torch.md"
         )
-    found: Layers = {}
-    original: Layers = {}
+    found: FileLayers = {}
+    original: FileLayers = {}
     unknown, absent = [], 0
-    known = {name: _names(name, network) for name, network in networks.items()}
     names = {prefixless(key) for key in file.tensors}
-    own_names = {name: names.own for name, names in known.items()}
-    original_names = {name: names.original for name, names in known.items()}
+    own_names = {name: _own_names(name, network) for name, network in networks.items()}
+    split = {key: split_key(key) for key in file.tensors}
+    places = {key: _place(layer, own_names) for key, (layer, _) in split.items()}
+    originals: dict[str, Names] = {}
+    if not all(places.values()):
+        originals = {name: _original_names(name, network) for name, network in networks.items()}
+    lacking = tuple(prefix for name in others for prefix in (f"{name}.", *KOHYA.get(name, ())))
     for key, tensor in file.tensors.items():
-        layer, part = split_key(key)
-        place, older = _place(layer, own_names), _place(layer, original_names)
-        shares = _shares(part, tensor, networks, older) if part and older and not place else {}
+        layer, part = split[key]
+        tensor = tensor.T if _OF_TABLE in key else tensor
+        place, older, shares = places[key], _place(layer, originals), {}
+        if part and older and not place:
+            shares = _shares(part, tensor, networks, older)
         if part == "weight" and f"{layer}.on_input" not in names:
             unknown.append(key)
         elif part and place:
             found.setdefault(place, {})[part] = tensor
-        elif part and shares:
+        elif shares:
             for owner, share in shares.items():
                 original.setdefault(owner, {}).update(share)
-        elif layer.endswith(_UNREAD) or any(
-            layer.startswith(prefix) for name in others for prefix in _prefixes(name)
-        ):
+        elif layer.endswith(_UNREAD) or layer.startswith(lacking):
             absent += 1
         else:
             unknown.append(key)
@@ -166,7 +155,7 @@ def find_layers(
     if not found:
         guess = seems(file.tensors, networks)
         raise ValueError(f"{file.name} has no layer of {', '.join(networks)}{guess}")
-    return found
+    return with_alphas(found, file)
 
 
 def split_key(key: str) -> tuple[str, str | None]:
@@ -190,22 +179,6 @@ def prefixless(key: str) -> str:
     for prefix in _IGNORED:
         key = key.replace(prefix, "")
     return key.replace(_CUT, "diffusion_model.transformer_blocks.")
-
-
-def kohya_name(component: str, path: str, encoders: int) -> str:
-    """Returns the name of a layer in kohya's files, in diffusers' layout.
-
-    encoders: the text encoders of the model; the only one is not numbered.
-
-    Raises:
-        ValueError: kohya's files have no such component.
-    """
-    if component not in KOHYA:
-        raise ValueError(f"kohya's files have no layers of {component}")
-    numbered = component == "text_encoder" and encoders > 1
-    if component == "text_encoder_2":
-        numbered = path.startswith("encoder.block.")  # T5's
-    return KOHYA[component][numbered] + path.replace(".", "_")
 
 
 def seems(tensors: Mapping[str, np.ndarray], networks: Container[str]) -> str:
@@ -249,10 +222,6 @@ def _and_more(keys: list[str]) -> str:
     return f" and {len(keys) - 1} more" if len(keys) > 1 else ""
 
 
-def _prefixes(component: str) -> tuple[str, ...]:
-    return (f"{component}.", *KOHYA.get(component, ()))
-
-
 def _place(layer: str, names: Mapping[str, Mapping[str, Any]]) -> tuple[str, Any] | None:
     return next(((name, own[layer]) for name, own in names.items() if layer in own), None)
 
@@ -286,40 +255,34 @@ def _shares(
 
 
 @functools.lru_cache(64)
-def _names(component: str, network: Any) -> _Names:
-    """Returns the names in files for the layers of a component's network."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(network.shapes)
-    paths = dict.fromkeys(tree_name(path[:-1]) for path, _ in leaves if len(path) > 1)
+def _own_names(component: str, network: Any) -> dict[str, str]:
+    """Returns the paths of a network's layers by the names that files in its layout have."""
     kohya = KOHYA.get(component, ())
-    own: dict[str, str] = {}
+    found: dict[str, str] = {}
     shorter = getattr(getattr(network, "module_class", None), "key_prefix", "")
-    for path in paths:
+    for path in dict.fromkeys(name.rpartition(".")[0] for name in layer_shapes(network)):
         aliases = [path, path.removeprefix(shorter)] if shorter else [path]
         for alias in aliases:
-            own[f"{component}.{alias}"] = path
-            own |= {prefix + alias.replace(".", "_"): path for prefix in kohya}
-        own |= {prefix + path: path for prefix in _DOTTED.get(component, ())}
-    return _Names(own, _original_names(component, network))
+            found[f"{component}.{alias}"] = path
+            found |= {prefix + alias.replace(".", "_"): path for prefix in kohya}
+        found |= {prefix + path: path for prefix in _DOTTED.get(component, ())}
+    return found
 
 
+@functools.lru_cache(64)
 def _original_names(component: str, network: Any) -> Names:
+    """Returns a network's layers by the names in the original code's layout.
+
+    A layer of the original code may be several here.
+    """
+    names: Names = {}
+    prefixes: tuple[str, ...] = _COMFYUI
     if component == "transformer":
-        names = adapter_names(network)
-        prefixes = (f"{component}.", *_DOTTED[component])
-        dotted = {prefix + name: own for name, own in names.items() for prefix in prefixes}
-        return {**dotted, **_underscored(component, names)}
-    if getattr(network, "module_class", None) is not UNet2DConditionModel:
-        return {}
-    try:
-        found = unet_names(network.config)
-    except ValueError:
-        return {}
-    names = {name: Module((path,)) for name, path in found.items()}
-    dotted = {prefix + name: own for name, own in names.items() for prefix in _COMFYUI}
-    return {**dotted, **_underscored("unet", names)}
-
-
-def _underscored(component: str, names: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the names with kohya's prefixes, whose dots are underscores."""
-    flat = {name.replace(".", "_"): own for name, own in names.items()}
-    return {prefix + name: own for name, own in flat.items() for prefix in KOHYA[component]}
+        names, prefixes = adapter_names(network), (f"{component}.", *_DOTTED[component])
+    elif getattr(network, "module_class", None) is UNet2DConditionModel:
+        with contextlib.suppress(ValueError):
+            names = {name: Module((path,)) for name, path in unet_names(network.config).items()}
+    found = {prefix + name: own for name, own in names.items() for prefix in prefixes}
+    for prefix in KOHYA.get(component, ()):
+        found |= {prefix + name.replace(".", "_"): own for name, own in names.items()}
+    return found

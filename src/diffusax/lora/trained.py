@@ -1,9 +1,11 @@
-"""The adapters of a run: which layers have some, their parameters, and networks that use them."""
+"""The LoRA that a run trains: its layers, parameters and files, and networks that use it."""
 
 import dataclasses
 import difflib
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -11,10 +13,24 @@ import numpy as np
 from msgspec import Meta
 
 from diffusax.boundary.options import Options
+from diffusax.lora.files import WEIGHT_NAME, FileLayers, LoraFile, Parts, read_lora
+from diffusax.lora.keys import find_layers
+from diffusax.lora.lora import Lora, layers_of_arrays, lora_of_layers, pair_of
+from diffusax.lora.write import write_lora
 from diffusax.models.adapters.low_rank import AdaptedNetwork, kernel_shapes
 from diffusax.models.adapters.trained import TrainedAdapters, column_lengths
 from diffusax.models.network import Params, cast_params
 from diffusax.runtime.devices.mesh import tree_name
+
+log = logging.getLogger(__name__)
+
+KOHYA_NAME = "kohya.safetensors"
+"""The name of the result in kohya's format."""
+ALL = "all"
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+TEXT_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
+_PARTS = {"down", "up", "mid", "alpha", "magnitude", "dora_scale"}
+"""The tensors of a layer that can be trained further."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +80,6 @@ class LoRAConfig(Options):
         return self.rank > 0 or self.path is not None
 
 
-ALL = "all"
-ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
-TEXT_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
-
-
 class LayerPlan(NamedTuple):
     """The adapter of a layer, without its parameters."""
 
@@ -79,8 +90,8 @@ class LayerPlan(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class LoRA:
-    """The adapters of a run, without their parameters.
+class TrainedLora:
+    """The LoRA of a run, without its parameters.
 
     The parameters are, by component and by the layer's path in its tree, down: ... c r (A), up: r d
     (B) and with DoRA magnitude: d. All are float32.
@@ -91,7 +102,7 @@ class LoRA:
     dropout: float = 0.0
 
     @classmethod
-    def of(cls, config: LoRAConfig, networks: Mapping[str, Any]) -> "LoRA":
+    def of(cls, config: LoRAConfig, networks: Mapping[str, Any]) -> "TrainedLora":
         """Returns the adapters that the options ask for in these networks.
 
         networks: the networks to adapt, by component.
@@ -187,6 +198,124 @@ def kernel_lengths(params: Params, paths: Mapping[str, Any]) -> dict[str, jax.Ar
     return jax.jit(lambda tree: jax.tree.map(column_lengths, tree))(chosen)
 
 
+def plan_of_file(
+    path: str, networks: Mapping[str, Any], *, train_text_encoder: bool, dropout: float = 0.0
+) -> TrainedLora:
+    """Returns the adapters of a LoRA that training goes on from, of all components that it has.
+
+    Args:
+        path: a file, a folder or a Hub repository id, in any format of `load_lora_weights`.
+        networks: the networks that the file may have layers of, by component.
+        train_text_encoder: whether text encoders are trained. It must be so just where the file has
+            layers of one.
+        dropout: that of the training.
+
+    Raises:
+        ValueError: it cannot be read, does not fit the networks, has layers of text encoders that
+            are not trained or none of those that are, or layers of a kind that is no product of low
+            rank.
+    """
+    file = read_lora(path)
+    layers = find_layers(file, networks)
+    # This checks the shapes of all tensors.
+    lora_of_layers(layers, file, networks)
+    found = [name for name in networks if any(name == component for component, _ in layers)]
+    encoders = [name for name in found if name.startswith("text_encoder")]
+    if train_text_encoder and not encoders:
+        raise ValueError(
+            f"{file.name} has no layers of text encoders; leave out train_text_encoder, or begin "
+            "anew with lora.rank"
+        )
+    if encoders and not train_text_encoder:
+        raise ValueError(
+            f"{file.name} has layers of {' and '.join(encoders)}; give train_text_encoder, so that "
+            "they are trained further"
+        )
+    if untrained := [name for name in networks if train_text_encoder and name not in found]:
+        log.info("%s has no layers of %s to train", file.name, " and ".join(untrained))
+    plans: dict[str, dict[str, LayerPlan]] = {name: {} for name in found}
+    kernels = {name: kernel_shapes(networks[name]) for name in found}
+    for (component, layer), parts in layers.items():
+        product = {"down", "up"} <= set(parts) <= _PARTS and layer in kernels[component]
+        if not product or _of_columns(parts.get("dora_scale")):
+            raise ValueError(
+                f"{file.name}: {component}'s {layer} has {', '.join(sorted(parts))}, which is no "
+                "product of low rank beside a kernel; only such can be trained further"
+            )
+        plans[component][layer] = _plan(parts)
+    return TrainedLora(plans, dropout)
+
+
+def params_of_file(path: str, networks: Mapping[str, Any]) -> Params:
+    """Returns the parameters of a LoRA that training goes on from, see `plan_of_file`."""
+    found: Params = {}
+    for (component, layer), parts in find_layers(read_lora(path), networks).items():
+        pair = pair_of(parts, kernel_shapes(networks[component])[layer])
+        own = dict(zip(("down", "up"), map(np.ascontiguousarray, pair)))
+        lengths = _lengths(parts)
+        if lengths is not None:
+            own["magnitude"] = lengths.astype(np.float32).reshape(-1)
+        found.setdefault(component, {})[layer] = own
+    return found
+
+
+def write_result(
+    lora: TrainedLora,
+    params: Params,
+    folder: Path,
+    *,
+    kind: str,
+    encoders: int,
+    networks: Mapping[str, Any],
+) -> list[Path]:
+    """Writes the adapters to a folder, in diffusers' format, kohya's, or both; returns the files.
+
+    Args:
+        lora: the adapters.
+        params: their parameters.
+        folder: the folder.
+        kind: "diffusers", "kohya" or "both".
+        encoders: the number of the model's text encoders; see `write_lora`.
+        networks: the model's networks by component.
+
+    Raises:
+        ValueError: the format has no such layers.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {"diffusers": WEIGHT_NAME, "kohya": KOHYA_NAME}
+    chosen = [name for name in names if kind in (name, "both")]
+    layers, unet = to_layers(lora, params), None
+    if "unet" in networks:
+        unet = networks["unet"].config
+    for name in chosen:
+        write_lora(folder / names[name], layers, name, encoders=encoders, unet=unet)
+    return [folder / names[name] for name in chosen]
+
+
+def to_lora(lora: TrainedLora, params: Params, networks: Mapping[str, Any]) -> Lora:
+    """Returns the LoRA as pipelines hold it that have loaded the result's file."""
+    return lora_of_layers(to_layers(lora, params), LoraFile({}, {}, "the LoRA"), networks)
+
+
+def to_layers(lora: TrainedLora, params: Params) -> FileLayers:
+    """Returns the adapters as a file has them, in PyTorch's layout."""
+    found: FileLayers = {}
+    for component, plans in lora.plans.items():
+        own = {
+            path: {k: np.asarray(x) for k, x in params[component][path].items()} for path in plans
+        }
+        pairs = {path: (layer["down"], layer["up"]) for path, layer in own.items()}
+        for (_, path), parts in layers_of_arrays(component, pairs).items():
+            plan, lengths = plans[path], own[path].get("magnitude")
+            more = {"alpha": np.array(plan.scale * plan.rank, np.float32)}
+            if lengths is not None:
+                # PEFT has those of a convolution on the axis of its channels.
+                ones = (1,) * (parts["down"].ndim - 2)
+                more["magnitude"] = lengths.reshape(1, -1, *ones) if ones else lengths
+            found[component, path] = {**parts, **more}
+    return found
+
+
 def _first(shapes: Params, init: str, rng: np.random.Generator) -> Params:
     """Draws A, and makes B zero."""
     down, up = shapes["down"].shape, shapes["up"].shape
@@ -238,3 +367,18 @@ def _check_targets(
                 f"lora.targets has no layer of {name}; add some such as "
                 f"{', '.join(list(kernel_shapes(networks[name]))[-2:])}"
             )
+
+
+def _plan(parts: Parts) -> LayerPlan:
+    rank = len(parts["down"])
+    alpha = float(parts["alpha"].astype(np.float32).reshape(())) if "alpha" in parts else rank
+    return LayerPlan(rank, alpha / rank, _lengths(parts) is not None)
+
+
+def _lengths(parts: Parts) -> np.ndarray | None:
+    return parts.get("magnitude", parts.get("dora_scale"))
+
+
+def _of_columns(lengths: np.ndarray | None) -> bool:
+    """Returns whether DoRA's lengths are those of a kernel's inputs, as some programs have it."""
+    return lengths is not None and lengths.shape[0] == 1 and lengths.size > 1

@@ -1,20 +1,24 @@
-"""Writes LoRAs in diffusers' format and in kohya's."""
+"""Writes LoRAs in diffusers' format and in kohya's, with the names of the original code there.
+
+Layers that are one in the original code get A's below each other, and B's in blocks along the
+diagonal.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from diffusax.checkpoints.original.flux import FLUX, FLUX2
+from diffusax.checkpoints.original.layout import named
+from diffusax.checkpoints.original.unet import unet_names
 from diffusax.checkpoints.tensors import write_tensors
-from diffusax.lora.files import METADATA
-from diffusax.lora.keys import ROWS, Layers, Parts, kohya_name
-from diffusax.lora.original import with_original_names
+from diffusax.lora.files import METADATA, ROWS, FileLayers, Parts
+from diffusax.lora.keys import KOHYA
 from diffusax.models.unet.unet import UNet2DConditionConfig
 
-FORMATS = ("diffusers", "kohya")
-"""The formats that are written."""
 _KOHYA = {"down": "lora_down.weight", "up": "lora_up.weight", "mid": "lora_mid.weight"}
 _KOHYA_MODELS = {768: "sd_v1", 1024: "sd_v2", 2048: "sdxl_base_v1-0"}
 """What sd-scripts calls a model (`ss_base_model_version`), by the width of its texts."""
@@ -27,10 +31,13 @@ _PEFT = {
     "magnitude": "lora_magnitude_vector",
 }
 
+_MLP = "proj_mlp"
+"""The layer that has four outputs where others, with which it is one, have one."""
+
 
 def write_lora(
     path: Path,
-    layers: Layers,
+    layers: FileLayers,
     kind: str,
     *,
     options: Mapping[str, Any] | None = None,
@@ -55,7 +62,7 @@ def write_lora(
     """
     if kind == "kohya":
         _check_own(layers)
-        layers = with_original_names(layers, unet)
+        layers = _with_original_names(layers, unet)
         header = _kohya_header(layers, encoders)
         write_tensors(path, _to_kohya(layers, encoders), metadata=header)
         return
@@ -67,7 +74,7 @@ def write_lora(
     write_tensors(path, tensors, metadata=header)
 
 
-def _check_own(layers: Layers) -> None:
+def _check_own(layers: FileLayers) -> None:
     for (component, path), parts in layers.items():
         if "bias" in parts:
             raise ValueError(
@@ -80,10 +87,10 @@ def _check_own(layers: Layers) -> None:
             )
 
 
-def _to_kohya(layers: Layers, encoders: int) -> dict[str, np.ndarray]:
+def _to_kohya(layers: FileLayers, encoders: int) -> dict[str, np.ndarray]:
     tensors: dict[str, np.ndarray] = {}
     for (component, path), parts in layers.items():
-        name = kohya_name(component, path, encoders)
+        name = _kohya_name(component, path, encoders)
         if "magnitude" in parts:
             size = parts["up"].shape[0], *(1,) * (parts["down"].ndim - 1)
             parts = {**parts, "dora_scale": parts["magnitude"].reshape(size)}
@@ -94,7 +101,100 @@ def _to_kohya(layers: Layers, encoders: int) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _kohya_header(layers: Layers, encoders: int) -> dict[str, str] | None:
+def _kohya_name(component: str, path: str, encoders: int) -> str:
+    """Returns the name of a layer in kohya's files, in diffusers' layout.
+
+    encoders: the text encoders of the model; the only one is not numbered.
+
+    Raises:
+        ValueError: kohya's files have no such component.
+    """
+    if component not in KOHYA:
+        raise ValueError(f"kohya's files have no layers of {component}")
+    numbered = component == "text_encoder" and encoders > 1
+    if component == "text_encoder_2":
+        numbered = path.startswith("encoder.block.")  # T5's
+    return KOHYA[component][numbered] + path.replace(".", "_")
+
+
+def _with_original_names(
+    layers: FileLayers, unet: UNet2DConditionConfig | None = None
+) -> FileLayers:
+    """Returns the layers of a LoRA, of which those of FLUX and of SDXL have the original code's
+    names. Those of Stable Diffusion 1 and 2 have diffusers' in kohya's scripts, too.
+
+    unet: the config of the UNet that the layers are for.
+
+    Raises:
+        ValueError: layers that are one in the original code have more than A, B and alpha.
+    """
+    paths = [path for component, path in layers if component == "transformer"]
+    modules = named(FLUX.modules, paths) | named(FLUX2.modules, paths)
+    found = {key: parts for key, parts in layers.items() if key[0] != "transformer"}
+    names = _names_of_sdxl(unet)
+    found = {(c, names.get(p, p) if c == "unet" else p): parts for (c, p), parts in found.items()}
+    known = {path for own in modules.values() for path in own}
+    found |= {("transformer", p): layers["transformer", p] for p in paths if p not in known}
+    for name, own in modules.items():
+        there = {p: layers["transformer", p] for p in own if ("transformer", p) in layers}
+        parts = there[own[0]] if len(own) == 1 else _joined(own, there)
+        found["transformer", name] = _swapped(parts) if name in FLUX.swapped else parts
+    return found
+
+
+def _names_of_sdxl(unet: UNet2DConditionConfig | None) -> dict[str, str]:
+    """Returns the original names by those of diffusers; none for a UNet that is not as SDXL's.
+
+    diffusers reads original names only where all levels have as many layers.
+    """
+    if unet is None or unet.addition_embed_type != "text_time":
+        return {}
+    if len(set(unet.per_level("layers_per_block"))) > 1:
+        return {}
+    return {path: name for name, path in unet_names(unet).items()}
+
+
+def _joined(paths: Sequence[str], layers: Mapping[str, Parts]) -> Parts:
+    """Returns the tensors of layers in one, of which some may have no adapter."""
+    for path, parts in layers.items():
+        if set(parts) - {"alpha"} != {"down", "up"}:
+            raise ValueError(
+                f"kohya's files have {path} in one layer with others, for which there is no "
+                f"{', '.join(sorted(set(parts) - {'down', 'up', 'alpha'}))}; write diffusers'"
+            )
+    ranks = {path: len(parts["down"]) for path, parts in layers.items()}
+    alphas = {p: float(np.reshape(parts.get("alpha", ranks[p]), ())) for p, parts in layers.items()}
+    scales = {path: alpha / ranks[path] for path, alpha in alphas.items()}
+    # One alpha serves all where their scales agree; else B's hold what differs.
+    common = next(iter(scales.values())) if len(set(scales.values())) == 1 else 1.0
+    first = next(iter(layers))
+    width = len(layers[first]["up"]) // _share(first)
+    total, dtype = sum(ranks.values()), layers[first]["up"].dtype
+    up = np.zeros((width * sum(map(_share, paths)), total), dtype)
+    row = column = 0
+    for path in paths:
+        rows = width * _share(path)
+        if path in layers:
+            own = layers[path]["up"]
+            own = own if scales[path] == common else own * np.asarray(scales[path], dtype)
+            up[row : row + rows, column : column + ranks[path]] = own
+            column += ranks[path]
+        row += rows
+    down = np.concatenate([layers[path]["down"] for path in paths if path in layers])
+    return {"down": down, "up": up, "alpha": np.array(common * total, np.float32)}
+
+
+def _share(path: str) -> int:
+    return 4 if path.endswith(_MLP) else 1
+
+
+def _swapped(parts: Parts) -> Parts:
+    """Returns the tensors of a layer whose halves of outputs are in the other order."""
+    rows = ("up", "magnitude", "dora_scale")
+    return {k: np.roll(x, len(x) // 2, axis=0) if k in rows else x for k, x in parts.items()}
+
+
+def _kohya_header(layers: FileLayers, encoders: int) -> dict[str, str] | None:
     """Returns the least header of sd-scripts (networks/extract_lora_from_models.py).
 
     A1111 takes a file whose header does not name the model for one of Stable Diffusion 1. None
@@ -115,7 +215,7 @@ def _kohya_header(layers: Layers, encoders: int) -> dict[str, str] | None:
     }
 
 
-def _kohya_model(layers: Layers, encoders: int) -> str | None:
+def _kohya_model(layers: FileLayers, encoders: int) -> str | None:
     if any(component == "transformer" for component, _ in layers):
         return None
     for (_, path), parts in layers.items():
@@ -124,7 +224,7 @@ def _kohya_model(layers: Layers, encoders: int) -> str | None:
     return _KOHYA_MODELS[2048] if encoders > 1 else None
 
 
-def _to_diffusers(layers: Layers) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _to_diffusers(layers: FileLayers) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Returns the tensors by PEFT's names, and PEFT's options where some alpha is not its rank."""
     tensors: dict[str, np.ndarray] = {}
     biased = {component for (component, _), parts in layers.items() if "bias" in parts}

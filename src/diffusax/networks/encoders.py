@@ -20,7 +20,7 @@ from diffusax.networks.outputs import (
     CLIPVisionModelOutput,
 )
 from diffusax.networks.pretrained import FromSingleFile
-from diffusax.runtime.programs.bounded import is_traced
+from diffusax.runtime.switches import is_traced
 
 _ATTENTIONS = "output_attentions must be None or False: attention's weights are never held whole"
 

@@ -25,6 +25,7 @@ from diffusax.models.network import (
 from diffusax.models.table import MODELS
 from diffusax.networks.module_methods import ModuleMethods
 from diffusax.networks.pretrained import Pretrained
+from diffusax.runtime.programs.program import Program
 from diffusax.runtime.switches import settled
 
 _CALLS = {"__call__", "encode", "decode"}
@@ -290,7 +291,7 @@ class Model(Pretrained, ModuleMethods):
         return f"{self.class_name}({size}, {self.dtype})"
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+@functools.partial(Program, static=("network", "method", "channels_first"))
 def _apply(
     network: Network, params: Params, method: str, channels_first: bool, args: Any, kwargs: Any
 ) -> Any:

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from diffusax.boundary.tensors import as_array, as_numpy
+from diffusax.models.ops.rotation import Rotation
 from diffusax.models.table import MODELS
-from diffusax.models.transformers.blocks import Rotation, rotation_at
+from diffusax.models.transformers.blocks import rotation_at
 from diffusax.models.transformers.flux import token_rotation
 from diffusax.networks.arguments import (
     check_absent,

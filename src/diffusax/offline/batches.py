@@ -11,7 +11,7 @@ import numpy as np
 from diffusax.batch import image
 from diffusax.batch.lanes import Lanes
 from diffusax.batch.run import BatchRun, check_local, count_shares
-from diffusax.lora.weights import WeightGroups
+from diffusax.lora.stacks import WeightGroups
 from diffusax.offline.requests import Picture
 from diffusax.offline.seating import Seated
 from diffusax.pipelines.components.adapters import adaptable_networks

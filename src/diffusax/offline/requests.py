@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from diffusax.batch.image import table_height
 from diffusax.boundary.options import ImageCount, Options, Pixels, Scale, Seed, Steps
-from diffusax.lora.adapter import RANKS, stack_shapes
+from diffusax.lora.stacks import RANKS, stack_shapes
 from diffusax.offline.prompts import COLUMNS
 from diffusax.pipelines.components.adapters import call_adapters, resolve_adapters
 from diffusax.pipelines.components.components import Components
@@ -22,7 +22,7 @@ from diffusax.pipelines.plan.arguments import Call, check_call
 from diffusax.pipelines.tasks.composed_prompts import compose
 from diffusax.pipelines.tasks.schedules import make_schedule
 from diffusax.pipelines.tasks.start import image_size, require_channels
-from diffusax.pipelines.tasks.tasks import guidance_weights, text_to_image
+from diffusax.pipelines.tasks.tasks import text_to_image
 from diffusax.samplers import Schedule, Scheduler, scheduler_from_name
 from diffusax.text.lora_tags import read_tags
 from diffusax.text.prompt_warnings import log_prompt_warnings
@@ -74,12 +74,11 @@ def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) ->
             "prompt has AND, a weight of its own or text that changes from step to step, which "
             "runs over many prompts do not read; leave prompt_weighting out, or generate it alone"
         )
-    rows, weights = len(schedule), guidance_weights(c, call)
+    rows, weights = len(schedule), c.family.guidance.weights(c, call)
     until = guidance.last_guided_row(guidance.call_rows(call, weights, schedule.timesteps, rows))
     thresholds = schedule.table().threshold is not None
-    key = None if c.family.batch_key is None else c.family.batch_key(c, call)
     adapters = stacked_adapters(c, call)
-    kind = (*size, key, table_height(rows), thresholds, adapters)
+    kind = (*size, c.family.batch_key(c, call), table_height(rows), thresholds, adapters)
     branches = len(weights) + 1 if until else 1
     return Picture(call, scheduler, schedule, kind, branches, until, adapters, number)
 
@@ -94,11 +93,12 @@ def stacked_adapters(c: Components, call: Call) -> tuple[str, ...]:
     adapters = call_adapters(c, call, 1)
     if adapters is None:
         return ()
-    all_names = [name for name, one in c.adapters.adapters.items() if one.names_in(networks)]
-    shapes = stack_shapes([c.adapters.adapters[name] for name in all_names], networks)
+    known = c.adapters.adapters
+    all_names = [name for name, one in known.items() if networks.keys() & one.components]
+    shapes = stack_shapes([known[name] for name in all_names], networks)
     if all(shape.rank <= RANKS[-1] for shape in shapes.values()):
         return tuple(all_names)
-    return tuple(name for name in all_names if c.adapters.adapters[name] in adapters.order)
+    return tuple(name for name in all_names if name in adapters.loras)
 
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -220,10 +220,11 @@ class Requests:
         scheduler, call = self._scheduler(sampler), check_call(_with_adapters(arguments))
         if isinstance(call.negative_prompt, list):
             raise ValueError("negative_prompt must be a text (got a list)")
-        if call.negative_prompt and self._pipe.family.true_guidance:
+        scale = self._pipe.family.guidance.argument
+        if call.negative_prompt and scale not in COLUMNS.values():
             raise ValueError(
-                f"negative_prompt does nothing for {self._pipe.family.name} without "
-                "true_cfg_scale, which runs over many prompts do not have; leave it out"
+                f"negative_prompt does nothing for {self._pipe.family.name} without {scale}, which "
+                "runs over many prompts do not have; leave it out"
             )
         numbers = range(self.settings.num_images)
         c, call = resolve_adapters(self._pipe.parts, call)

@@ -9,7 +9,7 @@ run in a context in which these switches are JAX's defaults. Without such a swit
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -92,6 +92,27 @@ def call_settled(x64: bool, function: Callable[..., Any], *args: Any, **kwargs: 
     with own_switches(x64=x64):
         result = function(*args, **kwargs)
     return jax.tree.map(functools.partial(_on_mesh, outside), result)
+
+
+def check_untraced(given: Mapping[str, Any], instead: str) -> None:
+    """Raises an error for values that jit, grad, vmap or scan trace where numbers are needed.
+
+    given: the values by the arguments' names. instead: what can be traced, for the error.
+
+    Raises:
+        ValueError: a value is, or holds, a tracer; names it.
+    """
+    for name, value in given.items():
+        if is_traced(value):
+            raise ValueError(
+                f"{name} is traced by jit, grad, vmap or scan (got {value!s:.80}) and must be "
+                f"known when a function is traced; {instead}"
+            )
+
+
+def is_traced(tree: Any) -> bool:
+    """Returns whether some of these arguments are tracers of a function that JAX is tracing."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def is_double(tree: Any) -> bool:

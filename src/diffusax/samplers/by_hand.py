@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import Output, alike, as_numpy
-from diffusax.runtime.programs.bounded import BoundedJit, is_traced
+from diffusax.runtime.programs.program import Program
 from diffusax.runtime.random.step_noise import StepNoise, default_generator, is_stateful
-from diffusax.runtime.switches import settled
+from diffusax.runtime.switches import is_traced, settled
 from diffusax.samplers.rows import SLOTS, Row, Schedule, Table
 from diffusax.samplers.runs import Sampler, cached_schedule
 from diffusax.samplers.step import step
@@ -434,4 +434,4 @@ def _advance(
     return after[0].astype(x.dtype), after[SLOTS].astype(x.dtype), after[1:SLOTS]
 
 
-_ADVANCE = BoundedJit(_advance)
+_ADVANCE = Program(_advance)

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from diffusax.runtime.programs.bounded import check_untraced
 from diffusax.runtime.random.brownian import Motion
+from diffusax.runtime.switches import check_untraced
 from diffusax.samplers.rows import CLEAN, Row, Schedule
 
 

@@ -1,17 +1,23 @@
 """Training of diffusion models; it needs the extra `train`."""
 
 from diffusax.lora.trained import LoRAConfig
-from diffusax.training.config import TrainConfig, ValidationConfig
-from diffusax.training.data.batches import Batches, DataConfig
-from diffusax.training.data.examples import (
+from diffusax.training.config import (
+    DenoiserValidationConfig,
+    TimestepBiasConfig,
+    TrainConfig,
+    ValidationConfig,
+)
+from diffusax.training.data.batches import Batches
+from diffusax.training.data.options import (
     CaptionedDataConfig,
     ControlDataConfig,
+    DataConfig,
     EditDataConfig,
     ImageDataConfig,
 )
 from diffusax.training.ema.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
 from diffusax.training.ema.update import EMAConfig, EMAState, copy_as_average, update_ema
-from diffusax.training.loop.averages import make_average
+from diffusax.training.loop.export import make_average
 from diffusax.training.loop.loop import train
 from diffusax.training.loop.signals import Preempted
 from diffusax.training.optimizers import (
@@ -31,7 +37,6 @@ from diffusax.training.recipes.controlnet import (
     ControlNetValidationConfig,
     controlnet,
 )
-from diffusax.training.recipes.denoiser_config import DenoiserValidationConfig
 from diffusax.training.recipes.dreambooth import (
     DreamBoothConfig,
     DreamBoothDataConfig,
@@ -57,7 +62,6 @@ from diffusax.training.recipes.unconditional import (
 )
 from diffusax.training.step.denoising import Draws, encode_pixels
 from diffusax.training.step.step import Batch, TrainState, initial_state, make_train_step
-from diffusax.training.step.timesteps import TimestepBiasConfig
 
 __all__ = [
     "AVERAGES",

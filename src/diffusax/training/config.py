@@ -1,4 +1,4 @@
-"""The options that all recipes have in common."""
+"""The options that recipes share: all of them, those of a denoiser, those of a checkpoint's."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,10 +7,13 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from diffusax.boundary.options import Count, Options, Seed
+from diffusax.lora.trained import LoRAConfig
 from diffusax.runtime.devices.mesh import parse_mesh
-from diffusax.training.data.batches import DataConfig
+from diffusax.samplers.processes import Flow, FlowWeighting, Process, Scheme
+from diffusax.training.data.options import DataConfig
 from diffusax.training.ema.update import EMAConfig
-from diffusax.training.optimizers import OptimizerConfig
+from diffusax.training.optimizers import FineTuningOptimizerConfig, OptimizerConfig, Rate
+from diffusax.training.options import ComputeDtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,3 +106,212 @@ class TrainConfig(Options):
     def trains_adapters(self) -> bool:
         """Whether low-rank adapters are trained in the place of networks."""
         return False
+
+
+_READ_BY = {
+    "multiplier": ("earlier", "later", "range"),
+    "portion": ("earlier", "later"),
+    "begin": ("range",),
+    "end": ("range",),
+}
+"""The strategies that read an option."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TimestepBiasConfig(Options):
+    """Which timesteps are drawn more often. The loss has no weights that make up for it."""
+
+    group: ClassVar[str] = "timestep_bias."
+
+    strategy: Literal["none", "earlier", "later", "range"] = "none"
+    """Which timesteps are drawn more often: none, earlier (the least noisy), later (the noisiest)
+    or range (from begin to end)."""
+    multiplier: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    """The number of times as often as the others that they are drawn."""
+    portion: Annotated[float, Meta(gt=0, le=1)] = 0.25
+    """The share of all timesteps that earlier and later stand for."""
+    begin: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """The first timestep of range."""
+    end: Count = 1000
+    """The timestep after the last of range."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.begin >= self.end:
+            raise ValueError(
+                f"timestep_bias.begin={self.begin} must be below timestep_bias.end={self.end}"
+            )
+        for name, strategies in _READ_BY.items():
+            value = getattr(self, name)
+            if value != getattr(type(self), name) and self.strategy not in strategies:
+                raise ValueError(
+                    f"timestep_bias.{name}={value} does nothing without timestep_bias.strategy="
+                    f"{' or '.join(strategies)}; give both"
+                )
+
+
+_OF_SCHEMES = {"logit_mean": "logit_normal", "logit_std": "logit_normal", "mode_scale": "mode"}
+"""The options of weighting schemes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DenoisingConfig(TrainConfig):
+    """The options of all recipes whose loss is the error of a denoiser."""
+
+    model: str = ""
+    """The checkpoint to start from: a folder in diffusers' layout, a .safetensors file, or a Hub
+    repository id."""
+    from_scratch: bool = False
+    """Draw the trained networks' parameters afresh; the checkpoint gives their configs."""
+    prediction_type: Literal["epsilon", "v_prediction", "sample"] | None = None
+    """What the network predicts, also of the result; by default the checkpoint's own."""
+    snr_gamma: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    """The gamma of Min-SNR loss weights (Hang et al. 2023); 5 is usual; by default all errors
+    weigh alike."""
+    noise_offset: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    """The deviation of a mean that the noise gets per image and channel, so that dark and bright
+    images are learnt; 0.1 is usual."""
+    gradient_checkpointing: Literal["none", "blocks", "full"] = "none"
+    """What is computed again for the gradient to save memory: none; blocks (each resnet and
+    transformer); full (levels too: the least memory, the most time)."""
+    compute_dtype: ComputeDtype = "bfloat16"
+    """The dtype that the networks compute in; parameters are float32."""
+    timestep_bias: TimestepBiasConfig = dataclasses.field(default_factory=TimestepBiasConfig)
+    """Timesteps drawn more often."""
+    weighting_scheme: Scheme | None = None
+    """Of flow matching: the density of the noise levels (logit_normal, the default, or mode), or
+    the weight of their errors (sigma_sqrt or cosmap, all levels drawn alike), or none of both."""
+    logit_mean: Annotated[float, Meta(ge=-100, le=100)] = 0.0
+    """Of logit_normal: the mean, below 0 for more noise."""
+    logit_std: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    """Of logit_normal: the deviation."""
+    mode_scale: Annotated[float, Meta(ge=-1, le=1.75)] = 1.29
+    """Of mode: how much more often levels in the middle are drawn."""
+    guidance_scale: Annotated[float, Meta(ge=0, le=1000)] = 3.5
+    """The guidance scale that a network is told while it is trained, for those that read it, such
+    as FLUX.1-dev's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        scheme = self.weighting_scheme
+        for name, its in _OF_SCHEMES.items():
+            if scheme != its and getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name} does nothing without weighting_scheme={its}; give both")
+
+    def weighted(self, process: Process) -> Process:
+        """Returns the process with these options' densities and weights of noise levels.
+
+        Raises:
+            ValueError: weighting_scheme is given, and the process has discrete noise levels.
+        """
+        if self.weighting_scheme is None:
+            return process
+        if not isinstance(process, Flow):
+            raise ValueError(
+                f"weighting_scheme={self.weighting_scheme} is for networks of flow matching, and "
+                "this checkpoint has discrete noise levels; leave it out, see timestep_bias and "
+                "snr_gamma"
+            )
+        numbers = {name: getattr(self, name) for name in _OF_SCHEMES}
+        weighting = FlowWeighting(self.weighting_scheme, **numbers)
+        return dataclasses.replace(process, weighting=weighting)
+
+
+@dataclasses.dataclass(frozen=True)
+class DenoiserValidationConfig(ValidationConfig):
+    """Images generated from prompts, always from the same noise."""
+
+    prompts: tuple[str, ...] = ()
+    """What to show."""
+    steps: Annotated[int, Meta(ge=1, le=1000)] = 20
+    """The number of sampler steps."""
+    guidance: Annotated[float, Meta(ge=0, le=1000)] = 7.5
+    """The guidance scale."""
+    height: Annotated[int, Meta(ge=8, le=8192)] | None = None
+    """The height of the images in pixels; by default data.resolution, or the model's own."""
+    width: Annotated[int, Meta(ge=8, le=8192)] | None = None
+    """The width of the images in pixels; by default data.resolution, or the model's own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImagesValidationConfig(DenoiserValidationConfig):
+    """Images generated from prompts and from other images."""
+
+    images: tuple[str, ...] = ()
+    """The images to edit, or those that steer: one, or one for each of the prompts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        images, prompts = len(self.images), len(self.prompts)
+        if bool(images) != bool(prompts) or (images > 1 and images != prompts):
+            raise ValueError(
+                f"validation.images must be one or as many as validation.prompts (got {images} for "
+                f"{prompts})"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class DenoiserConfig(DenoisingConfig):
+    """The options of all recipes that train a checkpoint's denoiser."""
+
+    refused: ClassVar[tuple[str, ...]] = ()
+    """The options that the recipe has no use for; "lora" stands for all of that group."""
+    refusal: ClassVar[str] = ""
+    """Why it has none."""
+
+    train_text_encoder: bool = False
+    """Train the text encoder too, with SDXL both of them."""
+    text_encoder_learning_rate: Rate | None = None
+    """The learning rate of the text encoders after warm-up; by default the optimizer's."""
+    lora: LoRAConfig = dataclasses.field(default_factory=LoRAConfig)
+    """The options of low-rank adapters, which are trained in the place of the networks."""
+    validation: DenoiserValidationConfig = dataclasses.field(
+        default_factory=DenoiserValidationConfig
+    )
+    """The images that are generated during the run."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_refused()
+        if self.text_encoder_learning_rate is not None:
+            if not self.train_text_encoder:
+                raise ValueError(
+                    "text_encoder_learning_rate does nothing without train_text_encoder; give both"
+                )
+            if self.optimizer.learning_rate == 0:
+                raise ValueError(
+                    "optimizer.learning_rate must be above 0 with text_encoder_learning_rate, "
+                    "which follows its schedule (got 0.0)"
+                )
+        if self.lora.on and self.from_scratch:
+            raise ValueError(
+                "from_scratch cannot be given with lora.rank: adapters change a network that is "
+                "trained already"
+            )
+
+    def _check_refused(self) -> None:
+        values = {name: getattr(self, name) for name in self.refused}
+        lora = values.pop("lora", None)
+        given = [name for name, value in values.items() if value not in (None, False)]
+        if lora is not None and lora.on:
+            given.append("lora.path" if lora.path else "lora.rank")
+        if given:
+            raise ValueError(f"{' and '.join(given)} cannot be given: {self.refusal}")
+
+    @property
+    def chosen_optimizer(self) -> OptimizerConfig:
+        """The options of the optimizer, with the recipe's learning rate where none is given."""
+        if isinstance(self.optimizer, FineTuningOptimizerConfig):
+            return self.optimizer.with_rate(lora=self.lora.on)
+        return self.optimizer
+
+    @property
+    def component_rates(self) -> Mapping[str, float]:
+        """The learning rate of the text encoders, if it is another."""
+        rate = self.text_encoder_learning_rate
+        return {} if rate is None else {"text_encoder": rate}
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether low-rank adapters are trained in the place of networks."""
+        return self.lora.on

@@ -95,7 +95,9 @@ def make_optimizer(
         rates: the learning rates of components that have their own, by the beginning of their
             names; the schedule is that of all others.
     """
-    optimizer = _clipped(config, _optimizer(config, total_steps))
+    optimizer = _optimizer(config, total_steps)
+    if not math.isinf(config.max_grad_norm):
+        optimizer = optax.chain(_clip(config.max_grad_norm), optimizer)
     if not rates:
         return optimizer
     return _with_rates(optimizer, {k: rate / config.learning_rate for k, rate in rates.items()})
@@ -123,14 +125,6 @@ def _with_rates(
     return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
-def _clipped(
-    config: OptimizerConfig, optimizer: optax.GradientTransformation
-) -> optax.GradientTransformation:
-    if math.isinf(config.max_grad_norm):
-        return optimizer
-    return optax.chain(_clip(config.max_grad_norm), optimizer)
-
-
 def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
     """Scales gradients as `optax.clip_by_global_norm`, by the norm that the step knows already."""
 
@@ -150,20 +144,14 @@ def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
 
 
 def _optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    schedule = learning_rate(config, total_steps)
-    decay = config.weight_decay
+    schedule, decay = learning_rate(config, total_steps), config.weight_decay
+    betas = {"b1": config.beta1, "b2": config.beta2}
     if config.name == "adamw":
-        optimizer = optax.adamw(
-            schedule,
-            b1=config.beta1,
-            b2=config.beta2,
-            eps=config.epsilon,
-            weight_decay=decay,
-        )
-    elif config.name == "lion":
-        optimizer = optax.lion(schedule, b1=config.beta1, b2=config.beta2, weight_decay=decay)
-    elif config.name == "muon":
-        optimizer = muon(
+        return optax.adamw(schedule, **betas, eps=config.epsilon, weight_decay=decay)
+    if config.name == "lion":
+        return optax.lion(schedule, **betas, weight_decay=decay)
+    if config.name == "muon":
+        return muon(
             schedule,
             weight_decay=decay,
             adam_b1=config.beta1,
@@ -172,13 +160,9 @@ def _optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTrans
             # This makes updates as large as AdamW's usually are (Liu et al. 2025, section 2.2).
             consistent_rms=0.2,
         )
-    else:
-        # optax's own schedule would not scale the decay.
-        optimizer = optax.chain(
-            optax.adafactor(1.0, weight_decay_rate=decay or None),
-            optax.scale_by_schedule(schedule),
-        )
-    return optimizer
+    # optax's own schedule would not scale the decay.
+    adafactor = optax.adafactor(1.0, weight_decay_rate=decay or None)
+    return optax.chain(adafactor, optax.scale_by_schedule(schedule))
 
 
 def _matrices(params: Params) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.training.recipes.class_pictures import ClassPictures
+from diffusax.training.recipes.class_images import ClassImages
 
 
 def main(model: str, folder: str, mesh: str) -> None:
@@ -20,7 +20,7 @@ def main(model: str, folder: str, mesh: str) -> None:
         return opened[-1]
 
     DiffusionPipeline.from_pretrained = remember
-    drawn = ClassPictures(model, "a photo of dog", 32, steps=2, batch_size=2, mesh=mesh)
+    drawn = ClassImages(model, "a photo of dog", 32, steps=2, batch_size=2, mesh=mesh)
     drawn.ensure(Path(folder), 2)
     (pipe,) = opened
     leaves = jax.tree.leaves(dict(pipe.params))

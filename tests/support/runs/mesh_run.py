@@ -18,6 +18,7 @@ import diffusax
 from diffusax.models.layers.rngs import ShapeRngs
 from diffusax.models.layers.transformer import TENSOR_RULES, BasicTransformerBlock
 from diffusax.models.ops import attention
+from diffusax.models.ops.attention_kernels import Operands
 from diffusax.pipelines.run import programs
 from diffusax.runtime.devices import mesh as meshes
 from diffusax.runtime.devices.mesh import in_mesh, make_mesh
@@ -159,12 +160,12 @@ def kernel_shares(heads: int) -> tuple[list[int], float]:
     q, k, v = (rng.standard_normal((2, t, heads, 8), np.float32) for t in (16, 24, 24))
     seen: list[list[int]] = []
 
-    def plain(q, k, v, *, scale, causal):
-        seen.append(list(q.shape))
-        return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal)
+    def plain(of):
+        seen.append(list(of.q.shape))
+        return jax.nn.dot_product_attention(of.q, of.k, of.v, scale=of.scale)
 
     with jax.set_mesh(make_mesh("data=2,tensor=4")):
-        run = jax.jit(lambda *qkv: attention.on_each_device(plain, *qkv, 0.3, False, None))
+        run = jax.jit(lambda *qkv: attention.on_each_device(plain, Operands(*qkv, 0.3)))
         found = run(q, k, v)
     expected = jax.nn.dot_product_attention(q, k, v, scale=0.3)
     return seen[0], float(np.abs(np.asarray(found) - np.asarray(expected)).max())
@@ -178,7 +179,7 @@ def chunks_gathered() -> tuple[int, float]:
     given = [jax.device_put(x, meshes.batch_sharding(mesh)) for x in given]
     large = functools.partial(attention.LOWERINGS["large_chunks"], limit=30)
     with jax.set_mesh(mesh):
-        run = jax.jit(lambda *qkv: large(*qkv, scale=0.3, causal=False))
+        run = jax.jit(lambda *qkv: large(Operands(*qkv, 0.3)))
         text = run.lower(*given).compile().as_text()
         found = run(*given)
     expected = jax.nn.dot_product_attention(*map(np.asarray, given), scale=0.3)

@@ -82,13 +82,11 @@ def one_device(folder: str) -> dict[str, Any]:
         running = batch.submit("a <cat>", **CALL).result().images
     found["running"] = float(np.abs(running - word).max())
 
+    forget_executables()
     pipe.compile(guidance_scale=3.0)
-    bounded = {name: PROGRAMS[name].bounded for name in ("encode_texts", "denoise", "decode")}
-    for name in bounded:
-        PROGRAMS[name].bounded = None
     found["ahead"] = float(np.abs(pipe("a <cat>", **CALL).images - word).max())
-    for name, program in bounded.items():
-        PROGRAMS[name].bounded = program
+    called = ("encode_texts", "denoise", "decode")
+    found["compiled in calls"] = sum(PROGRAMS[name].compiled_shapes for name in called)
     forget_executables()
 
     pipe.remove_all_hooks()

@@ -34,7 +34,7 @@ from diffusax.runtime.devices.mesh import (
     replicated,
     turned_sharding,
 )
-from diffusax.runtime.programs.bounded import BoundedJit
+from diffusax.runtime.programs.program import Program
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,9 @@ class CompiledMethod:
         self._results: dict[Any, Structure] = {}
         self._abstract: dict[Any, list[Any]] = {}
         jit_options = component.options.jax_jit_kwargs
-        self._jitted = BoundedJit(self._traced, static_argnums=[0, 1], uncounted=[2], **jit_options)
+        self._jitted = Program(
+            self._traced, static=("flags", "structure"), uncounted=("state",), **jit_options
+        )
         self._calls, self._fixes_masks = 0, False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

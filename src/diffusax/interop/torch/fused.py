@@ -26,7 +26,7 @@ from diffusax.interop.torch.tensors import to_array, to_tensor
 from diffusax.interop.torch.watching import Known, Unlike, Watching, outline
 from diffusax.pipelines.run.programs import device_table
 from diffusax.runtime.devices.mesh import in_mesh
-from diffusax.runtime.programs.bounded import BoundedJit
+from diffusax.runtime.programs.program import Program
 from diffusax.samplers import Schedule, init_state, run, scheduler_from_config
 
 log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ def _program(
         draw = (lambda i: noises[i]) if noises is not None else (lambda i: jnp.zeros(x.shape))
         return run(model, init_state(x), plain, 0, rows, draw)[0]
 
-    return BoundedJit(program, uncounted=[2])
+    return Program(program, uncounted=("states",))
 
 
 def _record(pipe: Any, recording: Recording, invoke: Callable[[], Any]) -> None:

@@ -31,7 +31,7 @@ class KeysValues(NamedTuple):
     to_v: Any
 
 
-Layers = Mapping[str, KeysValues]
+ImageLayers = Mapping[str, KeysValues]
 """An IP-Adapter's matrices by the path of the cross-attention in the UNet, joined by dots."""
 
 
@@ -52,7 +52,7 @@ class ImagePrompt(NamedTuple):
 class ImagePrompts(NamedTuple):
     """The IP-Adapters of a UNet, one or several, and the images that they see."""
 
-    layers: tuple[Layers, ...]
+    layers: tuple[ImageLayers, ...]
     prompts: tuple[ImagePrompt, ...]
 
 

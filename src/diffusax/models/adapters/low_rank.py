@@ -18,7 +18,15 @@ import numpy as np
 
 from diffusax.models.ops.conv import Padding, conv2d
 from diffusax.models.ops.matmul import matmul
-from diffusax.runtime.devices.mesh import tree_name
+
+
+class Base(NamedTuple):
+    """A layer while it is traced, and what it returns without adapters."""
+
+    y: jax.Array
+    """The layer's own result, b ... d."""
+    kernel: jax.Array
+    bias: jax.Array | None
 
 
 class LowRank(NamedTuple):
@@ -31,78 +39,8 @@ class LowRank(NamedTuple):
     which: Any
     """The number n of the adapter that each of the R columns belongs to, R, int32; -1 - n for a
     column that is one whatever the input is, so that B's row is a bias."""
-
-
-Layers = Mapping[str, LowRank]
-"""The adapters of a network's layers, by the layers' paths in the parameter tree, joined by dots:
-`mid_block.attentions.0.proj_in`."""
-
-
-class Adapters(NamedTuple):
-    """The adapters of a network, and how much each counts.
-
-    layers: the adapters by layer. weights: b n, float32, the weight of each of n adapters in each
-    row of the network's batch; 1 n where all rows agree.
-    """
-
-    layers: Layers
-    weights: Any
-
-    def by_layer(self) -> Mapping[str, "LayerAdapters"]:
-        """Returns the adapters of each layer, with the weight of each column in each row."""
-        weights = jnp.asarray(self.weights, jnp.float32)
-        if not self.layers:
-            return {}
-        # One gather for all layers, which fuses with their products.
-        columns = [layer.which for layer in self.layers.values()]
-        ends = np.cumsum([len(which) for which in columns])[:-1]
-        which = jnp.concatenate(columns)
-        constant = (which < 0).astype(jnp.float32)
-        which = jnp.where(which < 0, -1 - which, which)
-        scales = jnp.split(jnp.take(weights, which, axis=1), ends, axis=1)
-        parts = zip(self.layers.items(), scales, jnp.split(constant, ends), strict=True)
-        return {
-            path: LayerAdapters(layer.down, layer.up, scale, own)
-            for (path, layer), scale, own in parts
-        }
-
-    def for_rows(self, rows: int) -> "Adapters":
-        """Returns the adapters for more rows, of which those that follow each other share one's."""
-        return self._replace(weights=jnp.repeat(self.weights, rows // len(self.weights), axis=0))
-
-
-def adapter_options(params: Mapping[str, Any], name: str, weights: Any) -> dict[str, Any]:
-    """Returns the argument of `Network.apply` for a component's adapters; nothing without them.
-
-    Args:
-        params: parameters by component, and under "adapters" the layers of each one's adapters.
-        name: the component.
-        weights: see `Adapters`; None without adapters.
-    """
-    layers = params.get("adapters", {}).get(name)
-    return {} if layers is None or weights is None else {"adapters": Adapters(layers, weights)}
-
-
-class Base(NamedTuple):
-    """A layer while it is traced, and what it returns without adapters."""
-
-    y: jax.Array
-    """The layer's own result, b ... d."""
-    kernel: jax.Array
-    bias: jax.Array | None
-
-
-class LayerAdapters(NamedTuple):
-    """The adapters of one layer while it is traced.
-
-    down, up: see `LowRank`. scale: b R (or 1 R), float32, the weight of each column in each row.
-    constant: R, float32, what is added to the product with A.
-    """
-
-    down: jax.Array
-    up: jax.Array
-    scale: jax.Array
-    constant: jax.Array | float = 0.0
+    scale: Any = None
+    """s: b R (or 1 R), float32, the weight of each column in each row; None outside of a trace."""
 
     def linear(self, x: jax.Array, base: Base | None = None) -> jax.Array:
         """Returns what the adapters add to a linear layer. x: b ... c -> b ... d."""
@@ -122,15 +60,62 @@ class LayerAdapters(NamedTuple):
                 f"input, or one for all (got {len(self.scale)})"
             )
         scale = self.scale.reshape(len(self.scale), *(1,) * (h.ndim - 2), -1)
-        h = ((h.astype(jnp.float32) + self.constant) * scale).astype(h.dtype)
+        constant = (self.which < 0).astype(jnp.float32)
+        h = ((h.astype(jnp.float32) + constant) * scale).astype(h.dtype)
         return matmul(h, self.up)
+
+
+Layers = Mapping[str, LowRank]
+"""The adapters of a network's layers, by the layers' paths in the parameter tree, joined by dots:
+`mid_block.attentions.0.proj_in`."""
+
+
+class Adapters(NamedTuple):
+    """The adapters of a network, and how much each counts.
+
+    layers: the adapters by layer. weights: b n, float32, the weight of each of n adapters in each
+    row of the network's batch; 1 n where all rows agree.
+    """
+
+    layers: Layers
+    weights: Any
+
+    def by_layer(self) -> Layers:
+        """Returns the adapters of each layer, with the weight of each column in each row."""
+        weights = jnp.asarray(self.weights, jnp.float32)
+        if not self.layers:
+            return {}
+        # One gather for all layers, which fuses with their products.
+        columns = [layer.which for layer in self.layers.values()]
+        ends = np.cumsum([len(which) for which in columns])[:-1]
+        which = jnp.concatenate(columns)
+        which = jnp.where(which < 0, -1 - which, which)
+        scales = jnp.split(jnp.take(weights, which, axis=1), ends, axis=1)
+        pairs = zip(self.layers.items(), scales, strict=True)
+        return {path: layer._replace(scale=scale) for (path, layer), scale in pairs}
+
+    def for_rows(self, rows: int) -> "Adapters":
+        """Returns the adapters for more rows, of which those that follow each other share one's."""
+        return self._replace(weights=jnp.repeat(self.weights, rows // len(self.weights), axis=0))
+
+
+def adapter_options(params: Mapping[str, Any], name: str, weights: Any) -> dict[str, Any]:
+    """Returns the argument of `Network.apply` for a component's adapters; nothing without them.
+
+    Args:
+        params: parameters by component, and under "adapters" the layers of each one's adapters.
+        name: the component.
+        weights: see `Adapters`; None without adapters.
+    """
+    layers = params.get("adapters", {}).get(name)
+    return {} if layers is None or weights is None else {"adapters": Adapters(layers, weights)}
 
 
 class Attachable(Protocol):
     """Adapters of a network that can be given to its layers: `Adapters`, or those in training."""
 
     def by_layer(self) -> Mapping[str, Any]:
-        """Returns for each layer what has the methods of `LayerAdapters`, by path."""
+        """Returns for each layer what has the methods of `LowRank`, by path."""
 
     def for_rows(self, rows: int) -> Any:
         """Returns the adapters for an input of this number of rows."""
@@ -155,18 +140,22 @@ def _layer(module: Any, path: str) -> Any:
 
 
 @functools.lru_cache(64)
+def layer_shapes(network: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the parameters of a network's layers, by path: `conv_in.kernel`."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(network.shapes)
+    named = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {named(path): tuple(leaf.shape) for path, leaf in leaves if len(path) > 1}
+
+
+@functools.lru_cache(64)
 def kernel_shapes(network: Any) -> dict[str, tuple[int, ...]]:
     """Returns the layers of a network that take adapters, with their kernels' shapes, by path.
 
     A linear layer's kernel is c d, a convolution's kh kw c d. The networks of other libraries have
     no such layers.
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(network.shapes)
-    return {
-        tree_name(path[:-1]): tuple(leaf.shape)
-        for path, leaf in leaves
-        if len(path) > 1 and getattr(path[-1], "key", None) == "kernel"
-    }
+    named = ((name.removesuffix(".kernel"), name, x) for name, x in layer_shapes(network).items())
+    return {path: shape for path, name, shape in named if path != name}
 
 
 def adapted_networks(

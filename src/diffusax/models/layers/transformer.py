@@ -6,10 +6,9 @@ import jax
 from flax import nnx
 
 from diffusax.models.adapters.image_prompts import LayerImagePrompts
-from diffusax.models.layers.layers import Conv2d, GroupNorm, LayerNorm, Linear, SplitLinear
+from diffusax.models.layers.layers import Conv2d, GroupNorm, LayerNorm, Linear, SplitLinear, project
 from diffusax.models.ops.activations import gated_gelu
 from diffusax.models.ops.attention import attention
-from diffusax.models.ops.matmul import apart
 from diffusax.runtime.devices.mesh import Rule, Rules
 
 TENSOR_RULES: Rules = (
@@ -49,12 +48,14 @@ class Attention(nnx.Module):
         self.to_out = nnx.List([Linear(inner, c, rngs=rngs)])
 
     def __call__(self, x: jax.Array, context: jax.Array | None = None) -> jax.Array:
-        own, *others = apart(x, 3) if context is None else (x, context, context)
-        if self.keys_values is None:
-            k, v = self.to_k(others[0]), self.to_v(others[1])
+        if context is None:
+            q, k, v = project(x, self.to_q, self.to_k, self.to_v)
+        elif self.keys_values is None:
+            q, k, v = self.to_q(x), self.to_k(context), self.to_v(context)
         else:
             k, v = self.to_k.finished(self.keys_values[0]), self.to_v.finished(self.keys_values[1])
-        q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in (self.to_q(own), k, v))
+            q = self.to_q(x)
+        q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in (q, k, v))
         y = attention(q, k, v)
         if self.image_prompts is not None:
             y = y + self.image_prompts.attend(q)
@@ -65,8 +66,7 @@ class GEGLU(nnx.Module):
     """A gated linear unit with exact GELU (Shazeer 2020). x: ... c -> ... d."""
 
     def __init__(self, c: int, d: int, *, rngs: nnx.Rngs):
-        # In products of their own the second multiplies what the first has written.
-        self.proj = SplitLinear(c, (d, d), tpu_products=(1, 1), rngs=rngs)
+        self.proj = SplitLinear(c, (d, d), read_together=(1, 1), rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         h, gate = self.proj(x)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from diffusax.models.ops.attention_kernels import (
+    Operands,
     cudnn_attention,
     flash_on_one_device,
     for_each_head,
@@ -63,7 +64,7 @@ def attention(
     if not causal:
         q, k, v = split_tokens(q), gather_tokens(k), gather_tokens(v)
     if is_plain():
-        return _whole(q, k, v, scale, causal, **more)
+        return _whole(Operands(q, k, v, scale, causal, **more))
     return _by_platform(q, k, v, more, scale=scale, causal=causal)
 
 
@@ -79,7 +80,7 @@ def _by_platform(
     causal: bool,
 ) -> jax.Array:
     def bound(form: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        return lambda q, k, v, more: form(q, k, v, scale, causal, **more)
+        return lambda q, k, v, more: form(Operands(q, k, v, scale, causal, **more))
 
     def choose(platform: str) -> str:
         shapes = known_sizes(q.shape), known_sizes(k.shape)
@@ -158,94 +159,57 @@ _SIDE_BY_SIDE = (32, 64)
 _MAX_KEYS_SIDE_BY_SIDE = 2**13
 
 
-def _xla(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    scale: float,
-    causal: bool,
-    key_lengths: jax.Array | None = None,
-    bias: jax.Array | None = None,
-) -> jax.Array:
+def _xla(of: Operands) -> jax.Array:
     return jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
-        None if bias is None else bias[None],
-        scale=scale,
-        is_causal=causal,
-        key_value_seq_lengths=key_lengths,
+        of.q,
+        of.k,
+        of.v,
+        None if of.bias is None else of.bias[None],
+        scale=of.scale,
+        is_causal=of.causal,
+        key_value_seq_lengths=of.key_lengths,
         implementation="xla",
     )
 
 
-def _cudnn(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    scale: float,
-    causal: bool,
-    key_lengths: jax.Array | None = None,
-) -> jax.Array:
-    """Calls cuDNN's kernel, even if the program is only traced and this machine has no cuDNN.
+def _cudnn(of: Operands) -> jax.Array:
+    """Calls cuDNN's kernel on each device.
 
     JAX's partitioning of it takes no batch or heads that the devices do not divide, and none that
     the fsdp axis splits.
     """
-    return on_each_device(cudnn_attention, q, k, v, scale, causal, key_lengths)
+    return on_each_device(cudnn_attention, of)
 
 
-def _flash(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    scale: float,
-    causal: bool,
-    key_lengths: jax.Array | None = None,
-) -> jax.Array:
-    """Calls JAX's Pallas kernel for TPU (Dao et al. 2022), which keeps the scores on the chip."""
-    return on_each_device(flash_on_one_device, q, k, v, scale, causal, key_lengths)
+def _flash(of: Operands) -> jax.Array:
+    """Calls JAX's kernel for TPUs on each device, which keeps the scores on the chip."""
+    return on_each_device(flash_on_one_device, of)
 
 
-def _side_by_side(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    scale: float,
-    causal: bool,
-    key_lengths: jax.Array | None = None,
-) -> jax.Array:
+def _side_by_side(of: Operands) -> jax.Array:
     """Calls a kernel for TPU that takes narrow heads as they lie, where queries see all keys."""
-    from diffusax.models.ops.attention_kernels import attend_side_by_side
+    from diffusax.models.ops.side_by_side import attend_side_by_side
 
-    long = min(q.shape[1], k.shape[1]) >= _MIN_FLASH
+    long = min(of.q.shape[1], of.k.shape[1]) >= _MIN_FLASH
+    other = flash_on_one_device if long else _xla
 
-    def run(q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool) -> jax.Array:
-        other: Any = partial(flash_on_one_device if long else _xla, scale=scale, causal=causal)
-        return attend_side_by_side(q, k, v, scale=scale, form=other)
+    def run(of: Operands) -> jax.Array:
+        form = lambda q, k, v: other(Operands(q, k, v, of.scale, of.causal))  # noqa: E731
+        return attend_side_by_side(of.q, of.k, of.v, scale=of.scale, form=form)
 
-    return on_each_device(run, q, k, v, scale, causal, key_lengths)
+    return on_each_device(run, of)
 
 
-def on_each_device(
-    kernel: Callable[..., jax.Array],
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    scale: float,
-    causal: bool,
-    key_lengths: jax.Array | None,
-) -> jax.Array:
+def on_each_device(kernel: Callable[[Operands], jax.Array], of: Operands) -> jax.Array:
     """Calls a kernel, which XLA cannot partition, on each device of the mesh.
 
     Each takes some of the batch, some of the queries on a context axis, and some of the heads, or
     of the queries if the devices do not divide the heads.
     """
-    run = partial(kernel, scale=scale, causal=causal)
-    lengths = () if key_lengths is None else (key_lengths,)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
-        return run(q, k, v, *lengths)
+        return kernel(of)
+    q, k, v = of.q, of.k, of.v
     batch = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
     images = batch if q.shape[0] % math.prod(mesh.shape[axis] for axis in batch) == 0 else None
     parts = mesh.shape.get(TENSOR_AXIS, 1)
@@ -253,9 +217,14 @@ def on_each_device(
         k, v = for_each_head(q, k, v)
     by_heads = parts > 1 and k.shape[2] % parts == 0
     heads = TENSOR_AXIS if by_heads else None
-    queries = PartitionSpec(images, _axes_of_queries(mesh, q, causal, by_heads), heads)
+    queries = PartitionSpec(images, _axes_of_queries(mesh, q, of.causal, by_heads), heads)
     keys = PartitionSpec(images, None, heads)
+    lengths = () if of.key_lengths is None else (of.key_lengths,)
     specs = (queries, keys, keys, *[PartitionSpec(images) for _ in lengths])
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, *lengths: jax.Array) -> jax.Array:
+        return kernel(Operands(q, k, v, of.scale, of.causal, *lengths))
+
     split = jax.shard_map(run, in_specs=specs, out_specs=queries, check_vma=False)
     return split(q, k, v, *lengths)
 
@@ -272,16 +241,9 @@ def _axes_of_queries(
     return found or None
 
 
-def _whole(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    scale: float,
-    causal: bool,
-    key_lengths: jax.Array | None = None,
-    bias: jax.Array | None = None,
-) -> jax.Array:
+def _whole(of: Operands) -> jax.Array:
     """Computes all scores at once."""
+    q, k, v, scale, causal, key_lengths, bias = of
     shape, (groups, count) = q.shape, (k.shape[2], q.shape[2] // k.shape[2])
     run: Any = partial(_scores_times_values, first=jnp.int32(0), scale=scale, causal=causal)
     if count > 1:
@@ -292,21 +254,12 @@ def _whole(
     return jax.vmap(heads, (0, 0, 0, 0, None))(q, k, v, key_lengths, bias).reshape(shape)
 
 
-def _chunks(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    scale: float,
-    causal: bool,
-    key_lengths: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    *,
-    limit: int = _MAX_CHUNK_SCORES,
-) -> jax.Array:
+def _chunks(of: Operands, *, limit: int = _MAX_CHUNK_SCORES) -> jax.Array:
     """Computes one head and one chunk of its queries after the other, the last chunk padded.
 
     Gradients compute the scores again, so that they do not hold b h t s of them either.
     """
+    q, k, v, scale, causal, key_lengths, bias = of
     (b, t, h, d), s = q.shape, k.shape[1]
     count = math.ceil(t / max(1, limit // s))
     size = math.ceil(t / count)
@@ -339,29 +292,13 @@ def _chunks(
     return y[:, :, :t].transpose(0, 2, 1, 3)
 
 
-def _large_chunks(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    scale: float,
-    causal: bool,
-    key_lengths: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    *,
-    limit: int = _MAX_LARGE_CHUNK_SCORES,
-) -> jax.Array:
+def _large_chunks(of: Operands, *, limit: int = _MAX_LARGE_CHUNK_SCORES) -> jax.Array:
     """Computes chunks that fill an accelerator, on a mesh in a loop of each device's own.
 
     For a loop over images that are split, XLA gathers all of them on each device.
     """
-    if bias is not None:
-        return _chunks(q, k, v, scale, causal, key_lengths, bias, limit=limit)
-
-    def run(*arrays: jax.Array, scale: float, causal: bool) -> jax.Array:
-        q, k, v, *lengths = arrays
-        return _chunks(q, k, v, scale, causal, *lengths, limit=limit)
-
-    return on_each_device(run, q, k, v, scale, causal, key_lengths)
+    run = partial(_chunks, limit=limit)
+    return on_each_device(run, of) if of.bias is None else run(of)
 
 
 def _scores_times_values(
@@ -401,7 +338,7 @@ LOWERINGS: dict[str, Callable[..., jax.Array]] = {
     "flash": _flash,
     "side_by_side": _side_by_side,
 }
-"""The lowerings by name; each takes q, k, v, scale, causal and perhaps key_lengths.
+"""The lowerings by name; each takes `Operands`.
 
 Those without a kernel of their own take a bias, too. Those in chunks take the limit of the scores
 in one chunk.

@@ -1,5 +1,6 @@
 """Multiplies matrices with sums in float32, whatever the operands' dtype."""
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 
@@ -54,6 +55,67 @@ def _rounded(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:
 
 PRODUCTS = {"float32": _in_float32, "materialized": _materialized, "rounded": _rounded}
 _FORMS = {"cpu": "materialized", "cuda": "rounded"}
+
+
+def split_matmul(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    widths: Sequence[int],
+    read_together: Sequence[int] = (),
+) -> tuple[jax.Array, ...]:
+    """Multiplies x by matrices that stand side by side in one kernel. x: ... c -> ... d each.
+
+    On a TPU those that are read together are one product, so that what reads a result gets it in
+    the layout that it wants, instead of a copy. Elsewhere all are one.
+
+    Args:
+        x: ... c.
+        kernel: c (d + ...).
+        bias: (d + ...).
+        widths: the columns d of each matrix.
+        read_together: the number of matrices of each reader, in order; by default all have one.
+    """
+    forms = {name: partial(form, widths, read_together) for name, form in SPLIT_PRODUCTS.items()}
+    if not read_together or is_plain():
+        return forms["one"](x, kernel, bias)
+    return by_platform(lambda p: "several" if p == "tpu" else "one", forms, x, kernel, bias)
+
+
+def _one_product(
+    widths: Sequence[int],
+    read_together: Sequence[int],
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+) -> tuple[jax.Array, ...]:
+    return _split(matmul(x.astype(kernel.dtype), kernel, bias), widths)
+
+
+def _several_products(
+    widths: Sequence[int],
+    read_together: Sequence[int],
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+) -> tuple[jax.Array, ...]:
+    ends = itertools.accumulate(read_together, initial=0)
+    parts = [widths[i:j] for i, j in itertools.pairwise(ends)]
+    sizes = [sum(part) for part in parts]
+    kernels = _split(kernel, sizes)
+    biases = [None] * len(sizes) if bias is None else _split(bias, sizes)
+    x = x.astype(kernel.dtype)
+    ys = [matmul(x, k, b) for k, b in zip(kernels, biases)]
+    return tuple(z for y, part in zip(ys, parts) for z in _split(y, part))
+
+
+SPLIT_PRODUCTS = {"one": _one_product, "several": _several_products}
+"""The forms of `split_matmul` by name."""
+
+
+def _split(y: jax.Array, widths: Sequence[int]) -> tuple[jax.Array, ...]:
+    # The gradient of a split is one concatenation; that of slices is a sum of padded maps.
+    return tuple(jax.lax.split(y, widths, axis=y.ndim - 1))
 
 
 def apart(x: jax.Array, count: int) -> tuple[jax.Array, ...]:

@@ -5,18 +5,18 @@ Shapes in the docstrings: b images, t tokens, h heads of width d, c the model's 
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from diffusax.models.layers.layers import ArrangedLinear, Linear, RMSNorm, normalized
+from diffusax.models.layers.layers import ArrangedLinear, Linear, RMSNorm
 from diffusax.models.ops.activations import approximate_gelu, gated_silu
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.matmul import apart, concatenate, matmul
-from diffusax.runtime.devices.lowering import by_platform, is_plain
+from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.runtime.devices.mesh import (
     Rule,
     Rules,
@@ -36,13 +36,6 @@ TENSOR_RULES: Rules = (
     (r"(norm\w*|modulation\w*)\.linear\.(kernel|bias)", -1),
 )
 """The tensor axis splits the heads, the feed-forward's inner channels, and the modulations'."""
-
-
-class Rotation(NamedTuple):
-    """The rotation of each token's pairs of channels, b t d/2 each, or 1 t d/2."""
-
-    cos: jax.Array
-    sin: jax.Array
 
 
 def rotary_table(length: int, dim: int, theta: float, *, angle_dtype: Any = np.float32) -> Rotation:
@@ -99,63 +92,6 @@ def rotation_at(ids: np.ndarray, dims: Sequence[int], theta: float) -> Rotation:
     positions = list(ids.T[:, None])
     lengths = [int(axis.max()) + 1 for axis in positions]
     return rotary_positions(positions, lengths, dims, theta, angle_dtype=np.float64)
-
-
-def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
-    """Rotates neighbouring pairs of channels in float32. x: b t h d -> b t h d, in x's dtype."""
-    if is_plain():
-        return _rotate_pairs(x, rotation)
-    forms = {"tpu": "product", "cuda": "swap"}
-    return by_platform(lambda p: forms.get(p, "pairs"), ROTATIONS, x, rotation)
-
-
-def _rotate_pairs(x: jax.Array, rotation: Rotation) -> jax.Array:
-    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
-    real, imaginary = pairs[..., 0], pairs[..., 1]
-    cos, sin = rotation.cos[:, :, None], rotation.sin[:, :, None]
-    turned = real * cos - imaginary * sin, real * sin + imaginary * cos
-    return jnp.stack(turned, axis=-1).reshape(x.shape).astype(x.dtype)
-
-
-def _rotate_by_product(x: jax.Array, rotation: Rotation) -> jax.Array:
-    """Swaps the channels of pairs by a product with a permutation, which rounds nothing.
-
-    An axis of length two would make a TPU copy the array into another layout and back.
-    """
-    quarter = np.kron(np.eye(x.shape[-1] // 2), [[0, 1], [-1, 0]])
-    turned = jnp.matmul(
-        x,
-        jnp.asarray(quarter, x.dtype),
-        precision=jax.lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
-    cos, sin = (jnp.repeat(table, 2, axis=-1)[:, :, None] for table in rotation)
-    return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)
-
-
-def _rotate_by_swap(x: jax.Array, rotation: Rotation) -> jax.Array:
-    """Reads each channel's neighbour, so that a GPU has no halves to write between each other."""
-    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
-    cos, sin = (table[:, :, None, :, None] for table in rotation)
-    turned = pairs * cos + jnp.flip(pairs, -1) * (sin * jnp.array([-1.0, 1.0], jnp.float32))
-    return turned.reshape(x.shape).astype(x.dtype)
-
-
-ROTATIONS = {"pairs": _rotate_pairs, "product": _rotate_by_product, "swap": _rotate_by_swap}
-
-
-def written(x: jax.Array) -> jax.Array:
-    """Makes a TPU write x, which is scaled by the image's modulation, to memory as it is.
-
-    XLA would move the reshape of the next product before the scaling, and write the scales of all
-    blocks for all tokens instead.
-    """
-    if is_plain():
-        return x
-    return by_platform(lambda p: "barrier" if p == "tpu" else "none", _WRITTEN, x)
-
-
-_WRITTEN = {"barrier": jax.lax.optimization_barrier, "none": lambda x: x}
 
 
 class RotaryAttention(nnx.Module):
@@ -303,11 +239,6 @@ class Modulation(nnx.Module):
         # A row for each image is little to gather, and the kernels are a quarter of FLUX.1's.
         parts = gather_channels(self.linear(active))[:, None]
         return jnp.split(parts, self.count, axis=-1)
-
-
-def modulate(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
-    """Normalises tokens, then scales and shifts them. x: b t c; shift, scale: b 1 c."""
-    return written(normalized(x, eps=1e-6) * (1 + scale) + shift)
 
 
 def within_range(x: jax.Array) -> jax.Array:

@@ -16,6 +16,8 @@ from diffusax.models.layers.inputs import check_rows, check_tokens, check_width
 from diffusax.models.layers.layers import Linear
 from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.ops.activations import approximate_gelu
+from diffusax.models.ops.modulation import add_gated, modulate
+from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
     GELUFeedForward,
@@ -23,12 +25,9 @@ from diffusax.models.transformers.blocks import (
     JointAttention,
     Modulation,
     RotaryAttention,
-    Rotation,
     activations,
-    modulate,
     rotation_at,
     within_range,
-    written,
 )
 from diffusax.models.transformers.configs import FluxTransformer2DConfig
 from diffusax.runtime.devices.mesh import Rules, split_tokens
@@ -117,15 +116,15 @@ class FluxTransformerBlock(nnx.Module):
         shift, scale, gate, *x_rest = self.norm1(active[0])
         c_shift, c_scale, c_gate, *context_rest = self.norm1_context(active[1])
         h, c_h = self.attn(modulate(x, shift, scale), modulate(context, c_shift, c_scale), rotation)
-        x = _feed_forward(self.ff, written(x + gate * h), *x_rest)
-        context = _feed_forward(self.ff_context, written(context + c_gate * c_h), *context_rest)
+        x = _feed_forward(self.ff, add_gated(x, gate, h), *x_rest)
+        context = _feed_forward(self.ff_context, add_gated(context, c_gate, c_h), *context_rest)
         return x, within_range(context)
 
 
 def _feed_forward(
     layer: GELUFeedForward, x: jax.Array, shift: jax.Array, scale: jax.Array, gate: jax.Array
 ) -> jax.Array:
-    return written(x + gate * layer(modulate(x, shift, scale)))
+    return add_gated(x, gate, layer(modulate(x, shift, scale)))
 
 
 class FluxSingleTransformerBlock(nnx.Module):
@@ -144,7 +143,7 @@ class FluxSingleTransformerBlock(nnx.Module):
         shift, scale, gate = self.norm(active)
         h = modulate(x, shift, scale)
         inner = approximate_gelu(self.proj_mlp(h))
-        return within_range(written(x + gate * self.proj_out(self.attn(h, rotation), inner)))
+        return within_range(add_gated(x, gate, self.proj_out(self.attn(h, rotation), inner)))
 
 
 class FluxTransformer2DModel(nnx.Module):

@@ -17,18 +17,16 @@ from diffusax.models.layers.layers import Linear, RMSNorm, SplitLinear
 from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.ops.activations import gated_silu
 from diffusax.models.ops.attention import attention
+from diffusax.models.ops.modulation import add_gated, modulate
+from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
     JoinedLinear,
     JointAttention,
     Modulation,
-    Rotation,
     activations,
-    modulate,
-    rotate,
     rotation_at,
     within_range,
-    written,
 )
 from diffusax.models.transformers.configs import Flux2Transformer2DConfig
 from diffusax.runtime.devices.mesh import Rules, split_tokens
@@ -113,15 +111,15 @@ class Flux2TransformerBlock(nnx.Module):
         shift, scale, gate, *x_rest = of_x
         c_shift, c_scale, c_gate, *context_rest = of_context
         h, c_h = self.attn(modulate(x, shift, scale), modulate(context, c_shift, c_scale), rotation)
-        x = _feed_forward(self.ff, written(x + gate * h), *x_rest)
-        context = _feed_forward(self.ff_context, written(context + c_gate * c_h), *context_rest)
+        x = _feed_forward(self.ff, add_gated(x, gate, h), *x_rest)
+        context = _feed_forward(self.ff_context, add_gated(context, c_gate, c_h), *context_rest)
         return x, within_range(context)
 
 
 def _feed_forward(
     layer: Flux2FeedForward, x: jax.Array, shift: jax.Array, scale: jax.Array, gate: jax.Array
 ) -> jax.Array:
-    return written(x + gate * layer(modulate(x, shift, scale)))
+    return add_gated(x, gate, layer(modulate(x, shift, scale)))
 
 
 class Flux2ParallelSelfAttention(nnx.Module):
@@ -132,8 +130,9 @@ class Flux2ParallelSelfAttention(nnx.Module):
         self.head_dim = d
         widths = c, c, c, inner, inner
         # The feed-forward layer's halves are read together.
-        products = 1, 1, 1, 2
-        self.to_qkv_mlp_proj = SplitLinear(c, widths, bias=False, tpu_products=products, rngs=rngs)
+        self.to_qkv_mlp_proj = SplitLinear(
+            c, widths, bias=False, read_together=(1, 1, 1, 2), rngs=rngs
+        )
         self.norm_q = RMSNorm(d, eps=_EPS, rngs=rngs)
         self.norm_k = RMSNorm(d, eps=_EPS, rngs=rngs)
         self.to_out = JoinedLinear(c, inner, c, bias=False, rngs=rngs)
@@ -156,7 +155,7 @@ class Flux2SingleTransformerBlock(nnx.Module):
     ) -> jax.Array:
         """Returns the next block's tokens, b t c. modulation: shift, scale and gate, b 1 c each."""
         shift, scale, gate = modulation
-        return within_range(written(x + gate * self.attn(modulate(x, shift, scale), rotation)))
+        return within_range(add_gated(x, gate, self.attn(modulate(x, shift, scale), rotation)))
 
 
 class Flux2Transformer2DModel(nnx.Module):

@@ -10,7 +10,8 @@ from flax import nnx
 from diffusax.models.autoencoders.latents import patchify
 from diffusax.models.layers.inputs import check_map, check_tokens
 from diffusax.models.layers.layers import Embedding, Linear
-from diffusax.models.transformers.blocks import Rotation, activations
+from diffusax.models.ops.rotation import Rotation
+from diffusax.models.transformers.blocks import activations
 from diffusax.models.transformers.configs import FluxControlNetConfig
 from diffusax.models.transformers.flux import (
     FLUX_RULES,

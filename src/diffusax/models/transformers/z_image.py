@@ -10,17 +10,18 @@ from jax.nn.initializers import normal
 from diffusax.models.autoencoders.latents import patchify, unpatchify
 from diffusax.models.layers.embeddings import timestep_embedding
 from diffusax.models.layers.inputs import check_map, check_rows, check_tokens
-from diffusax.models.layers.layers import Linear, RMSNorm, normalized
+from diffusax.models.layers.layers import Linear, RMSNorm
 from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.layers.rngs import shaped
 from diffusax.models.ops.matmul import apart
+from diffusax.models.ops.modulation import add_gated, scaled
+from diffusax.models.ops.norms import normalized
+from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
     RotaryAttention,
-    Rotation,
     SwiGLU,
     rotary_positions,
-    written,
 )
 from diffusax.models.transformers.configs import ZImageTransformer2DConfig
 from diffusax.runtime.devices.mesh import split_tokens
@@ -83,10 +84,10 @@ class ZImageTransformerBlock(nnx.Module):
             temb: the embedded time, b d, for a block with modulation.
         """
         scale1, gate1, scale2, gate2 = self._modulation(temb)
-        h = self.attention(written(self.attention_norm1(x) * scale1), rotation, lengths)
-        x = written(x + gate1 * self.attention_norm2(h))
-        h = self.feed_forward(written(self.ffn_norm1(x) * scale2))
-        return written(x + gate2 * self.ffn_norm2(h))
+        h = self.attention(scaled(self.attention_norm1(x), scale1), rotation, lengths)
+        x = add_gated(x, gate1, self.attention_norm2(h))
+        h = self.feed_forward(scaled(self.ffn_norm1(x), scale2))
+        return add_gated(x, gate2, self.ffn_norm2(h))
 
     def _modulation(self, temb: jax.Array | None) -> tuple[Any, Any, Any, Any]:
         if self.adaLN_modulation is None or temb is None:

@@ -1,8 +1,12 @@
 """The methods that the pipelines of a family share, with diffusers' arguments and results."""
 
+from typing import Any
+
 import numpy as np
 
 from diffusax.boundary.tensors import alike, as_numpy, as_tensor, is_tensor
+from diffusax.models.autoencoders.latents import patchify, unpatchify
+from diffusax.models.transformers.flux import PATCH
 from diffusax.models.transformers.flux2 import text_ids
 from diffusax.pipelines.families import (
     FLUX,
@@ -17,6 +21,11 @@ from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
 from diffusax.pipelines.tasks.prompts import encodes_prompts
 
 # fmt: off
+
+
+def _positions(ids, embeds):
+    """Returns the positions of tokens as a tensor where their embeddings are one."""
+    return as_tensor(ids) if is_tensor(embeds) else ids
 
 
 class StableDiffusion(DiffusionPipeline):
@@ -132,8 +141,7 @@ class Flux2Klein(_TransformerLoRAs, DiffusionPipeline):
             prompt, device, num_images_per_prompt, prompt_embeds, max_sequence_length,
             text_encoder_out_layers, **options,
         )
-        positions = np.tile(text_ids(embeds.shape[1]), (len(embeds), 1, 1))
-        return embeds, as_tensor(positions) if is_tensor(embeds) else positions
+        return embeds, _positions(np.tile(text_ids(embeds.shape[1]), (len(embeds), 1, 1)), embeds)
 
 
 class ZImage(_TransformerLoRAs, DiffusionPipeline):
@@ -159,6 +167,12 @@ class Flux(DiffusionPipeline):
     extra_components = IMAGE_PROMPTS
 
     @encodes_prompts
+    def _encode(
+        self, prompt, prompt_2, device, num_images_per_prompt, prompt_embeds, pooled_prompt_embeds,
+        max_sequence_length, lora_scale, **options,
+    ):
+        """Returns the embeddings of prompts, None, their pooled outputs, and None."""
+
     def encode_prompt(
         self, prompt, prompt_2=None, device=None, num_images_per_prompt=1, prompt_embeds=None,
         pooled_prompt_embeds=None, max_sequence_length=512, lora_scale=None, **options,
@@ -168,21 +182,25 @@ class Flux(DiffusionPipeline):
         Their shapes are (prompts images) t d, (prompts images) p and t 3. device changes nothing;
         lora_scale multiplies the weights of LoRAs. options: adapters.
         """
+        embeds, _, pooled, _ = self._encode(
+            prompt, prompt_2, device, num_images_per_prompt, prompt_embeds, pooled_prompt_embeds,
+            max_sequence_length, lora_scale, **options,
+        )
+        return embeds, pooled, _positions(np.zeros((embeds.shape[1], 3), np.float32), embeds)
 
     @staticmethod
     def _pack_latents(latents, batch_size, num_channels_latents, height, width):
         """Makes a token of each 2x2 latents, b c h w -> b (h/2 w/2) 4c; h and w in latents."""
-        shape = batch_size, num_channels_latents, height // 2, 2, width // 2, 2
-        patches = as_numpy(latents).reshape(shape).transpose(0, 2, 4, 1, 3, 5)
-        return alike(patches.reshape(batch_size, -1, num_channels_latents * 4), latents)
+        maps: Any = as_numpy(latents).reshape(batch_size, num_channels_latents, height, width)
+        return alike(patchify(maps.transpose(0, 2, 3, 1), PATCH, channels_first=True), latents)
 
     @staticmethod
     def _unpack_latents(latents, height, width, vae_scale_factor):
         """Inverts `_pack_latents`; height and width are those of the image in pixels."""
-        b, _, c = latents.shape
-        h, w = (int(side) // (vae_scale_factor * 2) for side in (height, width))
-        patches = as_numpy(latents).reshape(b, h, w, c // 4, 2, 2).transpose(0, 3, 1, 4, 2, 5)
-        return alike(patches.reshape(b, c // 4, h * 2, w * 2), latents)
+        h, w = (int(side) // (vae_scale_factor * PATCH) * PATCH for side in (height, width))
+        tokens: Any = as_numpy(latents)
+        maps = unpatchify(tokens, PATCH, h, w, channels_first=True)
+        return alike(maps.transpose(0, 3, 1, 2), latents)
 
     @classmethod
     def save_lora_weights(

@@ -13,7 +13,7 @@ from diffusax.pipelines.tasks.steering import (
     control_text_to_image,
 )
 
-# Types and ranges of the arguments are declared in pipelines/arguments.py.
+# Types and ranges of the arguments are declared in pipelines/plan/arguments.py.
 # fmt: off
 
 

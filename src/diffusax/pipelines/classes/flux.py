@@ -11,7 +11,7 @@ from diffusax.pipelines.tasks.flux import control, fill, kontext
 from diffusax.pipelines.tasks.inpainting import inpaint
 from diffusax.pipelines.tasks.tasks import image_to_image, text_to_image
 
-# Types and ranges of the arguments are declared in pipelines/arguments.py.
+# Types and ranges of the arguments are declared in pipelines/plan/arguments.py.
 # fmt: off
 
 

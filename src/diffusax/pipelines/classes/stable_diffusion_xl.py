@@ -9,7 +9,7 @@ from diffusax.pipelines.plan.arguments import TENSORS, documented
 from diffusax.pipelines.tasks.inpainting import inpaint
 from diffusax.pipelines.tasks.tasks import image_to_image, instruct, text_to_image
 
-# Types and ranges of the arguments are declared in pipelines/arguments.py.
+# Types and ranges of the arguments are declared in pipelines/plan/arguments.py.
 # fmt: off
 
 

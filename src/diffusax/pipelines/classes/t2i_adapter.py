@@ -9,7 +9,7 @@ from diffusax.pipelines.pipeline import diffusers_methods
 from diffusax.pipelines.plan.arguments import documented
 from diffusax.pipelines.tasks.steering import adapter_text_to_image
 
-# Types and ranges of the arguments are declared in pipelines/arguments.py.
+# Types and ranges of the arguments are declared in pipelines/plan/arguments.py.
 # fmt: off
 
 

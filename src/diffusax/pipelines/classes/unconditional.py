@@ -11,7 +11,7 @@ from diffusax.pipelines.plan.arguments import documented
 from diffusax.pipelines.tasks.tasks import unconditional
 from diffusax.samplers import DDIMScheduler, Scheduler
 
-# Types and ranges of the arguments are declared in pipelines/arguments.py.
+# Types and ranges of the arguments are declared in pipelines/plan/arguments.py.
 # fmt: off
 
 

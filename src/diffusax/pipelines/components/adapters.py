@@ -1,54 +1,58 @@
-"""The adapters of a pipeline, and what a call takes of them."""
+"""The LoRAs of a pipeline, their stacks on the devices, and what a call takes of them."""
 
 import dataclasses
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from diffusax.boundary.convert import shortened
-from diffusax.lora.adapter import Adapter, Shapes, check_fits, read_adapter, stack_shapes
-from diffusax.lora.weights import Weight, WeightGroups
+from diffusax.lora.lora import Lora, check_fits, lora_of_arrays
+from diffusax.lora.stacks import Shapes, StackShape, Weight, WeightGroups, stack, stack_shapes
 from diffusax.models.adapters.low_rank import Layers
 from diffusax.models.network import Params
-from diffusax.pipelines.components.adapter_stacks import Stacked, Stacks
 from diffusax.pipelines.components.merging import merged_params
+from diffusax.pipelines.families.placement import device_of, put_params
 from diffusax.pipelines.plan.arguments import Call, as_list, match_length
 from diffusax.runtime.copies import Copyable
+from diffusax.runtime.devices.mesh import mesh_of, replicated
 
 ROLES = ("denoiser", "controlnet", "text_encoder")
 """The components that take adapters."""
+_KEPT = 2
+"""The number of a component's stacks that stay on the devices."""
+_Key = tuple[Any, ...]
 
 
 class CallAdapters(NamedTuple):
-    """The adapters of a call."""
+    """The LoRAs of a call that run beside the parameters."""
 
-    layers: Mapping[str, Layers]
-    """Their layers on the devices, by component."""
+    loras: Mapping[str, Lora]
+    """The LoRAs by name, in the order of the weights' columns."""
     weights: np.ndarray
     """The weights of each prompt, n (m g), float32; see `WeightGroups.table`."""
-    order: tuple[Adapter, ...]
-    """The adapters in the order of the weights' columns."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mixture:
     """Adapters that are no products, and the parameters that a call has them merged into."""
 
-    parts: tuple[tuple[Adapter, np.ndarray], ...]
+    parts: tuple[tuple[Lora, np.ndarray], ...]
     """The adapters with the weights of their groups of layers."""
     base: Mapping[str, Params]
     """The parameters of the components that they change."""
 
     def equals(self, other: "Mixture | None") -> bool:
         """Returns whether both give the same parameters."""
-        # The parameters themselves are compared, not their numbers.
-        return other is not None and self._key() == other._key() and _same(self.base, other.base)
+        return other is not None and self._key() == other._key()
 
-    def _key(self) -> list[tuple[Adapter, bytes]]:
-        return [(adapter, weights.tobytes()) for adapter, weights in self.parts]
+    def _key(self) -> tuple[Any, ...]:
+        # The parameters themselves are compared, not their numbers.
+        own = {name: id(params) for name, params in self.base.items()}
+        return own, [(lora, weights.tobytes()) for lora, weights in self.parts]
 
 
 class AdapterStore(Copyable):
@@ -60,7 +64,7 @@ class AdapterStore(Copyable):
     fresh = ("_lock", "_merging", "_merged", "_stacks")
 
     def __init__(self) -> None:
-        self._adapters: dict[str, Adapter] = {}
+        self._adapters: dict[str, Lora] = {}
         self.active: dict[str, Weight] = {}
         """The adapters of calls that name none, and their weights."""
         self.enabled = True
@@ -68,7 +72,7 @@ class AdapterStore(Copyable):
         self.least_rank = 0
         """The least total rank that stacks have room for."""
         self._merged: list[tuple[Mixture, dict[str, Params]]] = []
-        self._stacks = Stacks()
+        self._stacks = _Stacks()
         self._lock, self._merging = threading.RLock(), threading.RLock()
 
     def snapshot(self) -> "AdapterStore":
@@ -85,7 +89,7 @@ class AdapterStore(Copyable):
         return copy
 
     @property
-    def adapters(self) -> Mapping[str, Adapter]:
+    def adapters(self) -> Mapping[str, Lora]:
         """The adapters by name, read-only."""
         return MappingProxyType(self._adapters)
 
@@ -94,7 +98,7 @@ class AdapterStore(Copyable):
 
         Args:
             name: the adapter's name.
-            layers: an adapter, or arrays, see `read_adapter`.
+            layers: a LoRA, or arrays, see `lora_of_arrays`.
             networks: the networks that take adapters, by component.
 
         Raises:
@@ -106,12 +110,12 @@ class AdapterStore(Copyable):
             )
         if name in self._adapters:
             raise ValueError(f"the adapter {name!r} is there already; delete_adapters removes it")
-        if not isinstance(layers, Adapter):
-            layers = read_adapter(name, layers, networks)
+        if not isinstance(layers, Lora):
+            layers = lora_of_arrays(name, layers, networks)
         check_fits(name, layers, networks)
         self._adapters[name] = layers
 
-    def replace(self, name: str, adapter: Adapter, networks: Mapping[str, Any]) -> None:
+    def replace(self, name: str, adapter: Lora, networks: Mapping[str, Any]) -> None:
         """Puts an adapter in the place of the one of that name, which keeps its weight.
 
         Raises:
@@ -154,22 +158,31 @@ class AdapterStore(Copyable):
         return tuple(name for name in self._adapters if name in used)
 
     def stacked(
-        self, c: Any, adapters: Mapping[str, Adapter], shapes: Shapes | None = None
-    ) -> Mapping[str, Layers]:
-        """Returns adapters side by side, on the devices of the components that they change.
+        self,
+        c: Any,
+        loras: Mapping[str, Lora],
+        shapes: Shapes | None = None,
+        *,
+        components: Collection[str] | None = None,
+    ) -> dict[str, Layers]:
+        """Returns LoRAs side by side, on the devices of the components that they change.
 
-        A later call for the same adapters copies nothing, nor does a component's before it is
-        asked for.
+        A later call for the same LoRAs copies nothing.
 
         Args:
             c: the components of the pipeline.
-            adapters: the adapters by name, in the order of the weights' columns.
+            loras: the LoRAs by name, in the order of the weights' columns.
             shapes: see `stack`.
+            components: those whose layers are returned; None for all that take adapters.
+
+        Raises:
+            ValueError: a LoRA does not fit its network, which was assigned after it.
         """
         networks = adaptable_networks(c)
         if shapes is None:
-            shapes = stack_shapes(tuple(adapters.values()), networks, rank=self.least_rank)
-        return Stacked(self._stacks, c, dict(adapters), networks, shapes)
+            shapes = stack_shapes(tuple(loras.values()), networks, rank=self.least_rank)
+        wanted = shapes if components is None else [name for name in shapes if name in components]
+        return {name: self._stacks.get(c, name, loras, networks, shapes[name]) for name in wanted}
 
     def merged(self, c: Any, mixture: Mixture) -> dict[str, Params]:
         """Returns the parameters with adapters' changes; those of the last mixture are kept.
@@ -187,6 +200,60 @@ class AdapterStore(Copyable):
             found = merged_params(mixture.base, networks, mixture.parts, products=False)
             self._merged.append((mixture, found))
         return found
+
+
+class _Stacks:
+    """The stacks of the last calls on the devices, by component."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[_Key, Layers]] = {}
+        self._lock = threading.RLock()
+
+    def get(
+        self,
+        c: Any,
+        component: str,
+        loras: Mapping[str, Lora],
+        networks: Mapping[str, Any],
+        shape: StackShape,
+    ) -> Layers:
+        """Returns a component's stack on its devices; that of the same LoRAs is made once."""
+        leaf = jax.tree.leaves(c.params[component])[0]
+        place = mesh = c.mesh_for(component)
+        if mesh is None:
+            several = mesh_of(leaf)
+            place = device_of(leaf) if several is None else replicated(several)
+        key = (tuple(loras.values()), tuple(networks.items()), leaf.dtype, place, shape)
+        with self._lock:
+            kept = self._found.setdefault(component, {})
+            found = kept.pop(key, None)
+            if found is None:
+                layers = stack(loras, networks, {component: shape})[component]
+                found = _put(c, component, layers, leaf.dtype, place)
+            # The last to be used is the last of all.
+            kept[key] = found
+            while len(kept) > _KEPT:
+                del kept[next(iter(kept))]
+        return found
+
+    def forget(self, loras: Collection[Lora]) -> None:
+        """Drops the stacks that hold one of these LoRAs."""
+        with self._lock:
+            for kept in self._found.values():
+                for key in [key for key in kept if not set(key[0]).isdisjoint(loras)]:
+                    del kept[key]
+
+
+def _put(c: Any, name: str, layers: Layers, dtype: Any, place: Any) -> Layers:
+    cast = {
+        path: layer._replace(down=layer.down.astype(dtype), up=layer.up.astype(dtype))
+        for path, layer in layers.items()
+    }
+    # Also where a call is only traced: the stacks that are kept must be arrays.
+    with jax.ensure_compile_time_eval():
+        if (mesh := c.mesh_for(name)) is not None:
+            return put_params(mesh, c.family.role(name), c.networks[name], cast)
+        return jax.device_put(cast, place)
 
 
 def adaptable_networks(c: Any) -> dict[str, Any]:
@@ -263,27 +330,25 @@ def _unfused(c: Any, name: str, weight: Weight) -> Weight | None:
 
 
 def call_adapters(c: Any, call: Call, prompts: int) -> CallAdapters | None:
-    """Returns the adapters beside the parameters of a call with this number of prompts.
+    """Returns the LoRAs that run beside the parameters in a call with this number of prompts.
 
-    None where it has none, or only adapters that are merged.
+    None where it has none, or only LoRAs that are merged.
 
     Raises:
-        ValueError: a name is unknown, a weight is no finite number, there are neither one nor as
-            many dictionaries as prompts, or an adapter no longer fits its network.
+        ValueError: a name is unknown, a weight is no finite number, or there are neither one nor as
+            many dictionaries as prompts.
     """
     if call.adapters is None:
         return None
     rows = [_checked(c, row) for row in as_list(call.adapters)]
     rows = match_length("adapters", rows, prompts)
     known = c.adapters.adapters
-    names = tuple(name for name in c.adapters.names_of(rows) if known[name].components)
-    if not names:
+    loras = {name: known[name] for name in c.adapters.names_of(rows) if known[name].components}
+    if not loras:
         return None
-    adapters = {name: known[name] for name in names}
-    groups = WeightGroups(adaptable_networks(c))
-    own = [{name: row[name] for name in names if name in row} for row in rows]
-    weights = groups.table(names, own) * np.float32(call.lora_scale)
-    return CallAdapters(c.adapters.stacked(c, adapters), weights, tuple(adapters.values()))
+    own = [{name: row[name] for name in loras if name in row} for row in rows]
+    table = WeightGroups(adaptable_networks(c)).table(tuple(loras), own)
+    return CallAdapters(loras, table * np.float32(call.lora_scale))
 
 
 def _checked(c: Any, row: Any) -> dict[str, Weight]:
@@ -294,8 +359,3 @@ def _checked(c: Any, row: Any) -> dict[str, Weight]:
         )
     groups = WeightGroups(adaptable_networks(c))
     return {name: groups.check("adapters", name, weight) for name, weight in row.items()}
-
-
-def _same(first: Mapping[str, Params], second: Mapping[str, Params]) -> bool:
-    """Returns whether two dictionaries hold the same trees of parameters, not only equal ones."""
-    return set(first) == set(second) and all(first[name] is second[name] for name in first)

@@ -145,14 +145,6 @@ class Components:
             {k: net for k, net in self.networks.items() if self.family.role(k) in roles}
         )
 
-    @property
-    def unguided(self) -> bool:
-        """Whether one branch is enough: the scale is an input, or was distilled into the weights.
-
-        `is_distilled` is an option of FLUX.2 klein (diffusers pipeline_flux2_klein.py).
-        """
-        return self.denoiser.embeds_guidance or bool(self.options.get("is_distilled"))
-
     @functools.cached_property
     def local_mesh(self) -> Mesh | None:
         """The part of the mesh that belongs to this process."""

@@ -12,11 +12,11 @@ import numpy as np
 
 from diffusax.boundary.convert import shortened
 from diffusax.checkpoints.ip_adapter import IPAdapter
-from diffusax.models.adapters.image_prompts import Layers, cross_attentions
+from diffusax.models.adapters.image_prompts import ImageLayers, cross_attentions
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families.placement import device_of, put_params
 from diffusax.runtime.copies import Copyable
-from diffusax.runtime.programs.bounded import is_traced
+from diffusax.runtime.switches import is_traced
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class _Placed:
     key: Any
     """What they were put there for."""
     projections: tuple[Params, ...]
-    layers: tuple[Layers, ...]
+    layers: tuple[ImageLayers, ...]
 
 
 class IPAdapterStore(Copyable):

@@ -1,30 +1,30 @@
-"""Adapters merged into parameters: those that are no products, and those that are fused."""
+"""Merges LoRAs into parameters: in a call those that are no products, in `fuse_lora` all."""
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from diffusax.lora.adapter import Adapter, as_product
-from diffusax.lora.weights import WeightGroups
-from diffusax.models.adapters.weight_changes import Difference, merge
+from diffusax.lora.changes import merge
+from diffusax.lora.lora import Lora
+from diffusax.lora.stacks import WeightGroups
 from diffusax.models.network import Params
+from diffusax.pipelines.plan.arguments import as_list
 from diffusax.runtime.devices.layouts import in_order
 from diffusax.runtime.devices.mesh import tree_name
-
-Weighted = tuple[Adapter, np.ndarray]
-"""An adapter and the weights of its groups of layers, see `WeightGroups`."""
 
 
 def merged_params(
     params: Mapping[str, Params],
     networks: Mapping[str, Any],
-    adapters: Iterable[Weighted],
+    loras: Iterable[tuple[Lora, np.ndarray]],
     *,
     products: bool,
 ) -> dict[str, Params]:
-    """Returns the parameters of the components that adapters change, with the adapters merged.
+    """Returns the parameters of the components that LoRAs change, with these merged.
 
     The sums are computed in float32, each parameter on its own devices. A weight of zero changes
     nothing, whatever the kind of change.
@@ -32,56 +32,144 @@ def merged_params(
     Args:
         params: the parameters by component.
         networks: the networks that take adapters, by component.
-        adapters: the adapters with their weights.
+        loras: the LoRAs with the weights of their groups of layers, see `WeightGroups`.
         products: whether to merge products, too, which calls compute beside the parameters.
 
     Raises:
-        ValueError: a component lacks a parameter that an adapter changes.
+        ValueError: a component lacks a parameter that a LoRA changes.
     """
     groups = WeightGroups(networks)
     wanted: dict[str, dict[str, list[tuple[Any, np.float32]]]] = {}
-    for adapter, weights in adapters:
-        for component, name, change in _changes(adapter, products):
-            weight = np.float32(weights[groups.column(0, component, name)])
-            if not weight:
+    for lora, weights in loras:
+        for component, name, change in lora.parameter_changes(products=products):
+            if component not in params:
                 continue
-            wanted.setdefault(component, {}).setdefault(name, []).append((change, weight))
+            weight = np.float32(weights[groups.column(0, component, name)])
+            if weight:
+                wanted.setdefault(component, {}).setdefault(name, []).append((change, weight))
     return {name: _merged(params[name], name, own) for name, own in wanted.items()}
 
 
-def _changes(adapter: Adapter, products: bool) -> Iterable[tuple[str, str, Any]]:
-    for component, own in adapter.changes.items():
-        for name, change in own.items():
-            yield component, name, change
-    if products:
-        for component, layers in adapter.components.items():
-            for path, pair in layers.items():
-                yield component, f"{path}.kernel", as_product(pair)
-                for bias in pair[2:]:
-                    yield component, f"{path}.bias", Difference(bias)
+@dataclasses.dataclass
+class Fused:
+    """What was merged into a component."""
+
+    names: tuple[str, ...]
+    """The adapters."""
+    originals: dict[str, Any]
+    """The parameters before, by path, on the host."""
+
+
+def fuse(
+    c: Any,
+    networks: Mapping[str, Any],
+    components: str | Sequence[str] | None,
+    scale: float,
+    adapter_names: Sequence[str] | None,
+    *,
+    finite: bool,
+) -> None:
+    """Merges adapters into the parameters of components; see `LoraMethods.fuse_lora`.
+
+    Args:
+        c: the components.
+        networks: those of them that take adapters, by name.
+        components: the names of those to merge into; None for all.
+        scale: a factor of the weights.
+        adapter_names: the adapters; None for the active ones.
+        finite: whether sums must be finite.
+
+    Raises:
+        ValueError: a name is unknown, there is nothing to merge, or a sum is not finite.
+    """
+    targets = _targets(components, networks)
+    names = list(c.adapters.active) if adapter_names is None else as_list(adapter_names)
+    c.adapters.require(names, "adapter_names")
+    if not names:
+        raise ValueError("no adapter is active; name those to merge with adapter_names")
+    for target in targets:
+        already = set(names) & set(c.fused[target].names) if target in c.fused else set()
+        if already:
+            raise ValueError(f"{min(already)!r} is merged already; unfuse_lora undoes it")
+    groups, store = WeightGroups(networks), c.adapters
+    weights = [groups.expand(store.active.get(name, 1.0)) * scale for name in names]
+    loras = zip((store.adapters[name] for name in names), weights)
+    params = {target: c.params[target] for target in targets}
+    found = merged_params(params, networks, loras, products=True)
+    if not found:
+        raise ValueError(f"the adapters change none of {', '.join(targets)}")
+    if finite:
+        _check_finite(found)
+    for target, own in found.items():
+        kept = c.fused.setdefault(target, Fused((), {}))
+        kept.originals = {**_changed(c.params[target], own), **kept.originals}
+        own_names = [name for name in names if target in store.adapters[name].names]
+        kept.names = (*kept.names, *own_names)
+        c.params[target] = own
+
+
+def unfuse(c: Any, networks: Mapping[str, Any], components: str | Sequence[str] | None) -> None:
+    """Restores the parameters of components; see `LoraMethods.unfuse_lora`."""
+    for target in _targets(components, networks):
+        if target in c.fused:
+            originals = c.fused.pop(target).originals
+            leaves, structure = jax.tree_util.tree_flatten_with_path(c.params[target])
+            restored = [_restored(leaf, originals.get(tree_name(path))) for path, leaf in leaves]
+            c.params[target] = jax.tree.unflatten(structure, restored)
 
 
 def _merged(
     params: Params, component: str, changes: Mapping[str, list[tuple[Any, np.float32]]]
 ) -> Params:
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-    unknown = set(changes) - {tree_name(path) for path, _ in leaves}
-    if unknown:
+    names = [tree_name(path) for path, _ in leaves]
+    if unknown := set(changes) - set(names):
         raise ValueError(
             f"{component} has no {min(unknown)}, which an adapter changes, so that it cannot be "
             "merged; give it to calls as it is"
         )
-    return jax.tree.unflatten(
-        structure, [_leaf(leaf, tree_name(path), changes) for path, leaf in leaves]
-    )
+    merged = []
+    for name, (_, leaf) in zip(names, leaves):
+        if name in changes:
+            own, scales = zip(*changes[name])
+            new = merge(leaf, own, scales, name.endswith(".kernel"))
+            # What is offloaded lies on the host, and stays there.
+            host = isinstance(leaf, np.ndarray)
+            leaf = np.asarray(new) if host else in_order(jax.device_put(new, leaf.sharding))
+        merged.append(leaf)
+    return jax.tree.unflatten(structure, merged)
 
 
-def _leaf(leaf: Any, name: str, changes: Mapping[str, list[tuple[Any, np.float32]]]) -> Any:
-    if name not in changes:
-        return leaf
-    parts, scales = zip(*changes[name])
-    new = merge(leaf, parts, scales, name.endswith(".kernel"))
-    if isinstance(leaf, np.ndarray):
-        # What is offloaded lies on the host.
-        return np.asarray(new)
-    return in_order(jax.device_put(new, leaf.sharding))
+def _targets(components: Any, networks: Mapping[str, Any]) -> list[str]:
+    """Returns the names of components that take adapters; all for None.
+
+    Raises:
+        ValueError: a name is unknown.
+    """
+    targets = list(networks) if components is None else as_list(components)
+    for name in targets:
+        if name not in networks:
+            raise ValueError(f"components has {name!r}; those here are {', '.join(networks)}")
+    return targets
+
+
+def _changed(before: Params, after: Params) -> dict[str, Any]:
+    """Returns the parameters that differ, as they were, on the host where this process has all."""
+    pairs = zip(jax.tree_util.tree_flatten_with_path(before)[0], jax.tree.leaves(after))
+    return {
+        tree_name(path): np.asarray(old) if getattr(old, "is_fully_addressable", True) else old
+        for (path, old), new in pairs
+        if old is not new
+    }
+
+
+def _restored(leaf: Any, original: Any) -> Any:
+    if original is None or isinstance(leaf, np.ndarray):
+        return leaf if original is None else original
+    return in_order(jax.device_put(original, leaf.sharding))
+
+
+def _check_finite(found: Mapping[str, Params]) -> None:
+    for target, params in found.items():
+        if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params)):
+            raise ValueError(f"{target}'s parameters would have numbers that are not finite")

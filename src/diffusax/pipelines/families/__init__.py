@@ -1,9 +1,9 @@
 """Families of checkpoints: everything in which one kind of model differs from another."""
 
+from diffusax.pipelines.families.denoiser import Denoiser
 from diffusax.pipelines.families.family import (
     IMAGE_PROMPTS,
     Component,
-    Denoiser,
     Family,
     diffusers_components,
 )

@@ -7,20 +7,19 @@ classifier-free guidance applies by `true_cfg_scale` where a negative prompt is 
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.checkpoints.files import numbered
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat, patchify, unpatchify
 from diffusax.models.network import Network, Params
-from diffusax.models.transformers.blocks import Rotation
+from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.flux import PATCH, image_rotation
-from diffusax.pipelines.families import transformer
+from diffusax.pipelines.families import policies, transformer
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
 from diffusax.pipelines.families.transformer import TransformerDenoiser
 from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
@@ -37,38 +36,27 @@ class FluxDenoiser(TransformerDenoiser):
     A negative prompt takes a branch, beside the scale that the network embeds.
     """
 
-    @classmethod
-    def of(cls, networks: Mapping[str, Network]) -> Self:
-        """Returns the denoiser of a checkpoint's networks, which are given by name."""
-        names = (n for n in numbered("controlnet", len(networks)) if n in networks)
-        return cls(networks["transformer"], tuple(networks[n] for n in names))
-
-    @functools.cached_property
-    def components(self) -> tuple[str, ...]:
-        """The names of the components whose parameters it reads."""
-        return ("transformer", *self._control_names)
-
-    @functools.cached_property
-    def _control_names(self) -> tuple[str, ...]:
-        return numbered("controlnet", len(self.controlnets))
-
     def _steering(self, images: int) -> list[tuple[Network, str]]:
         """Returns the ControlNet of each image and its name; the only one may see several images.
 
         Upstream: diffusers controlnet_flux.py, FluxMultiControlNetModel.
         """
-        nets = list(zip(self.controlnets, self._control_names))
+        nets = list(zip(self.controlnets, self.control_names))
         return nets * images if len(nets) == 1 else nets
 
     @property
-    def reads_guidance(self) -> bool:
+    def embeds_guidance(self) -> bool:
         """Whether the guidance scale is an input of any of the networks."""
-        return any(net.config.guidance_embeds for net in (self.transformer, *self.controlnets))
+        return any(net.config.guidance_embeds for net in (self.network, *self.controlnets))
+
+    def guidance_inputs(self, scales: Any) -> dict[str, Any]:
+        """Returns the guidance scales, b or b 1, as an input of networks that read them."""
+        return {"guidance": scales} if self.embeds_guidance else {}
 
     @property
     def in_channels(self) -> int:
         """The channels of latents, with further ones such as masks, of which a patch is a token."""
-        return int(self.transformer.config.in_channels) // PATCH**2
+        return int(self.network.config.in_channels) // PATCH**2
 
     def embed(
         self, params: Params, images: tuple[Any, ...], weights: Any = None
@@ -101,17 +89,11 @@ class FluxDenoiser(TransformerDenoiser):
         *,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
-        """Predicts the velocity from images to noise for each branch, b h w c.
+        """Predicts the velocity from images to noise for each branch, b h w c; see `Denoiser`.
 
-        Args:
-            params: the parameters by component, and under "adapters" their low-rank adapters'.
-            x: b h w c, the latents.
-            timestep: b, from 1000 for noise to 0.
-            conditions: the texts, b s d, and their pooled outputs, b p; among the added ones
-                "guidance", b, and "reference", b h' w' c, the latents of an image to look at. See
-                `control_conditions` for ControlNets.
-            inputs: adapters: b a. control: b m 1.
-            gradient_checkpointing: see `FluxTransformer2DModel`.
+        Of the conditions it reads the texts, b s d, their pooled outputs, b p, and among the added
+        ones "guidance", b, and "references", the latents of images to look at, b h w c each; see
+        `control_conditions` for ControlNets. Of the inputs it reads adapters: b a; control: b m 1.
         """
         inputs = inputs or StepInputs(None, None)
         options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
@@ -120,17 +102,17 @@ class FluxDenoiser(TransformerDenoiser):
         h, w = x.shape[1:3]
         if conditions.channels is not None:
             x = jnp.concatenate([x, conditions.channels.astype(x.dtype)], axis=-1)
-        images = [x] if (image := added.get("reference")) is None else [x, image.astype(x.dtype)]
+        images = [x, *(image.astype(x.dtype) for image in added.get("references", ()))]
         tokens = [patchify(image, PATCH, channels_first=True) for image in images]
         sizes = [(image.shape[1] // PATCH, image.shape[2] // PATCH) for image in images]
-        dims = self.transformer.config.axes_dims_rope
+        dims = self.network.config.axes_dims_rope
         x, time = jnp.concatenate(tokens, axis=1), timestep.astype(jnp.float32) / 1000
         rotation = image_rotation(dims, conditions.context.shape[1], *sizes)
         last = rotation, added.get("guidance")
         if conditions.control:
             options |= self._residuals(params, (x, time), last, conditions, inputs)
         given = x, time, conditions.context, conditions.pooled, *last
-        y = self.transformer.apply(params["transformer"], *given, **options)
+        y = self.network.apply(params["transformer"], *given, **options)
         return unpatchify(y[:, : tokens[0].shape[1]], PATCH, h, w, channels_first=True)
 
     def _residuals(
@@ -206,9 +188,8 @@ def conditions(
     for name in (*ours, *(f"negative_{name}" for name in ours)):
         if getattr(call, name) is not None:
             raise ValueError(f"{name} must be None: there are no IP-Adapters for FLUX.1 here")
-    reads = components.denoiser.reads_guidance
-    added = {"guidance": np.asarray(scales, np.float32)[:, None]} if reads else None
-    return Conditions(prompt.context, prompt.pooled, added=added)
+    added = components.denoiser.guidance_inputs(np.asarray(scales, np.float32)[:, None])
+    return Conditions(prompt.context, prompt.pooled, added=added or None)
 
 
 def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[str, Any]:
@@ -230,11 +211,7 @@ def tokenize(
 ) -> Tokens:
     """Returns the ids of texts for CLIP, n t, and for T5, n max_sequence_length.
 
-    Args:
-        tokenizers: CLIP's and T5's.
-        texts: n texts for each.
-        call: the call, of which max_sequence_length is read.
-        length: has no effect, as T5's texts are as long as the call says.
+    length has no effect, as T5's texts are as long as the call says.
 
     Raises:
         ValueError: one of the text encoders is missing, or texts may be longer than 512 tokens.
@@ -270,11 +247,7 @@ def encode(
 ) -> Prompt:
     """Encodes tokens to T5's hidden states, n s d, and CLIP's pooled output, n p.
 
-    Args:
-        encoders: CLIP's text encoder and T5's.
-        params: their parameters.
-        tokens: the ids for each. T5 reads the padding, too, as in diffusers.
-        clip_skip: has no effect, as in diffusers.
+    T5 reads the padding, too, and clip_skip has no effect, as in diffusers.
     """
     clip, t5 = encoders
     pooled = clip.apply(params[0], tokens.ids[0]).pooler_output
@@ -291,7 +264,6 @@ FLUX = Family(
         tokenizer=(CLIPTokenizer, T5Tokenizer),
         optional=("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2"),
     ),
-    options=(),
     tokenize=tokenize,
     tokenize_caption=tokenize_caption,
     encode=encode,
@@ -300,14 +272,12 @@ FLUX = Family(
     usual_autoencoder=usual_autoencoder(16),
     latents=functools.partial(LatentFormat.of, patch=PATCH, packed=True),
     schedule_options=schedule_options,
-    true_guidance=True,
-    batch_key=transformer.longest_text,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),
-    callback_tensors={"prompt_embeds": "context"},
-    prompts_alone=True,
-    embedding_columns=("encoder_hidden_states", "text_embeds"),
-    resizes_images=True,
-    begins_early=True,
-    samples_once=True,
+    batch_key=transformer.longest_text,
+    guidance=policies.TrueCFG(embeds=("negative_prompt_embeds", "negative_pooled_prompt_embeds")),
+    start=policies.FlowSteps(),
+    encoding=policies.sample_once,
+    resize=policies.ModelSize(),
+    callback_view=policies.prompts_alone,
 )
 """FLUX.1-dev, -schnell, Fill and Kontext."""

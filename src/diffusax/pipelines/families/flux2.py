@@ -6,22 +6,28 @@ up to one length, and what fills them up is read, too, as in diffusers.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from PIL import Image
 
-from diffusax.images.references import as_images, reference_size
+from diffusax.images.masks import bilinear
+from diffusax.images.pictures import to_pixels
+from diffusax.images.references import as_images, limit_area, limited_size, reference_size
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2Config
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, Params
+from diffusax.pipelines.families import policies
 from diffusax.pipelines.families.family import Family, diffusers_components
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     chat_tokens,
+    even_sigmas,
     longest_text,
     padded_tokens,
     shifts_by_size,
@@ -49,22 +55,16 @@ class Flux2KleinDenoiser(TransformerDenoiser):
         *,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
-        """Predicts the velocity from images to noise for each branch, b h w c.
+        """Predicts the velocity from images to noise for each branch, b h w c; see `Denoiser`.
 
-        Args:
-            params: the parameters by component, and under "adapters" their low-rank adapters'.
-            x: b h w c, the latents.
-            timestep: b, from 1000 for noise to 0.
-            conditions: the texts, b s d, and among the added ones "references", a tuple of the
-                latents of images to look at, b h w c each.
-            inputs: adapters: b a.
-            gradient_checkpointing: see `Flux2Transformer2DModel`.
+        Of the conditions it reads the texts, b s d, and among the added ones "references", a tuple
+        of the latents of images to look at, b h w c each. Of the inputs it reads adapters: b a.
         """
         options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
         options |= adapter_options(params, "transformer", inputs and inputs.adapters)
         options["references"] = (conditions.added or {}).get("references", ())
         given = x, timestep.astype(jnp.float32) / 1000, conditions.context
-        prediction: jax.Array = self.transformer.apply(params["transformer"], *given, **options)
+        prediction: jax.Array = self.network.apply(params["transformer"], *given, **options)
         return prediction
 
 
@@ -81,6 +81,36 @@ def default_size(components: Any, call: Any) -> tuple[int, int]:
         size: tuple[int, int] = components.default_size
         return size
     return reference_size(as_images(call.image)[0], components.latents.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class LimitSize(policies.KeepSize):
+    """Images keep their size, or are made smaller if they are large.
+
+    Height and width that the call gives have no effect (pipeline_flux2_klein_inpaint.py, which
+    leaves images in a list as large as they are).
+    """
+
+    def __call__(self, components: Any, call: Any, model_size: Callable[..., Any]) -> Any:
+        """Returns the call with its images made smaller, and with their height and width.
+
+        Raises:
+            ValueError: image is missing or cannot be read.
+        """
+        if call.image is None:
+            raise ValueError("image must be given")
+        several, form = isinstance(call.image, list | tuple), components.latents
+        images = as_images(call.image)
+        if all(isinstance(image, str | Path | Image.Image) for image in images):
+            images = [limit_area(image) for image in images]
+            call = dataclasses.replace(call, image=images if several else images[0])
+            width, height = images[0].size
+        else:
+            x = to_pixels(call.image, factor=form.multiple, latent_channels=form.channels)
+            height, width = (n * (1 if x.shape[-1] == 3 else form.factor) for n in x.shape[1:3])
+            width, height = limited_size(width, height)
+        height, width = (side // form.multiple * form.multiple for side in (height, width))
+        return dataclasses.replace(call, height=height, width=width)
 
 
 def empirical_mu(tokens: int, steps: int) -> float:
@@ -105,10 +135,7 @@ def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[
         rows, columns, _ = components.latents.shape(*size)
         options["mu"] = empirical_mu(rows * columns, steps)
     own = getattr(scheduler, "use_flow_sigmas", False)
-    if "sigmas" in scheduler.custom and call.sigmas is None and not own:
-        sigmas = np.linspace(1.0, 1 / steps, steps)
-        options |= {"steps": None, "sigmas": tuple(map(float, sigmas))}
-    return options
+    return options if own else options | even_sigmas(scheduler, call, np.float64)
 
 
 def tokenize(
@@ -119,11 +146,7 @@ def tokenize(
 ) -> Tokens:
     """Returns the ids of texts as chats, n t, with their lengths; t is max_sequence_length.
 
-    Args:
-        tokenizers: the only one.
-        texts: n texts.
-        call: the call, of which max_sequence_length and text_encoder_out_layers are read.
-        length: has no effect, as in diffusers.
+    length has no effect, as in diffusers.
     """
     tokens = _chats(tokenizers[0], texts[0], call.max_sequence_length)
     return tokens._replace(layers=HiddenLayers(call.text_encoder_out_layers or _LAYERS))
@@ -148,11 +171,8 @@ def encode(
 ) -> Prompt:
     """Encodes tokens to hidden states of several layers side by side, n t (layers d).
 
-    Args:
-        encoders: the language model.
-        params: its parameters.
-        tokens: the ids, n t, and lengths: padding is read by no other token in the language model.
-        clip_skip: has no effect, as in diffusers.
+    Padding is read by no other token in the language model. clip_skip has no effect, as in
+    diffusers.
 
     Raises:
         ValueError: the call asks for a layer that the language model does not have.
@@ -186,13 +206,12 @@ FLUX2_KLEIN = Family(
     usual_autoencoder=AutoencoderKLFlux2Config(),
     latents=functools.partial(LatentFormat.of, packed=True),
     schedule_options=schedule_options,
-    callback_tensors={"prompt_embeds": "context"},
-    prompts_alone=True,
     batch_key=longest_text,
     default_size=default_size,
-    encodes_to_mode=True,
-    looks_at_images=True,
-    soft_masks=True,
-    begins_early=True,
+    start=policies.FlowSteps(),
+    encoding=policies.take_mode,
+    edits=policies.References(),
+    inpaint=policies.Inpaint(LimitSize(), shrink=bilinear),
+    callback_view=policies.prompts_alone,
 )
 """FLUX.2 klein, distilled to four steps and not."""

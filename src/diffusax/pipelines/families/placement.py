@@ -12,7 +12,7 @@ from diffusax.pipelines.plan.plan import Plan
 from diffusax.runtime.devices.layouts import in_order
 from diffusax.runtime.devices.mesh import tree_sharding
 from diffusax.runtime.devices.shares import NO_IMAGES, images_sharding, put
-from diffusax.runtime.programs.bounded import is_traced
+from diffusax.runtime.switches import is_traced
 
 
 def component_mesh(mesh: Mesh, role: Role) -> Mesh:

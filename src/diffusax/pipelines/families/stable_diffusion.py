@@ -7,8 +7,9 @@ import numpy as np
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.clip import as_windows, count_windows, tokenize, tokenize_caption
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
+from diffusax.pipelines.families.policies import Inpaint
 from diffusax.pipelines.families.unet import CALLBACK_TENSORS, UNetDenoiser, timestep_condition
-from diffusax.pipelines.plan.plan import Conditions, Prompt, Tokens
+from diffusax.pipelines.plan.plan import Conditions, DecoderCondition, Prompt, Tokens
 from diffusax.text.prompts import apply_weights
 from diffusax.text.tokenizer import CLIPTokenizer
 
@@ -46,6 +47,22 @@ def conditions(
     return Conditions(prompt.context, added=added)
 
 
+def show_image(components: Any, image: Any, mask: Any) -> DecoderCondition | None:
+    """Returns the inputs of an AsymmetricAutoencoderKL's decoder; None for other autoencoders.
+
+    Raises:
+        ValueError: the image is latents.
+    """
+    if components.autoencoder.class_name != "AsymmetricAutoencoderKL":
+        return None
+    if image.shape[-1] != 3:
+        raise ValueError(
+            "image must be a picture, not latents, where vae is an AsymmetricAutoencoderKL, whose "
+            "decoder looks at it"
+        )
+    return DecoderCondition(image, mask)
+
+
 STABLE_DIFFUSION = Family(
     name="Stable Diffusion",
     components=diffusers_components(
@@ -63,6 +80,6 @@ STABLE_DIFFUSION = Family(
     usual_autoencoder=usual_autoencoder(),
     batch_key=count_windows,
     callback_tensors=CALLBACK_TENSORS,
-    shows_kept=True,
+    inpaint=Inpaint(decoder=show_image),
 )
 """Stable Diffusion 1.x and 2.x, and what was made of them."""

@@ -6,6 +6,7 @@ second encoder.
 """
 
 import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,10 +16,17 @@ from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.clip import as_windows, count_windows, tokenize, tokenize_caption
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
+from diffusax.pipelines.families.policies import Channels, ModelSize
 from diffusax.pipelines.families.unet import CALLBACK_TENSORS, UNetDenoiser, timestep_condition
 from diffusax.pipelines.plan.plan import Conditions, Prompt, Tokens
 from diffusax.text.prompts import apply_weights
 from diffusax.text.tokenizer import CLIPTokenizer
+
+_SIZES = ("target_size", "negative_target_size")
+_SCORES = ("aesthetic_score", "negative_aesthetic_score")
+_NEGATIVE_SIZES = (
+    *("negative_original_size", "negative_crops_coords_top_left", "negative_target_size"),
+)
 
 
 def encode(
@@ -97,8 +105,23 @@ def time_ids(components: Any, call: Any, height: int, width: int) -> tuple[list[
     return [*original, *crop, *target], [*negative_original, *corner, *negative_target]
 
 
+def unused(components: Any, call: Any, run: Any) -> Iterator[tuple[Sequence[str], str]]:
+    """Returns the sizes that change nothing in a run, with the reasons; see `time_ids`."""
+    if components.options.get("requires_aesthetics_score"):
+        yield _SIZES, "this network is told an aesthetic score in place of a target size"
+        return
+    yield _SCORES, "this network is told a target size in place of an aesthetic score"
+    if not run.weights:
+        return
+    steers = bool(components.controlnets or components.of_role("t2i_adapter"))
+    if call.image is not None and not (steers and call.control_image is None):
+        yield ("negative_crops_coords_top_left",), "with an image crops_coords_top_left counts here"
+    elif not (call.negative_original_size and call.negative_target_size):
+        yield _NEGATIVE_SIZES, "negative_original_size and negative_target_size count together only"
+
+
 def _check_width(components: Any, pooled: int, ids: int) -> None:
-    config = components.denoiser.unet.config
+    config = components.denoiser.network.config
     expected = config.projection_class_embeddings_input_dim
     actual = pooled + ids * config.addition_time_embed_dim
     if expected != actual:
@@ -132,9 +155,9 @@ STABLE_DIFFUSION_XL = Family(
     latents=functools.partial(LatentFormat.of, normalize=True, upcasts=True),
     batch_key=count_windows,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),
-    embedding_columns=("encoder_hidden_states", "text_embeds"),
+    edits=Channels(ModelSize()),
+    size_inputs=("time_ids",),
     callback_tensors=CALLBACK_TENSORS,
-    resizes_edits=True,
-    micro_conditioned=True,
+    unused=unused,
 )
 """Stable Diffusion XL and its refiner."""

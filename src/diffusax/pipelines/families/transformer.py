@@ -1,68 +1,26 @@
 """What the denoisers of transformers share."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import Any
 
-import jax
 import numpy as np
 
-from diffusax.models.network import Network, Params
-from diffusax.pipelines.plan.guidance import apply_guidance
-from diffusax.pipelines.plan.plan import Conditions, StepInputs, Tokens
-from diffusax.runtime.devices.mesh import Rules
+from diffusax.pipelines.families.denoiser import Denoiser
+from diffusax.pipelines.plan.plan import Tokens
 from diffusax.samplers.noise_levels import dynamic_mu
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerDenoiser:
-    """A transformer as the sampler calls it, see `Denoiser`. It is hashable and holds no arrays."""
+class TransformerDenoiser(Denoiser):
+    """A transformer of images of 1024x1024, diffusers' default, that reads a text beside them."""
 
-    transformer: Network
-    controlnets: tuple[Network, ...] = ()
-
-    sample_size: ClassVar[tuple[int, int]] = (128, 128)
-    """The rows and columns of latents of an image of 1024x1024, diffusers' default."""
-    embeds_guidance: ClassVar[bool] = False
-
-    @classmethod
-    def of(cls, networks: Mapping[str, Network]) -> Self:
-        """Returns the denoiser of a checkpoint's networks, which are given by name."""
-        return cls(networks["transformer"])
-
-    @property
-    def components(self) -> tuple[str, ...]:
-        """The names of the components whose parameters it reads."""
-        return ("transformer",)
-
-    @property
-    def in_channels(self) -> int:
-        """The channels of the latents."""
-        return int(self.transformer.config.in_channels)
+    sample_size = (128, 128)
 
     @property
     def context_dim(self) -> int:
         """The width of the text's embeddings."""
-        return int(self.transformer.config.joint_attention_dim)
-
-    @property
-    def tensor_rules(self) -> Rules:
-        """The axes of the parameters that a mesh's tensor axis splits."""
-        return self.transformer.tensor_rules
-
-    def embed(
-        self, params: Params, images: tuple[Any, ...], weights: Any = None
-    ) -> tuple[Any, ...]:
-        """Returns nothing, as no images steer the network."""
-        return ()
-
-    def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
-        """Returns the conditions as they are."""
-        return conditions
-
-    def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
-        """Applies classifier-free guidance; see `apply_guidance`."""
-        return apply_guidance(predictions, inputs.weights, inputs.rescale)
+        return int(self.network.config.joint_attention_dim)
 
 
 def chat_tokens(tokenizer: Any, text: str, most: int, *, thinking: bool = True) -> list[int]:
@@ -107,12 +65,17 @@ def schedule_options(
     if shifts_by_size(scheduler):
         rows, columns, _ = components.latents.shape(*size)
         options["mu"] = dynamic_mu(scheduler.config, (rows // 2) * (columns // 2))
+    return options | even_sigmas(scheduler, call, np.float32) if even else options
+
+
+def even_sigmas(scheduler: Any, call: Any, dtype: Any) -> dict[str, Any]:
+    """Returns the sigmas from 1 to 1/steps as options, where a call leaves them to the pipeline."""
     steps = call.num_inference_steps
-    takes = even and "sigmas" in scheduler.custom
-    if takes and call.sigmas is None and call.timesteps is None and steps:
-        sigmas = np.linspace(1.0, 1 / steps, steps, dtype=np.float32)
-        options |= {"steps": None, "sigmas": tuple(map(float, sigmas))}
-    return options
+    given = call.sigmas is not None or call.timesteps is not None
+    if "sigmas" not in scheduler.custom or given or not steps:
+        return {}
+    sigmas = np.linspace(1.0, 1 / steps, steps, dtype=dtype)
+    return {"steps": None, "sigmas": tuple(map(float, sigmas))}
 
 
 def shifts_by_size(scheduler: Any) -> bool:

@@ -2,37 +2,22 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from diffusax.models.network import Network, Params
+from diffusax.models.network import Params
+from diffusax.pipelines.families.denoiser import Denoiser
 from diffusax.pipelines.families.family import Component, Family
 from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
-from diffusax.runtime.devices.mesh import Rules
 from diffusax.samplers import Scheduler
 
 
 @dataclasses.dataclass(frozen=True)
-class UNet2DDenoiser:
+class UNet2DDenoiser(Denoiser):
     """A UNet without conditions. It is hashable and holds no arrays."""
 
-    unet: Network
-    components = ("unet",)
-    controlnets: tuple[Network, ...] = ()
-    context_dim = None
-    embeds_guidance = False
-
-    @classmethod
-    def of(cls, networks: Mapping[str, Network]) -> "UNet2DDenoiser":
-        """Returns the denoiser of a checkpoint's networks, which are given by name."""
-        return cls(networks["unet"])
-
-    @functools.cached_property
-    def in_channels(self) -> int:
-        """The channels of the images."""
-        return int(self.unet.config.in_channels)
+    component = "unet"
 
     @functools.cached_property
     def sample_size(self) -> tuple[int, int]:
@@ -41,28 +26,13 @@ class UNet2DDenoiser:
         Raises:
             ValueError: its config does not say it.
         """
-        size = self.unet.config.sample_size
+        size = self.network.config.sample_size
         if size is None:
             raise ValueError(
                 "sample_size must be in the config of the unet, as it is the size of the images "
                 "(got None); write it into the unet's config.json"
             )
         return size if isinstance(size, tuple) else (size, size)
-
-    @property
-    def tensor_rules(self) -> Rules:
-        """The axes of the parameters that a mesh's tensor axis splits."""
-        return self.unet.tensor_rules
-
-    def embed(
-        self, params: Params, images: tuple[Any, ...], weights: Any = None
-    ) -> tuple[Any, ...]:
-        """Returns nothing, as no images steer the network."""
-        return ()
-
-    def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
-        """Returns the conditions as they are."""
-        return conditions
 
     def __call__(
         self,
@@ -76,11 +46,7 @@ class UNet2DDenoiser:
     ) -> jax.Array:
         """Predicts for each image, b h w c; the arguments are those of `Denoiser`."""
         options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
-        return self.unet.apply(params["unet"], x, timestep, **options)
-
-    def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
-        """Returns the prediction of the only branch, b ..., of b 1 ... ."""
-        return predictions[:, 0]
+        return self.network.apply(params[self.component], x, timestep, **options)
 
 
 def tokenize(tokenizers: Any, texts: Any, call: Any, length: int | None = None) -> Tokens:
@@ -109,7 +75,6 @@ UNCONDITIONAL = Family(
         Component("unet", "denoiser"),
         Component("scheduler", "scheduler", Scheduler),
     ),
-    options=(),
     tokenize=tokenize,
     tokenize_caption=tokenize_caption,
     encode=encode,

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,8 @@ from diffusax.models.network import Network, Params
 from diffusax.models.unet.context_keys import project_context
 from diffusax.models.unet.controlnet import scale_residuals
 from diffusax.models.unet.t2i_adapter import weigh_maps
-from diffusax.pipelines.plan.guidance import apply_guidance
+from diffusax.pipelines.families.denoiser import Denoiser, beside
 from diffusax.pipelines.plan.plan import Conditions, StepInputs
-from diffusax.runtime.devices.mesh import Rules
 
 CALLBACK_TENSORS = {
     "prompt_embeds": "context",
@@ -31,63 +30,40 @@ _embed_scales = jax.jit(guidance_scale_embedding, static_argnums=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class UNetDenoiser:
+class UNetDenoiser(Denoiser):
     """A UNet with its ControlNets and T2I-Adapters. It is hashable and holds no arrays."""
 
-    unet: Network
-    controlnets: tuple[Network, ...] = ()
     t2i_adapters: tuple[Network, ...] = ()
 
+    component = "unet"
+
     @classmethod
-    def of(cls, networks: Mapping[str, Network]) -> "UNetDenoiser":
+    def of(cls, networks: Mapping[str, Network]) -> Self:
         """Returns the denoiser of a checkpoint's networks, which are given by name."""
-
-        def beside(name: str) -> tuple[Network, ...]:
-            names = (n for n in numbered(name, len(networks)) if n in networks)
-            return tuple(networks[n] for n in names)
-
-        return cls(networks["unet"], beside("controlnet"), beside("adapter"))
+        steering = (beside(networks, name) for name in ("controlnet", "adapter"))
+        return cls(networks[cls.component], *steering)
 
     @functools.cached_property
     def components(self) -> tuple[str, ...]:
         """The names of the components whose parameters it reads."""
-        return ("unet", *self._control_names, *self._adapter_names)
-
-    @functools.cached_property
-    def in_channels(self) -> int:
-        """The channels of the UNet's input."""
-        return int(self.unet.config.in_channels)
+        return (self.component, *self.control_names, *self._adapter_names)
 
     @functools.cached_property
     def sample_size(self) -> tuple[int, int]:
         """The rows and columns of latents that the UNet was trained at."""
-        size = self.unet.config.sample_size or 64
+        size = self.network.config.sample_size or 64
         return size if isinstance(size, tuple) else (size, size)
 
     @functools.cached_property
     def context_dim(self) -> int:
         """The width of the context that cross-attention reads."""
-        dim = self.unet.config.cross_attention_dim
+        dim = self.network.config.cross_attention_dim
         return int(dim[0] if isinstance(dim, tuple) else dim)
 
     @functools.cached_property
     def embeds_guidance(self) -> bool:
         """Whether the guidance scale is an input, as of a UNet distilled from a guided one."""
-        return getattr(self.unet.config, "time_cond_proj_dim", None) is not None
-
-    @property
-    def tensor_rules(self) -> Rules:
-        """The axes of the parameters that a mesh's tensor axis splits."""
-        return self.unet.tensor_rules
-
-    @property
-    def residuals(self) -> int:
-        """The number of residuals of each ControlNet: one per down block, and the middle's."""
-        return len(self.controlnets[0].shapes["controlnet_down_blocks"]) + 1
-
-    @functools.cached_property
-    def _control_names(self) -> tuple[str, ...]:
-        return numbered("controlnet", len(self.controlnets))
+        return getattr(self.network.config, "time_cond_proj_dim", None) is not None
 
     @functools.cached_property
     def _adapter_names(self) -> tuple[str, ...]:
@@ -110,7 +86,7 @@ class UNetDenoiser:
                 method="embed_condition",
                 **adapter_options(params, name, weights),
             )[:, None]
-            for net, name, image in zip(self.controlnets, self._control_names, images)
+            for net, name, image in zip(self.controlnets, self.control_names, images)
         ]
         steering = images[len(self.controlnets) :]
         for net, name, image in zip(self.t2i_adapters, self._adapter_names, steering, strict=True):
@@ -123,7 +99,7 @@ class UNetDenoiser:
 
         Of LoRAs, whose weights may change from row to row, each step computes the rest.
         """
-        networks = {"unet": self.unet, **dict(zip(self._control_names, self.controlnets))}
+        networks = {"unet": self.network, **dict(zip(self.control_names, self.controlnets))}
         keys = {
             name: project_context(
                 net,
@@ -145,18 +121,9 @@ class UNetDenoiser:
         *,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
-        """Predicts for each branch, b h w c.
+        """Predicts for each branch, b h w c; see `Denoiser`.
 
-        Args:
-            params: the parameters by component: unet, controlnet, controlnet_1 and so on, under
-                "adapters" their low-rank adapters' layers, and under "ip_adapters" the
-                IP-Adapters' of the UNet.
-            x: b h w c, the scaled latents; b counts images times branches.
-            timestep: b.
-            conditions: conditions without the axis of the branches, which is merged into the batch.
-            inputs: those of one row for each entry of the batch. control: b m r; freeu: b 4;
-                adapters: b a.
-            gradient_checkpointing: see `UNet2DConditionModel`.
+        Of the inputs it reads control: b m r; freeu: b 4; adapters: b a.
         """
         added = dict(conditions.added or {})
         options: dict[str, Any] = {"timestep_cond": added.pop("timestep_cond", None)}
@@ -175,11 +142,9 @@ class UNetDenoiser:
             more["freeu"] = inputs.freeu
         if conditions.channels is not None:
             x = jnp.concatenate([x, conditions.channels.astype(x.dtype)], axis=-1)
-        return self.unet.apply(params["unet"], x, timestep, conditions.context, **options, **more)
-
-    def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
-        """Applies classifier-free guidance, or InstructPix2Pix's; see `apply_guidance`."""
-        return apply_guidance(predictions, inputs.weights, inputs.rescale)
+        return self.network.apply(
+            params["unet"], x, timestep, conditions.context, **options, **more
+        )
 
     def _residuals(
         self,
@@ -191,7 +156,7 @@ class UNetDenoiser:
         options: dict[str, Any],
     ) -> dict[str, Any]:
         total: list[jax.Array] = []
-        given = zip(self.controlnets, self._control_names, conditions.control)
+        given = zip(self.controlnets, self.control_names, conditions.control)
         for m, (net, name, hint) in enumerate(given):
             own = {**options, **adapter_options(params, name, inputs.adapters)}
             own |= _keys(conditions, name)
@@ -230,5 +195,5 @@ def timestep_condition(denoiser: UNetDenoiser, scales: np.ndarray) -> dict[str, 
 
     Source: Meng et al. 2023, "On Distillation of Guided Diffusion Models".
     """
-    dim = denoiser.unet.config.time_cond_proj_dim
+    dim = denoiser.network.config.time_cond_proj_dim
     return {"timestep_cond": _embed_scales(np.asarray(scales, np.float32) - 1, dim)[:, None]}

@@ -16,6 +16,8 @@ import numpy as np
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, Params
+from diffusax.pipelines.families import policies
+from diffusax.pipelines.families.embeddings import OwnLengths
 from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
@@ -38,7 +40,7 @@ class ZImageDenoiser(TransformerDenoiser):
     @property
     def context_dim(self) -> int:
         """The width of the language model's hidden states."""
-        return int(self.transformer.config.cap_feat_dim)
+        return int(self.network.config.cap_feat_dim)
 
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
         """Returns the conditions with the refined captions, which a run computes once.
@@ -47,7 +49,7 @@ class ZImageDenoiser(TransformerDenoiser):
         """
         if inputs.adapters is not None:
             return conditions
-        refined = self.transformer.apply(
+        refined = self.network.apply(
             params["transformer"], conditions.context, conditions.lengths, method="refine_caption"
         )
         return conditions._replace(keys={"transformer": refined})
@@ -62,15 +64,10 @@ class ZImageDenoiser(TransformerDenoiser):
         *,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
-        """Predicts the velocity from images to noise for each branch, b h w c.
+        """Predicts the velocity from images to noise for each branch, b h w c; see `Denoiser`.
 
-        Args:
-            params: the parameters by component, and under "adapters" their low-rank adapters'.
-            x: b h w c, the latents.
-            timestep: b, from 1000 for noise to 0. The network counts from 0 for noise to 1.
-            conditions: the captions, b s d, and their lengths, b.
-            inputs: adapters: b a.
-            gradient_checkpointing: see `ZImageTransformer2DModel`.
+        The network counts time from 0 for noise to 1. Of the conditions it reads the captions,
+        b s d, and their lengths, b. Of the inputs it reads adapters: b a.
         """
         options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
         options |= adapter_options(params, "transformer", inputs and inputs.adapters)
@@ -79,7 +76,7 @@ class ZImageDenoiser(TransformerDenoiser):
             caption, options["refined"] = refined, True
         time = (1000 - timestep.astype(jnp.float32)) / 1000
         given = x, time, caption, conditions.lengths
-        return -self.transformer.apply(params["transformer"], *given, **options)
+        return -self.network.apply(params["transformer"], *given, **options)
 
     def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
         """Applies classifier-free guidance, and limits its norm by cfg_normalization."""
@@ -133,11 +130,7 @@ def tokenize(
 ) -> Tokens:
     """Returns the ids of texts as chats, n t, with their lengths; t is `padded_length`.
 
-    Args:
-        tokenizers: the only one.
-        texts: n texts.
-        call: the call, of which max_sequence_length is read.
-        length: has no effect, as embeddings of any length are filled up.
+    length has no effect, as embeddings of any length are filled up.
     """
     rows = [chat_tokens(tokenizers[0], text, call.max_sequence_length) for text in texts[0]]
     return padded_tokens(
@@ -169,11 +162,7 @@ def encode(
 ) -> Prompt:
     """Encodes tokens to the hidden states before the last layer, n t d, and their lengths.
 
-    Args:
-        encoders: the language model.
-        params: its parameters.
-        tokens: the ids, n t, and lengths. Attention is causal, so that pads change nothing before.
-        clip_skip: has no effect, as in diffusers.
+    Attention is causal, so that pads change nothing before. clip_skip has no effect.
     """
     options: dict[str, Any] = {"method": "hidden_states", "layers": (-2,)}
     (hidden,) = encoders[0].apply(params[0], tokens.ids[0], **options)
@@ -192,7 +181,6 @@ Z_IMAGE = Family(
         tokenizer=Qwen2Tokenizer,
         optional=("tokenizer", "text_encoder"),
     ),
-    options=(),
     tokenize=tokenize,
     tokenize_caption=tokenize_caption,
     encode=encode,
@@ -201,14 +189,12 @@ Z_IMAGE = Family(
     usual_autoencoder=usual_autoencoder(16),
     latents=functools.partial(LatentFormat.of, patch=2),
     schedule_options=schedule_options,
-    guidance=above_zero,
-    pad_embeds=pad_embeds,
-    callback_tensors={"prompt_embeds": "context"},
-    prompts_alone=True,
+    lengths=OwnLengths(pad_embeds),
     batch_key=caption_length,
-    keeps_size=True,
-    blends_own_noise=True,
-    begins_early=True,
-    samples_once=True,
+    guidance=policies.ClassifierFree(above_zero),
+    start=policies.FlowSteps(),
+    encoding=policies.sample_once,
+    inpaint=policies.Inpaint(policies.KeepSize(), noise=policies.blend_drawn),
+    callback_view=policies.prompts_alone,
 )
 """Z-Image and Z-Image-Turbo."""

@@ -28,6 +28,7 @@ from diffusax.pipelines.run.sample import at_once, bind, decode, sample
 from diffusax.pipelines.tasks.tasks import Task, text_to_image
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.layouts import place_of, tree_places
+from diffusax.runtime.devices.lowering import lowering_for, lowering_platforms
 from diffusax.runtime.devices.mesh import Rules, batch_sharding, batch_size, in_mesh, tree_sharding
 from diffusax.runtime.devices.shares import NO_IMAGES, pad_images
 from diffusax.runtime.programs.cost import Cost, cost_of
@@ -42,7 +43,6 @@ from diffusax.runtime.programs.program import (
 from diffusax.runtime.programs.topology import (
     DoesNotFitError,
     compile_there,
-    lowering_platforms,
     topology_mesh,
 )
 
@@ -98,7 +98,7 @@ def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) ->
     encoder_mesh = c.encoder_mesh if mesh is None else mesh
     mesh = mesh or c.mesh
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), c.params)
-    with recorded_requests() as found:
+    with recorded_requests() as found, lowering_for(lowering_platforms(mesh)):
         jax.eval_shape(functools.partial(_whole_call, c, task, call, mesh), params)
     device = None if mesh is not None else placement.device_of(c.denoiser_params)
     unique = {}
@@ -179,7 +179,7 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
             lambda x, axis: pad_images(x, parts, axis), plan, placement.image_axes(plan)
         )
     rows = len(plan.table.timestep)
-    latents = sample(bind(c, run.adapters, run.ip_adapters), plan, at_once(rows))
+    latents = sample(bind(c, run.loras, run.ip_adapters), plan, at_once(rows))
     return decode(c, latents, run.decoding, shown)
 
 

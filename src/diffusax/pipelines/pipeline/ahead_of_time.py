@@ -127,14 +127,6 @@ class AheadOfTime:
         return memory_of(self.parts.params)
 
 
-def _check_alone() -> None:
-    if jax.process_count() > 1:
-        raise ValueError(
-            "programs are compiled ahead, saved and loaded in one process (got "
-            f"{jax.process_count()}); the compilation cache serves several"
-        )
-
-
 def compile_all(found: Sequence[Request], mesh: Mesh | None, *, threads: int = 4) -> None:
     """Compiles the programs, several at once, with a progress bar; later calls use them."""
     bar = tqdm(total=len(found), desc="compiling", disable=None if len(found) > 1 else True)
@@ -164,10 +156,18 @@ def memory_of(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         place = "host" if isinstance(leaves[0], np.ndarray) else "parameters"
         report.setdefault(place, {})[name] = sum(map(share, leaves))
     for program in PROGRAMS.values():
-        for request_key, compiled in program.executables.items():
-            cost = cost_of(compiled)
+        for request_key, executable in program.executables.items():
+            cost = cost_of(executable.compiled)
             report[f"{program.name} {digest(request_key)}"] = {
                 "temporaries": cost.temporaries,
                 "code": cost.code,
             }
     return report
+
+
+def _check_alone() -> None:
+    if jax.process_count() > 1:
+        raise ValueError(
+            "programs are compiled ahead, saved and loaded in one process (got "
+            f"{jax.process_count()}); the compilation cache serves several"
+        )

@@ -23,7 +23,7 @@ from diffusax.images.vae_image_processor import VaeImageProcessor
 from diffusax.models.layers.embeddings import guidance_scale_embedding
 from diffusax.models.network import floating_dtype
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.plan.arguments import check_call
+from diffusax.pipelines.plan.arguments import Call, check_call
 from diffusax.pipelines.tasks.prompts import count_prompts
 from diffusax.pipelines.tasks.start import image_size
 from diffusax.runtime.random.noise import draw_like
@@ -98,9 +98,8 @@ class DiffusersMethods:
     @property
     def do_classifier_free_guidance(self) -> bool:
         """Whether the last call used guidance by guidance_scale."""
-        family, distilled = self.parts.family, self.parts.options.get("is_distilled")
-        guided = bool(family.guidance(self._guidance_scale or 0.0))
-        return guided and not family.true_guidance and not distilled
+        call = Call(guidance_scale=self._guidance_scale or 0.0)
+        return bool(self.parts.family.guidance.weights(self.parts, call))
 
     @property
     def num_timesteps(self) -> int:

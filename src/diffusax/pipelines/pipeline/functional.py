@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from diffusax.models.adapters.image_prompts import Layers as ImageLayers
+from diffusax.models.adapters.image_prompts import ImageLayers
 from diffusax.models.adapters.low_rank import Layers
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.components.components import Components
@@ -34,8 +34,14 @@ from diffusax.pipelines.tasks.prompts import (
 )
 from diffusax.pipelines.tasks.tasks import Task
 from diffusax.pipelines.tasks.unused import prepared
-from diffusax.runtime.programs.bounded import BoundedJit, is_traced, make_room
-from diffusax.runtime.switches import call_settled, in_auto_axes, is_double, standard_promotion
+from diffusax.runtime.programs.program import Program, make_room
+from diffusax.runtime.switches import (
+    call_settled,
+    in_auto_axes,
+    is_double,
+    is_traced,
+    standard_promotion,
+)
 
 
 class Inputs(NamedTuple):
@@ -95,7 +101,7 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     }
     tokens = token_groups(c, call, guided=guided)
     shown, decoding = run.decoder_condition, run.decoding
-    low_rank = None if run.adapters is None else dict(run.adapters)
+    low_rank = c.adapters.stacked(c, run.loras) if run.loras else None
     rest = tokens.lengths, low_rank, run.ip_adapters, tokens.layers
     found = Inputs(tokens.ids, plan, shown, embeds, decoding, *rest)
     # A caller who forbids implicit transfers may jit generate_fn.
@@ -181,7 +187,7 @@ def _told(plan: Plan, found: dict[str, Prompt]) -> Conditions:
     return plan.conditions._replace(**told)
 
 
-_compiled = BoundedJit(_generate, static_argnums=range(4), uncounted=[4])
+_compiled = Program(_generate, static=("family", "encoders", "denoiser", "vae"))
 
 
 def _embed(

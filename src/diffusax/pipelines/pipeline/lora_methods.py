@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffusax import lora as files
 from diffusax.checkpoints.keywords import take_keywords
 from diffusax.checkpoints.networks import check_safe
-from diffusax.lora.adapter import Adapter, adapter_of, layers_of
-from diffusax.lora.files import WEIGHT_NAME
-from diffusax.lora.weights import Weight, WeightGroups
+from diffusax.lora.files import WEIGHT_NAME, read_lora
+from diffusax.lora.keys import find_layers
+from diffusax.lora.lora import Lora, layers_of_arrays, lora_of_layers
+from diffusax.lora.stacks import Weight, WeightGroups
+from diffusax.lora.write import write_lora
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.components.fusing import fuse, unfuse
+from diffusax.pipelines.components.merging import fuse, unfuse
 from diffusax.pipelines.plan.arguments import as_list
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class LoraMethods:
     parts: Components
 
     @property
-    def adapters(self) -> Mapping[str, Adapter]:
+    def adapters(self) -> Mapping[str, Lora]:
         """The LoRAs that were loaded or added, by name; the mapping is read-only."""
         return self.parts.adapters.adapters
 
@@ -101,18 +102,17 @@ class LoraMethods:
         where |= {"revision": revision, "token": token, "cache_dir": cache_dir}
         where["local_files_only"] = local_files_only
         where |= take_keywords("load_lora_weights", keywords)[1]
-        file = files.read_lora(pretrained_model_name_or_path_or_dict, **where)
+        file = read_lora(pretrained_model_name_or_path_or_dict, **where)
         networks = adaptable_networks(self.parts)
         lacking = [c.name for c in self.parts.family.components if c.name not in networks]
-        layers = files.find_layers(file, networks, strict=strict, others=lacking)
-        changes = files.changes_of(layers, file, networks, strict=strict)
-        store, adapter = self.parts.adapters, adapter_of(changes, networks)
+        layers = find_layers(file, networks, strict=strict, others=lacking)
+        store, lora = self.parts.adapters, lora_of_layers(layers, file, networks, strict=strict)
         if hotswap:
-            store.replace(adapter_name or "", adapter, networks)
+            store.replace(adapter_name or "", lora, networks)
             return
         unused = (f"default_{i}" for i in itertools.count() if f"default_{i}" not in store.adapters)
         name = next(unused) if adapter_name is None else adapter_name
-        store.add(name, adapter, networks)
+        store.add(name, lora, networks)
         # As in PEFT, the LoRA that was loaded last is the one that calls use.
         store.active = {name: 1.0}
 
@@ -134,7 +134,7 @@ class LoraMethods:
         """
         names = ("weight_name", "subfolder", "revision", "token", "local_files_only", "cache_dir")
         where, more = take_keywords("lora_state_dict", keywords, names)
-        file = files.read_lora(pretrained_model_name_or_path_or_dict, **where, **more)
+        file = read_lora(pretrained_model_name_or_path_or_dict, **where, **more)
         return dict(file.tensors), None
 
     def set_adapters(
@@ -221,14 +221,15 @@ class LoraMethods:
         """
         default = ("transformer",) if "transformer" in self.parts.models else None
         targets = default if components is None else components
-        fuse(self.parts, targets, lora_scale, adapter_names, finite=safe_fusing)
+        networks = adaptable_networks(self.parts)
+        fuse(self.parts, networks, targets, lora_scale, adapter_names, finite=safe_fusing)
 
     def unfuse_lora(self, components: str | Sequence[str] | None = None) -> None:
         """Undoes `fuse_lora`: the parameters are bit for bit what they were.
 
         components: the components to restore; by default all.
         """
-        unfuse(self.parts, components)
+        unfuse(self.parts, adaptable_networks(self.parts), components)
 
     @property
     def fused_loras(self) -> set[str]:
@@ -331,7 +332,9 @@ def write_layers(
     """
     check_safe(safe)
     layers = {
-        k: v for name, (own, _) in given.items() for k, v in layers_of(name, own or {}).items()
+        k: v
+        for name, (own, _) in given.items()
+        for k, v in layers_of_arrays(name, own or {}).items()
     }
     if not layers:
         raise ValueError(f"there are no layers to save; give {next(iter(given))}_lora_layers")
@@ -340,4 +343,4 @@ def write_layers(
         return
     folder = Path(save_directory)
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_lora(folder / (weight_name or WEIGHT_NAME), layers, "diffusers", options=options)
+    write_lora(folder / (weight_name or WEIGHT_NAME), layers, "diffusers", options=options)

@@ -50,9 +50,8 @@ from diffusax.runtime.devices.mesh import (
     mesh_of,
     mesh_on,
 )
-from diffusax.runtime.programs.bounded import check_untraced
 from diffusax.runtime.programs.cache import enable_compilation_cache
-from diffusax.runtime.switches import settled
+from diffusax.runtime.switches import check_untraced, settled
 from diffusax.samplers.schedulers.options import Options
 
 

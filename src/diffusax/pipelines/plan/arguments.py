@@ -25,8 +25,8 @@ from diffusax.boundary.convert import (
 )
 from diffusax.boundary.options import Fraction, ImageCount, Pixels, Scale, Steps
 from diffusax.boundary.tensors import as_numpy, wants_tensors
-from diffusax.runtime.programs.bounded import check_untraced
 from diffusax.runtime.random.step_noise import is_stateful
+from diffusax.runtime.switches import check_untraced
 
 Texts = str | list[str] | None
 Coordinate = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]

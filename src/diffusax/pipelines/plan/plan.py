@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from diffusax.models.adapters.image_prompts import ImagePrompt
-from diffusax.models.adapters.image_prompts import Layers as ImageLayers
-from diffusax.models.adapters.low_rank import Layers
+from diffusax.models.adapters.image_prompts import ImageLayers, ImagePrompt
 from diffusax.runtime.random.noise import Noise
 from diffusax.samplers import Schedule, Table
 
@@ -186,10 +184,8 @@ class PreparedRun:
     same."""
     guidance_scale: float | None = None
     """The guidance scale that a callback has set; None where the call's own applies."""
-    adapters: Mapping[str, Layers] | None = None
-    """The adapters of the call by component, on the devices; None where it has none."""
-    adapter_order: tuple[Any, ...] = ()
-    """The call's adapters (`Adapter`) in the order of the columns of `StepInputs.adapters`."""
+    loras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The call's LoRAs (`Lora`) by name, in the order of the columns of `StepInputs.adapters`."""
     ip_adapters: tuple[ImageLayers, ...] = ()
     """The layers of the IP-Adapters of the call, on the devices; empty where it has none."""
     later: tuple[Later, ...] = ()

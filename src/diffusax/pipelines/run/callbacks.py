@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import jax
@@ -16,6 +16,7 @@ from diffusax.models.adapters.freeu import freeu_rows
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.families import Family
+from diffusax.pipelines.families.policies import negatives_first, of_branch
 from diffusax.pipelines.plan.arguments import Call, as_list, read_numbers
 from diffusax.pipelines.plan.guidance import call_rows
 from diffusax.pipelines.plan.plan import Conditions, PreparedRun
@@ -115,8 +116,8 @@ def _call_back(
         state, run = _take(name, value, readable, run, state, form)
     scale = pipe.guidance_scale
     before = call.guidance_scale if run.guidance_scale is None else run.guidance_scale
-    if run.weights and scale != before and not pipe.family.true_guidance:
-        run = _reweigh(run, call, pipe.family.guidance, scale)
+    if run.weights and scale != before:
+        run = _reweigh(run, call, pipe.parts, scale)
     if pipe.parts.freeu != freeu:
         rows = len(run.plan.step_inputs.rescale)
         run = _with_step_inputs(run, freeu=freeu_rows(pipe.parts.freeu, rows))
@@ -176,11 +177,10 @@ def _tensor(
         leaf = _leaves(run).get(field)
         if leaf is None:
             return None
+        lengths = conditions.lengths if field == "context" else None
         if name not in readable:
-            return _embeddings_of(run, leaf, 1) if run.weights else None
-        if family.prompts_alone:
-            return _embeddings_of(run, leaf, 0)
-        return _embeddings(_negative_first(leaf))
+            return _embeddings(of_branch(leaf, lengths, 1)) if run.weights else None
+        return _embeddings(family.callback_view(leaf, lengths))
     if name not in _PICTURES:
         names = ", ".join((*readable, *_NEGATIVES, *_PICTURES))
         raise ValueError(f"callback_on_step_end_tensor_inputs may name {names} (got {name!r})")
@@ -196,7 +196,7 @@ def _tensor(
         picture = inpainting.mask
     elif conditions.channels is not None:
         picture = {
-            "image_latents": _negative_first(conditions.channels),
+            "image_latents": negatives_first(conditions.channels),
             "mask": conditions.channels[:, 0, ..., :1],
             "masked_image_latents": conditions.channels[:, 0, ..., 1:],
         }[name]
@@ -220,17 +220,10 @@ class Embeddings(np.ndarray):
         return np.split(self, range(size, self.shape[dim], size), axis=dim)
 
 
-def _embeddings(leaf: Any) -> Embeddings:
-    return np.asarray(leaf).view(Embeddings)
-
-
-def _embeddings_of(run: PreparedRun, leaf: Any, branch: int) -> Any:
-    """Returns the embeddings of a branch, without padding a list of them, t d each."""
-    lengths = run.plan.conditions.lengths
-    if lengths is None or leaf is not run.plan.conditions.context:
-        return _embeddings(leaf[:, branch])
-    each = zip(leaf[:, branch], np.asarray(lengths)[:, branch])
-    return [_embeddings(context[:length]) for context, length in each]
+def _embeddings(given: Any) -> Any:
+    if isinstance(given, list):
+        return [_embeddings(one) for one in given]
+    return np.asarray(given).view(Embeddings)
 
 
 def _take(
@@ -329,14 +322,8 @@ def _leaves(run: PreparedRun) -> dict[str, Any]:
     return {**own, **(conditions.added or {})}
 
 
-def _negative_first(leaf: Any) -> jax.Array:
-    """Reorders b k ... to (k b) ..., diffusers' order: the negative prompts, then the prompts."""
-    leaf = jnp.asarray(leaf)
-    return jnp.concatenate([leaf[:, j] for j in reversed(range(leaf.shape[1]))])
-
-
 def _branches(name: str, value: Any, like: Any) -> Any:
-    """Inverts `_negative_first`; where only prompts are given, the negative ones are unchanged."""
+    """Inverts `negatives_first`; where only prompts are given, the negative ones are unchanged."""
     b, k = like.shape[:2]
     value = jnp.asarray(read_numbers(name, value), like.dtype)
     if value.shape[1:] != like.shape[2:] or value.shape[0] not in (b, k * b):
@@ -349,18 +336,14 @@ def _branches(name: str, value: Any, like: Any) -> Any:
     return jnp.stack(jnp.split(value, k)[::-1], axis=1)
 
 
-def _reweigh(
-    run: PreparedRun, call: Call, guidance: Callable[[float], Sequence[float]], scale: float
-) -> PreparedRun:
-    """Returns the run at a guidance scale that the callback set, which may turn guidance off.
-
-    guidance: see `Family.guidance`.
-    """
-    weights = [0.0] * len(run.weights)
+def _reweigh(run: PreparedRun, call: Call, c: Components, scale: float) -> PreparedRun:
+    """Returns the run at a guidance scale that the callback set, which may turn guidance off."""
+    weights, guidance = [0.0] * len(run.weights), c.family.guidance
+    changed = dataclasses.replace(call, guidance_scale=scale)
     if run.reweigh is not None:
-        weights = list(run.reweigh(max(scale, 1.0)))
-    elif now := guidance(scale):
-        (before,) = guidance(call.guidance_scale or 0.0) or (0.0,)
+        weights = list(run.reweigh(max(guidance.scale(changed), 1.0)))
+    elif now := guidance.weights(c, changed):
+        (before,) = guidance.weights(c, call) or (0.0,)
         weights = [run.weights[0] + now[0] - before, *run.weights[1:]]
     rows = len(run.plan.step_inputs.rescale)
     table = call_rows(call, weights, run.schedule.timesteps, rows)

@@ -16,8 +16,8 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
-from diffusax.models.adapters.image_prompts import Layers as ImageLayers
-from diffusax.models.adapters.low_rank import Layers
+from diffusax.lora.lora import Lora
+from diffusax.models.adapters.image_prompts import ImageLayers
 from diffusax.models.autoencoders.latents import to_unit
 from diffusax.models.autoencoders.tiling import tile_of, tiled_decode
 from diffusax.models.network import Params
@@ -45,18 +45,18 @@ class BoundDenoiser(NamedTuple):
 
 def bind(
     c: Components,
-    adapters: Mapping[str, Layers] | None = None,
+    loras: Mapping[str, Lora] | None = None,
     ip_adapters: tuple[ImageLayers, ...] = (),
 ) -> BoundDenoiser:
     """Returns the denoiser of a pipeline with its parameters, and with adapters, if any.
 
-    adapters: the layers by component, as in `PreparedRun`; those of other components are left out.
+    loras: the LoRAs by name, as in `PreparedRun`; what they change elsewhere is left out.
     ip_adapters: the layers of IP-Adapters.
     """
     params = c.denoiser_params
     if ip_adapters:
         params = {**params, "ip_adapters": ip_adapters}
-    own = {name: adapters[name] for name in params if name in adapters} if adapters else {}
+    own = c.adapters.stacked(c, loras, components=params) if loras else {}
     return BoundDenoiser(c.denoiser, {**params, "adapters": own} if own else params, c.mesh)
 
 
@@ -142,7 +142,7 @@ def watch(
         The latents, b h w c, see `sample`.
     """
     n, mesh = len(run.schedule), c.mesh
-    bound = bind(c, run.adapters, run.ip_adapters)
+    bound = bind(c, run.loras, run.ip_adapters)
     row_noise = _row_noise(run, in_vain=getattr(c.scheduler, "draws_in_vain", False))
     shown = tqdm(total=n, **{"leave": True, **bar, "desc": "compiling"})
     # Processes that share a mesh must dispatch alike, whatever their clocks and bars say.

@@ -16,6 +16,7 @@ from diffusax.pipelines.plan.arguments import Call, as_list, match_length
 from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.images import check_latents
+from diffusax.pipelines.tasks.references import looking_at
 from diffusax.pipelines.tasks.schedules import make_schedule
 from diffusax.pipelines.tasks.start import (
     are_latents,
@@ -104,12 +105,7 @@ def kontext(c: Components, call: Call) -> PreparedRun:
     reference = None if call.image is None else encode(c, None, _reference(c, call), b)
     x = pure_noise(c, call, noise, schedule, b, shape)
     run = prepare_run(c, call, schedule, noise, x, size=size)
-    if reference is None:
-        return run
-    conditions = run.plan.conditions
-    added = {**(conditions.added or {}), "reference": reference[:, None]}
-    plan = run.plan._replace(conditions=conditions._replace(added=added))
-    return dataclasses.replace(run, plan=plan)
+    return looking_at(run, [] if reference is None else [reference])
 
 
 def control(c: Components, call: Call) -> PreparedRun:

@@ -1,20 +1,20 @@
 """Inpainting: generates images anew where a mask is white."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from diffusax.images.masks import apply_overlay, bilinear, get_crop_region, to_mask
-from diffusax.images.pictures import nearest
+from diffusax.images.masks import apply_overlay, get_crop_region, to_mask
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import DecoderCondition, Images, Inpainting, PreparedRun
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.images import check_latents
 from diffusax.pipelines.tasks.prompts import prompt_for_each_image
-from diffusax.pipelines.tasks.references import with_inpainted, with_own_size
+from diffusax.pipelines.tasks.references import with_inpainted
 from diffusax.pipelines.tasks.schedules import make_schedule
 from diffusax.pipelines.tasks.start import (
     are_latents,
@@ -39,12 +39,9 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
 
     A network with as many input channels as the latents keeps the rest of the image by replacing it
     after each row; one with more is given the mask and the masked image beside the latents. A
-    family that looks at images looks at the one to inpaint, and at those in image_reference.
+    denoiser that looks at images looks at the one to inpaint, and at those in image_reference.
     """
-    if c.family.looks_at_images:
-        call = with_own_size(c, call)
-    else:
-        call = prompt_for_each_image(call)
+    call = c.family.inpaint.resize(c, prompt_for_each_image(call), image_size)
     b, height, width = count_images(call), *_inpainted_size(c, call)
     # diffusers puts the image back without noise after the last row, also where denoising_end or
     # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
@@ -60,11 +57,10 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
         require_channels(c, 2 * shape[-1] + 1, "inpainting")
 
     start = None if call.latents is None else check_latents(c.latents, call.latents, b, *shape[:2])
-    # A run of flow matching begins at its first level even if that is not pure noise.
-    whole = call.strength == 1 and call.denoising_start is None and not c.family.begins_early
-    clean = None
-    own_noise = start is not None and c.family.blends_own_noise
-    eps = noise.draw("start", shape) if own_noise else start
+    whole = call.denoising_start is None and c.family.start.is_noise(call.strength)
+    clean = eps = None
+    if start is not None:
+        eps = c.family.inpaint.noise(start, lambda: noise.draw("start", shape))
     if own_channels or (start is None and not whole):
         clean = encode(c, noise, pixels, b)
     if eps is None:
@@ -78,22 +74,24 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
         x = noised(schedule, clean, eps)
 
     check_count(mask, b, "mask_image")
-    shrink = bilinear if c.family.soft_masks else nearest
-    small = np.tile(shrink(mask, *shape[:2]), (b // len(mask), 1, 1, 1))
+    small = c.family.inpaint.shrink(mask, *shape[:2])
+    small = np.tile(small, (b // len(mask), 1, 1, 1))
     own: dict[str, Any] = {"size": (height, width)}
     if own_channels:
         own["inpainting"] = Inpainting(small, clean, eps)
         encodes = call.masked_image_latents is None and not are_latents(pixels)
-        if encodes and isinstance(noise, TorchNoise) and not c.family.encodes_to_mode:
-            # diffusers encodes the masked image in any case, which takes random numbers.
-            noise.draw("masked", shape, max(len(pixels), len(mask)))
+        if encodes and isinstance(noise, TorchNoise):
+            # diffusers encodes the masked image in any case, which may take random numbers.
+            count = max(len(pixels), len(mask))
+            c.family.encoding(functools.partial(noise.draw, "masked", shape), count, count)
     else:
         masked = _masked_latents(c, call, noise, pixels, mask, b)
         own["channels"] = programs.join_channels(small, masked)
     run = prepare_run(c, call, schedule, noise, x, **own)
-    if c.family.looks_at_images:
-        run = with_inpainted(c, call, run, clean)
-    shown = _decoder_condition(c, call, pixels, mask, b)
+    run = with_inpainted(c, call, run, clean)
+    shown = None if call.output_type == "latent" else c.family.inpaint.decoder(c, pixels, mask)
+    if shown is not None:
+        shown = DecoderCondition(*(np.tile(x, (b // len(x), 1, 1, 1)) for x in shown))
     finish = _overlay(call, crop["crops_coords"]) if call.padding_mask_crop is not None else None
     return dataclasses.replace(run, decoder_condition=shown, finish=finish)
 
@@ -134,27 +132,12 @@ def _masked_latents(
 
 
 def _inpainted_size(c: Components, call: Call) -> tuple[int, int]:
-    """Returns height and width of the images to inpaint, see `Family.keeps_size`."""
-    if not c.family.keeps_size or (call.height and call.width):
+    """Returns height and width of the images to inpaint, by default the first image's own."""
+    if call.height and call.width:
         return image_size(c, call)
     own = pixel_size(c, read_pixels(c, call, call.height, call.width))
     size = dataclasses.replace(call, height=call.height or own[0], width=call.width or own[1])
     return image_size(c, size)
-
-
-def _decoder_condition(
-    c: Components, call: Call, pixels: np.ndarray, mask: np.ndarray, b: int
-) -> DecoderCondition | None:
-    """Returns the inputs of an AsymmetricAutoencoderKL's decoder; None for other autoencoders."""
-    shown = c.family.shows_kept and call.output_type != "latent"
-    if not shown or c.autoencoder.class_name != "AsymmetricAutoencoderKL":
-        return None
-    if are_latents(pixels):
-        raise ValueError(
-            "image must be a picture, not latents, where vae is an AsymmetricAutoencoderKL, whose "
-            "decoder looks at it"
-        )
-    return DecoderCondition(*(np.tile(x, (b // len(x), 1, 1, 1)) for x in (pixels, mask)))
 
 
 def _overlay(call: Call, coords: Any) -> Callable[[Images], Images]:

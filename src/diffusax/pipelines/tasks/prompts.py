@@ -17,12 +17,12 @@ from diffusax.models.network import Network, Params
 from diffusax.pipelines.components.adapters import call_adapters, resolve_adapters
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.families import Family
+from diffusax.pipelines.families.embeddings import check_embeds
 from diffusax.pipelines.plan.arguments import (
     Call,
     as_list,
     check_call,
     match_length,
-    read_numbers,
 )
 from diffusax.pipelines.plan.plan import Prompt, Tokens
 from diffusax.pipelines.run import programs
@@ -155,7 +155,7 @@ def embed_prompts(c: Components, call: Call, branches: int, length: int | None =
             # From the host they go wherever the denoiser is.
             encoded = jax.device_get(encoded)
         found |= dict(zip(texts, encoded))
-    found = _same_length(c, found)
+    found = c.family.lengths.align(found)
     shapes = [embeds.context.shape for embeds in found.values()]
     if len(set(shapes)) > 1:
         length = found["" if "" not in texts else "negative_"].context.shape[1]
@@ -178,11 +178,14 @@ def _with_adapters(
 ) -> tuple[Tokens, tuple[Layers | None, ...]]:
     """Returns the tokens with the weights of the call's adapters, and each encoder's adapters."""
     adapters = call_adapters(c, call, count_prompts(call))
-    names = [name for _, _, name in c.text]
-    if adapters is None or not any(name in adapters.layers for name in names):
+    if adapters is None:
         return tokens, ()
-    layers = tuple(adapters.layers.get(name) for name in names)
-    return tokens._replace(adapters=np.tile(adapters.weights, (groups, 1))), layers
+    names = [name for _, _, name in c.text]
+    stacked = c.adapters.stacked(c, adapters.loras, components=names)
+    if not stacked:
+        return tokens, ()
+    tokens = tokens._replace(adapters=np.tile(adapters.weights, (groups, 1)))
+    return tokens, tuple(map(stacked.get, names))
 
 
 def stack_prompts(found: Found, *, branches: int, repeats: int) -> Prompt:
@@ -227,19 +230,7 @@ def _embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
     call = check_call({**arguments, **given.get("options", {})})
     c, call = resolve_adapters(c, call)
     prompt = embed_prompts(c, call, 1 + guided)
-    if c.family.pad_embeds is not None:
-        return _cut(prompt, 0), _cut(prompt, 1) if guided else []
-    leaves = prompt[: len(c.family.embeds)]
-    if c.family.true_guidance:
-        # FLUX's method encodes no negative prompts, and returns the positions of the tokens.
-        return *(leaf[:, 0] for leaf in leaves), np.zeros((leaves[0].shape[2], 3), np.float32)
-    return tuple(half for leaf in leaves for half in (leaf[:, 0], leaf[:, 1] if guided else None))
-
-
-def _cut(prompt: Prompt, branch: int) -> list[Any]:
-    """Returns the embeddings of a branch without their padding, t d each."""
-    lengths = np.asarray(prompt.lengths)[:, branch]
-    return [context[branch, :length] for context, length in zip(prompt.context, lengths)]
+    return c.family.lengths.encoded(prompt, len(c.family.embeds), guided=guided)
 
 
 def tokenize(
@@ -308,64 +299,13 @@ def given_embeds(c: Components, call: Call, *, guided: bool) -> dict[str, Prompt
     return {prefix: _given(c, call, prefix) for prefix in given}
 
 
-def check_embeds(
-    name: str, embeds: Any, ndim: int, width: int | None = None, *, axes: str | None = None
-) -> Any:
-    """Checks and returns embeddings, as a NumPy or JAX array. axes: the axes' names for the error.
-
-    Raises:
-        ValueError: they have another shape, or are not numbers.
-    """
-    axes = axes or ("(prompts, tokens, width)" if ndim == 3 else "(prompts, width)")
-    shape = getattr(embeds, "shape", None)
-    if shape is None or len(shape) != ndim or width not in (None, shape[-1]) or not len(embeds):
-        wanted = "" if width is None else f" with a width of {width}"
-        got = type(embeds).__name__ if shape is None else tuple(shape)
-        raise ValueError(f"{name} must be an array of shape {axes}{wanted} (got {got})")
-    return embeds if isinstance(embeds, jax.Array) else read_numbers(name, embeds)
-
-
 def _given(c: Components, call: Call, prefix: str) -> Prompt:
     """Returns the call's embeddings in the denoiser's dtype. prefix: "" or "negative_"."""
-    first, *others = (f"{prefix}{name}" for name in c.family.embeds)
-    if c.family.pad_embeds is not None:
-        arrays = _list_of_embeds(first, getattr(call, first), c.context_dim)
-        padded = c.family.pad_embeds(arrays)
-        return padded._replace(context=padded.context.astype(c.dtype))
-    embeds = [check_embeds(first, getattr(call, first), 3, c.context_dim)]
-    for name in others:
-        if getattr(call, name) is None:
-            raise ValueError(f"{name} must be given with {first}; see encode_prompt")
-        embeds.append(check_embeds(name, getattr(call, name), 2))
+    names = [f"{prefix}{name}" for name in c.family.embeds]
+    prompt = c.family.lengths.read(call, names, c.context_dim)
     # Another dtype would compile another program.
-    return Prompt(*(leaf.astype(c.dtype) for leaf in embeds))
-
-
-def _list_of_embeds(name: str, embeds: Any, width: int | None) -> list[Any]:
-    """Returns the embeddings of prompts of different lengths, t d each.
-
-    Raises:
-        ValueError: they have another shape, or are not numbers.
-    """
-    if isinstance(embeds, list | tuple):
-        if not embeds:
-            raise ValueError(f"{name} must have at least one array (tokens, width) (got none)")
-        return [check_embeds(name, x, 2, width, axes="a list of (tokens, width)") for x in embeds]
-    return list(check_embeds(name, embeds, 3, width))
-
-
-def _same_length(c: Components, found: dict[str, Prompt]) -> dict[str, Prompt]:
-    """Returns the embeddings with padding, so that all have the most tokens of any."""
-    longest = max(prompt.context.shape[1] for prompt in found.values())
-    if c.family.pad_embeds is None:
-        return found
-
-    def padded(prompt: Prompt) -> Prompt:
-        more = longest - prompt.context.shape[1]
-        context = jnp.pad(prompt.context, ((0, 0), (0, more), (0, 0))) if more else prompt.context
-        return prompt._replace(context=context)
-
-    return {prefix: padded(prompt) for prefix, prompt in found.items()}
+    cast = {name: getattr(prompt, name).astype(c.dtype) for name in prompt._fields[: len(names)]}
+    return prompt._replace(**cast)
 
 
 def call_texts(c: Components, call: Call, prefix: str, n: int) -> dict[str, list[str]]:

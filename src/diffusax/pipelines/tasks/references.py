@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from PIL import Image
 
 from diffusax.images.pictures import to_pixels
 from diffusax.images.references import (
     as_images,
-    limit_area,
-    limited_size,
-    reference_image,
     reference_images,
 )
 from diffusax.pipelines.components.components import Components
@@ -21,7 +19,7 @@ from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.images import encode_pixels
-from diffusax.pipelines.tasks.start import are_latents, pixel_size
+from diffusax.pipelines.tasks.start import are_latents
 
 
 def with_references(c: Components, call: Call, run: PreparedRun) -> PreparedRun:
@@ -30,49 +28,34 @@ def with_references(c: Components, call: Call, run: PreparedRun) -> PreparedRun:
     Raises:
         ValueError: an image cannot be read, is too small or too narrow.
     """
-    if call.image is None or not c.family.looks_at_images:
-        return run
-    pixels = (reference_image(image, c.latents.factor) for image in as_images(call.image))
-    return _looking_at(run, [_encoded(c, one) for one in pixels])
-
-
-def with_own_size(c: Components, call: Call) -> Call:
-    """Returns the call with the size of its images, which are made smaller if they are large.
-
-    Height and width that the call gives have no effect (pipeline_flux2_klein_inpaint.py, which
-    leaves images in a list as large as they are).
-
-    Raises:
-        ValueError: image is missing or cannot be read.
-    """
-    if call.image is None:
-        raise ValueError("image must be given")
-    several, multiple = isinstance(call.image, list | tuple), c.latents.multiple
-    images = as_images(call.image)
-    if all(isinstance(image, str | Path | Image.Image) for image in images):
-        images = [limit_area(image) for image in images]
-        call = dataclasses.replace(call, image=images if several else images[0])
-        width, height = images[0].size
-    else:
-        channels = c.latents.channels
-        own = pixel_size(c, to_pixels(call.image, factor=multiple, latent_channels=channels))
-        width, height = limited_size(*own[::-1])
-    height, width = (side // multiple * multiple for side in (height, width))
-    return dataclasses.replace(call, height=height, width=width)
+    images = c.family.edits.references(call, c.latents.factor)
+    return looking_at(run, [_encoded(c, pixels) for pixels in images])
 
 
 def with_inpainted(c: Components, call: Call, run: PreparedRun, clean: Any) -> PreparedRun:
-    """Returns a run that looks at the image to inpaint, and at those in image_reference.
+    """Returns a run that looks at the image to inpaint and at those in image_reference, if any.
 
     Several of the latter are looked at for each image; as many as there are images to generate are
     one for each.
 
     clean: the latents of the image to inpaint, b h w c.
     """
-    maps = [clean]
+    maps = list(c.family.edits.inpainted(clean))
     if call.image_reference is not None:
         maps += _reference_maps(c, call, len(clean))
-    return _looking_at(run, maps)
+    return looking_at(run, maps)
+
+
+def looking_at(run: PreparedRun, maps: Sequence[jax.Array]) -> PreparedRun:
+    """Returns a run whose denoiser looks at images. maps: their latents, 1 or b h w c each."""
+    if not maps:
+        return run
+    conditions = run.plan.conditions
+    count = len(conditions.context)
+    whole = [x if len(x) == count else programs.tile(x, count) for x in maps]
+    added = {"references": tuple(x.astype(np.float32)[:, None] for x in whole)}
+    conditions = conditions._replace(added={**(conditions.added or {}), **added})
+    return dataclasses.replace(run, plan=run.plan._replace(conditions=conditions))
 
 
 def _reference_maps(c: Components, call: Call, b: int) -> list[jax.Array]:
@@ -94,12 +77,3 @@ def _encoded(c: Components, pixels: Any) -> jax.Array:
     """Returns the mode of the latents of images n H W 3, n h w c."""
     options = {"upcast": c.latents.upcast, "normalize": c.latents.normalize}
     return encode_pixels(c, pixels, None, **options)
-
-
-def _looking_at(run: PreparedRun, maps: Sequence[jax.Array]) -> PreparedRun:
-    """Returns a run whose denoiser looks at images. maps: their latents, 1 or b h w c each."""
-    conditions = run.plan.conditions
-    count = len(conditions.context)
-    added = {"references": tuple(programs.tile(x, count)[:, None] for x in maps)}
-    conditions = conditions._replace(added={**(conditions.added or {}), **added})
-    return dataclasses.replace(run, plan=run.plan._replace(conditions=conditions))

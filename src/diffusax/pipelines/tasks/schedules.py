@@ -43,8 +43,7 @@ def make_schedule(
         "strength": strength,
         "use_clipped_model_output": bool(call.use_clipped_model_output),
     }
-    if c.family.schedule_options is not None:
-        options |= c.family.schedule_options(c, call, size)
+    options |= c.family.schedule_options(c, call, size)
     last = call.denoising_end or 0.0
     if not from_image and not 0 < last < 1:
         return cached_schedule(c.scheduler, **options)
@@ -73,16 +72,7 @@ def begin_row(c: Components, call: Call, whole: Schedule) -> int:
         return len(whole) - left
     given = call.timesteps or call.sigmas
     steps = (call.num_inference_steps if given is None else len(given)) or 0
-    return first_step(steps, call.strength, early=c.family.begins_early) * whole.order
-
-
-def first_step(steps: int, strength: float, *, early: bool) -> int:
-    """Returns the step at which a run of so many steps begins, which is `steps` where none is left.
-
-    early: whether a part of a step counts as one, see `Family.begins_early`.
-    """
-    kept = min(steps * strength, float(steps))
-    return int(steps - kept) if early else steps - int(kept)
+    return c.family.start.first_step(steps, call.strength) * whole.order
 
 
 def _nothing_left(call: Call, *, from_image: bool) -> str:

@@ -4,6 +4,7 @@ They use the families of checkpoints only through `Components`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -80,8 +81,8 @@ def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
     """Prepares a run that starts from images. start: options of `make_schedule`."""
     call = prompt_for_each_image(call)
     b = count_images(call)
-    wanted = image_size(c, call) if c.family.resizes_images else (call.height, call.width)
-    pixels = read_pixels(c, call, *wanted)
+    call = c.family.resize(c, call, image_size)
+    pixels = read_pixels(c, call, call.height, call.width)
     size = pixel_size(c, pixels)
     schedule = make_schedule(c, call, size, **start)
     noise = noise_source(call.noise, call.seed, b, call.generators)
@@ -90,8 +91,7 @@ def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
     if call.latents is not None:
         x = check_latents(c.latents, call.latents, b, *shape[:2])
     else:
-        each = not c.family.samples_once
-        x = encode(c, noise, pixels, b, normalize=c.latents.normalize, per_seed=each)
+        x = encode(c, noise, pixels, b, normalize=c.latents.normalize, per_seed=True)
         if call.denoising_start is None:
             x = noised(schedule, x, noise.draw("start", shape))
     return prepare_run(c, call, schedule, noise, x, size=size)
@@ -101,8 +101,8 @@ def instruct(c: Components, call: Call) -> PreparedRun:
     """Prepares a run that edits images as the prompt says (Brooks et al. 2023, InstructPix2Pix)."""
     call = prompt_for_each_image(call)
     b = count_images(call)
-    resized = image_size(c, call) if c.family.resizes_edits else (None, None)
-    pixels = read_pixels(c, call, *resized)
+    call = c.family.edits.resize(c, call, image_size)
+    pixels = read_pixels(c, call, call.height, call.width)
     size = pixel_size(c, pixels)
     schedule = make_schedule(c, call, size)
     noise = noise_source(call.noise, call.seed, b, call.generators)
@@ -154,7 +154,7 @@ def prepare_run(
         _check_joined(call, weights)
         weights, reweigh = texts.guidance(max(scale, 1.0)), texts.guidance
     if weights is None:
-        weights = guidance_weights(c, call)
+        weights = c.family.guidance.weights(c, call)
     if texts is None:
         prompts = [embed_prompts(c, call, branches=1 + len(weights))]
     else:
@@ -186,7 +186,7 @@ def prepare_run(
         run = dataclasses.replace(run, later=later, reweigh=reweigh)
     if adapters is None:
         return run
-    return dataclasses.replace(run, adapters=adapters.layers, adapter_order=adapters.order)
+    return dataclasses.replace(run, loras=adapters.loras)
 
 
 def _check_joined(call: Call, weights: tuple[float, ...] | None) -> None:
@@ -208,19 +208,11 @@ def _rule(c: Components, call: Call, weights: tuple[float, ...]) -> Any:
     """Returns the call's rule of guidance, see `guidance.as_rule`. weights: those of guidance.
 
     Raises:
-        ValueError: it is no rule, the denoiser has no branches to guide, or cfg_normalization
-            belongs to another rule.
+        ValueError: it is no rule, there are no branches to guide, or cfg_normalization belongs to
+            another rule.
     """
-    if call.guide is not None and c.denoiser.embeds_guidance:
-        raise ValueError(
-            "guide combines predictions with and without the prompt, and this network is given the "
-            "guidance scale instead; leave it out"
-        )
-    if call.guide is not None and c.family.true_guidance and not weights:
-        raise ValueError(
-            "guide combines predictions for the prompt and for a negative one; give "
-            "negative_prompt and a true_cfg_scale above 1, or leave guide out"
-        )
+    if call.guide is not None:
+        c.family.guidance.check_rule(c, weights)
     if call.guide is not None and call.cfg_normalization:
         raise ValueError("only one of guide and cfg_normalization can be given")
     return guidance.as_rule(call.guide)
@@ -232,24 +224,9 @@ def _adapter_rows(adapters: CallAdapters, call: Call, height: int) -> np.ndarray
     return np.tile(images, (height, 1, 1))
 
 
-def guidance_weights(c: Components, call: Call) -> tuple[float, ...]:
-    """Returns the weights of classifier-free guidance; none for a network that needs none.
-
-    See `Family.true_guidance` for families that take another scale.
-    """
-    scale = 1.0 if call.guidance_scale is None else call.guidance_scale
-    if c.family.true_guidance:
-        pooled = call.negative_pooled_prompt_embeds is not None
-        embedded = call.negative_prompt_embeds is not None and pooled
-        scale = call.true_cfg_scale if call.negative_prompt is not None or embedded else 1.0
-    return () if c.unguided else c.family.guidance(scale)
-
-
 def most_branches(c: Components, task: Task) -> int:
     """Returns the most branches of guidance that an image of a task may have."""
-    if task is instruct:
-        return 3
-    return 1 if c.unguided else 2
+    return 3 if task is instruct else c.family.guidance.branches(c)
 
 
 def encode(
@@ -268,17 +245,18 @@ def encode(
 
     noise: the source of the noise that samples the autoencoder's distribution; None takes its mode.
     purpose: the name of that noise. per_seed: whether, with a seed for each image, fewer images
-    than b are repeated before they are sampled.
+    than b may be repeated before they are sampled.
     """
     check_count(pixels, b, "image")
     channels = c.latents.channels
     if are_latents(pixels):
         return programs.tile(programs.normalized(c.autoencoder, c.autoencoder_params, pixels), b)
-    eps, mode = None, c.family.encodes_to_mode or c.autoencoder.class_name in _NOT_SAMPLED
-    if noise is not None and not mode:
+    eps = None
+    if noise is not None and c.autoencoder.class_name not in _NOT_SAMPLED:
         many = per_seed and isinstance(noise, TorchNoise) and len(noise.generators) > 1
         height, width = (n // c.latents.factor for n in pixels.shape[1:3])
-        eps = noise.draw(purpose, (height, width, channels), b if many else len(pixels))
+        draw = functools.partial(noise.draw, purpose, (height, width, channels))
+        eps = c.family.encoding(draw, len(pixels), b if many else len(pixels))
     options = {"upcast": c.latents.upcast, "scale": scale, "normalize": normalize}
     return programs.tile(encode_pixels(c, pixels, eps, **options), b)
 

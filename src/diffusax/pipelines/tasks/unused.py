@@ -31,11 +31,6 @@ _OF_TEXTS = (
     "text_encoder_out_layers",
 )
 _ATTENTION = ("cross_attention_kwargs", "joint_attention_kwargs", "attention_kwargs")
-_SIZES = ("target_size", "negative_target_size")
-_SCORES = ("aesthetic_score", "negative_aesthetic_score")
-_NEGATIVE_SIZES = (
-    *("negative_original_size", "negative_crops_coords_top_left", "negative_target_size"),
-)
 _SECOND = ("prompt_2", "negative_prompt_2")
 
 
@@ -80,13 +75,11 @@ def _of_guidance(task: Task, c: Components, call: Call, run: PreparedRun) -> Ite
         return
     off = guidance_off(c, call, instructs=task is instruct)
     yield [name for name in _OF_GUIDANCE if _says_something(getattr(call, name))], off
-    if c.family.true_guidance and call.true_cfg_scale > 1:
-        yield ("true_cfg_scale",), off
-    if c.unguided or (c.family.true_guidance and task is not instruct):
-        if not c.denoiser.embeds_guidance:
-            yield ("guidance_scale",), "this network was distilled and is told no guidance scale"
-    elif task is instruct and (call.guidance_scale or 0) > 1:
-        yield ("guidance_scale",), off
+    own = c.family.guidance
+    if own.branches(c) > 1 and (getattr(call, own.argument) or 0) > 1:
+        yield (own.argument,), off
+    if not c.denoiser.embeds_guidance:
+        yield own.told(c), "this network was distilled and is told no guidance scale"
 
 
 def guidance_off(c: Components, call: Call, *, instructs: bool = False) -> str:
@@ -96,14 +89,7 @@ def guidance_off(c: Components, call: Call, *, instructs: bool = False) -> str:
     """
     if instructs:
         return "guidance needs guidance_scale above 1 and image_guidance_scale of at least 1"
-    if c.family.true_guidance and call.true_cfg_scale > 1:
-        return "guidance needs negative_prompt, or both of its embeddings"
-    if c.family.true_guidance:
-        return f"true_cfg_scale={call.true_cfg_scale:g} turns guidance off"
-    if c.unguided:
-        return "this network needs no guidance, so that there is one prediction without any"
-    scale = 1.0 if call.guidance_scale is None else call.guidance_scale
-    return f"guidance_scale={scale:g} turns guidance off"
+    return c.family.guidance.why_off(c, call)
 
 
 def _of_texts(c: Components, call: Call, run: PreparedRun) -> Iterator[Reason]:
@@ -117,23 +103,7 @@ def _of_texts(c: Components, call: Call, run: PreparedRun) -> Iterator[Reason]:
         yield _ATTENTION, "'scale' multiplies the weights of LoRAs, and none is active"
     if c.options.get("force_zeros_for_empty_prompt") and call.negative_prompt is None:
         yield ("negative_prompt_2",), "without negative_prompt this checkpoint takes zeros for both"
-    if c.family.micro_conditioned:
-        yield from _of_sizes(c, call, run)
-
-
-def _of_sizes(c: Components, call: Call, run: PreparedRun) -> Iterator[Reason]:
-    """See `families.stable_diffusion_xl.time_ids`."""
-    if c.options.get("requires_aesthetics_score"):
-        yield _SIZES, "this network is told an aesthetic score in place of a target size"
-        return
-    yield _SCORES, "this network is told a target size in place of an aesthetic score"
-    if not run.weights:
-        return
-    steers = bool(c.controlnets or c.of_role("t2i_adapter")) and call.control_image is None
-    if call.image is not None and not steers:
-        yield ("negative_crops_coords_top_left",), "with an image crops_coords_top_left counts here"
-    elif not (call.negative_original_size and call.negative_target_size):
-        yield _NEGATIVE_SIZES, "negative_original_size and negative_target_size count together only"
+    yield from c.family.unused(c, call, run)
 
 
 def _of_sampling(task: Task, c: Components, call: Call, run: PreparedRun) -> Iterator[Reason]:

@@ -1,20 +1,30 @@
 """Lowers an operation as is best for the platform of the program, or in the plain form."""
 
 import contextlib
-import contextvars
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from diffusax.runtime.devices.chips import CARDS, capability_of
+from diffusax.runtime.devices.layouts import platform_of
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """JAX's names of the platforms that lowerings are chosen for."""
 
-_PLAIN = contextvars.ContextVar("plain", default=False)
+OPTIONS: dict[str, dict[str, str | bool]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
+"""XLA's options by JAX's name of a platform.
+
+On GPUs products are cuBLAS's, which add a bias and a residual. XLA's own kernels of products do
+not inside a sampler's loop, where each such sum is a kernel of its own; and XLA compiles tens of
+tilings for each of them, to time them on the device.
+"""
+
+# JAX keeps what it traces by the values of these, too.
+_PLATFORM: Any = jax.make_user_context(None)
+_PLAIN: Any = jax.make_user_context(False)
 
 
 def by_platform(
@@ -22,20 +32,57 @@ def by_platform(
 ) -> Any:
     """Computes an operation by the lowering chosen for the platform of the program.
 
-    That platform need not be this machine's: the same trace is exported to others. Where two
-    platforms choose differently, all their lowerings are traced, and only one is lowered.
+    Inside `lowering_for` it is known. A function that a user traces may be lowered for any, or for
+    several: there all lowerings on which platforms differ are traced, and one is lowered for each.
 
     Args:
         choose: returns the name of the lowering for one of `PLATFORMS`; others lower like "rocm".
         lowerings: the lowerings by name.
         *args: the arrays that the lowering takes.
     """
+    known = _PLATFORM.value
+    if known is not None:
+        return lowerings[choose(known if known in PLATFORMS else "rocm")](*args)
     names = {platform: choose(platform) for platform in PLATFORMS}
     default = names.pop("rocm")
     others = {p: lowerings[name] for p, name in names.items() if name != default}
     if not others:
         return lowerings[default](*args)
     return jax.lax.platform_dependent(*args, default=lowerings[default], **others)
+
+
+def lowering_for(platforms: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Traces functions for these platforms inside the context, and for no others.
+
+    What is traced inside must be lowered for them alone.
+    """
+    return _PLATFORM(platforms[0] if len(platforms) == 1 else None)
+
+
+def lowering_platforms(mesh: Mesh | None) -> tuple[str]:
+    """Returns the platform of a mesh's devices, as `jax.stages.Traced.lower` takes it.
+
+    Without a mesh it is that on which JAX computes by default.
+    """
+    return (platform_of(_default_device() if mesh is None else mesh.devices.flat[0]),)
+
+
+def platform_for(arrays: Iterable[Any]) -> str:
+    """Returns the platform on which JAX runs a program of these arrays, or of their shapes."""
+    for x in arrays:
+        sharding = getattr(x, "sharding", None)
+        # Arrays that are on their device by default go where the others are.
+        if sharding is not None and getattr(x, "committed", True):
+            return platform_of(next(iter(sharding.device_set)))
+    mesh = jax.sharding.get_mesh()
+    return lowering_platforms(None if mesh.empty else mesh)[0]
+
+
+def _default_device() -> Any:
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if chosen is None or isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    return chosen
 
 
 def cuda_capability() -> tuple[int, int] | None:
@@ -56,31 +103,14 @@ def known_sizes(shape: Sequence[Any]) -> tuple[int, ...]:
     return tuple(n if isinstance(n, int) else 2 for n in shape)
 
 
-@contextlib.contextmanager
-def plain_lowerings() -> Iterator[None]:
-    """Traces convolutions and attention in their plain form inside the context.
-
-    It affects functions that are traced inside; what JAX has traced before keeps its form.
-    """
-    token = _PLAIN.set(True)
-    try:
-        yield
-    finally:
-        _PLAIN.reset(token)
+def plain_lowerings() -> contextlib.AbstractContextManager[None]:
+    """Traces convolutions and attention in their plain form inside the context."""
+    return _PLAIN(True)
 
 
 def is_plain() -> bool:
     """Returns whether the code runs inside `plain_lowerings`."""
-    return _PLAIN.get()
-
-
-OPTIONS: dict[str, dict[str, str | bool]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
-"""XLA's options by JAX's name of a platform.
-
-On GPUs products are cuBLAS's, which add a bias and a residual. XLA's own kernels of products do
-not inside a sampler's loop, where each such sum is a kernel of its own; and XLA compiles tens of
-tilings for each of them, to time them on the device.
-"""
+    return _PLAIN.value
 
 
 def compiler_options(mesh: Mesh | None = None) -> dict[str, str | bool]:

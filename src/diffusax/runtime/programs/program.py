@@ -1,33 +1,53 @@
-"""Compiled programs that can be made ahead of time, saved and loaded."""
+"""Functions that are compiled for each shape of their arguments, and the programs made of them."""
 
 import contextlib
 import contextvars
 import functools
+import gc
 import hashlib
 import inspect
+import itertools
 import logging
+import math
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
+from diffusax.runtime.compat import is_tracing
 from diffusax.runtime.devices.layouts import ORDERS, order_of, platform_of
-from diffusax.runtime.devices.lowering import compiler_options
+from diffusax.runtime.devices.lowering import (
+    compiler_options,
+    lowering_for,
+    platform_for,
+)
 from diffusax.runtime.devices.mesh import in_mesh
-from diffusax.runtime.programs.bounded import BoundedJit, forget_shapes, is_traced
+from diffusax.runtime.programs import room
 from diffusax.runtime.programs.cache import check_compilation_cache
 from diffusax.runtime.programs.flops import count_flops
 
 log = logging.getLogger(__name__)
 
 PROGRAMS: dict[str, "Program"] = {}
-"""All programs by name."""
+"""The programs that can be compiled ahead of time and saved, by name."""
+
+_ALL: "weakref.WeakSet[Program]" = weakref.WeakSet()
+_CLOCK = itertools.count()
+_LOCK = threading.Lock()
+_REQUESTS: contextvars.ContextVar[list["Request"] | None] = contextvars.ContextVar(
+    "requests", default=None
+)
+_WATCHER: contextvars.ContextVar[Callable[[], None] | None] = contextvars.ContextVar(
+    "watcher", default=None
+)
 
 
 class Request(NamedTuple):
-    """A program and the shapes of a call."""
+    """A program and the arguments of a call, or their shapes."""
 
     program: "Program"
     static: tuple[tuple[str, Any], ...]
@@ -36,9 +56,201 @@ class Request(NamedTuple):
     """The other arguments, as trees of shapes or of arrays."""
 
 
-_REQUESTS: contextvars.ContextVar[list[Request] | None] = contextvars.ContextVar(
-    "requests", default=None
-)
+class Shape(NamedTuple):
+    """What is equal for the calls of a program that JAX compiles together."""
+
+    platform: str
+    static: tuple[tuple[str, Any], ...]
+    arrays: tuple[Any, ...]
+    """The shapes and dtypes of the arguments; of parameters only the first one's dtype."""
+
+
+class Key(NamedTuple):
+    """What is equal for the calls of a program that can use one executable."""
+
+    name: str
+    shape: Shape
+    arrays: tuple[Any, ...]
+    """The shapes and dtypes of all arrays, their devices, and their order in memory."""
+
+
+class Executable(NamedTuple):
+    """What was compiled before a call, or loaded."""
+
+    compiled: jax.stages.Compiled
+    request: Request | None = None
+    """What it was compiled for, if it can be saved."""
+    mesh: Mesh | None = None
+
+
+class _Compiled:
+    """What a program's calls of one shape use: an executable by their key, or what JAX compiles."""
+
+    def __init__(self) -> None:
+        self.executables: dict[Key, Executable] = {}
+        self.jitted: Any = None
+        self.used, self.bytes = 0, 0
+        """The time of the last use, and the size of the code, of what JAX has compiled."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is there that a call could use."""
+        return self.jitted is None and not self.executables
+
+
+class Program:
+    """A function, and the programs that were made of it, one for each shape of its arguments.
+
+    A call uses the executable that was compiled ahead of time or loaded, if there is one. Otherwise
+    JAX compiles the function, or reads it from the compilation cache, and later calls use what it
+    has compiled, until `make_room` releases it. Inside another trace the function is traced.
+    """
+
+    __wrapped__: Callable[..., Any]
+    """The function itself."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        static: Sequence[str] = (),
+        donate: Sequence[str] = (),
+        uncounted: Sequence[str] = ("params",),
+        shape_of: str = "",
+        **options: Any,
+    ):
+        """Makes the program of a function.
+
+        Args:
+            function: a function of arrays, trees of arrays, and static arguments.
+            static: the arguments to specialise on, which must be hashable.
+            donate: the arguments whose memory the result may use.
+            uncounted: arguments of many leaves, whose shapes follow from those of the others; if
+                they do not, the programs that JAX has compiled for them are released together.
+            shape_of: the argument whose shape the log names, for a program that can be compiled
+                ahead of time and saved.
+            **options: further options of `jax.jit`.
+        """
+        functools.update_wrapper(self, function)
+        self.name = getattr(function, "__name__", "call")
+        self.signature = inspect.signature(function)
+        self.static = tuple(static)
+        self.dynamic = tuple(n for n in self.signature.parameters if n not in static)
+        self.uncounted = frozenset(uncounted)
+        self.shape_of = shape_of
+        self._cache: dict[Shape, _Compiled] = {}
+        donated = [1 + self.dynamic.index(name) for name in donate]
+        self._options = {"static_argnums": 0, "donate_argnums": donated, **options}
+        self._function = function
+        self._any_shape = self._jit()
+        _ALL.add(self)
+        if shape_of:
+            PROGRAMS[self.name] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the function's result."""
+        return self.call(self.request(*args, **kwargs))[0]
+
+    def request(self, *args: Any, **kwargs: Any) -> Request:
+        """Returns the request of a call with these arguments."""
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        static = tuple((name, given[name]) for name in self.static)
+        return Request(self, static, tuple(given[name] for name in self.dynamic))
+
+    def call(self, request: Request) -> tuple[Any, bool]:
+        """Returns the function's result, and whether JAX had to compile it for these shapes."""
+        found = _REQUESTS.get()
+        if found is not None and self.shape_of:
+            found.append(request)
+            return self._unrecorded(request), False
+        if is_tracing():
+            # Programs with options of their own cannot be part of another.
+            return self._any_shape(request.static, *request.dynamic), False
+        shape = call_shape(request)
+        compiled = self._cache.get(shape)
+        if compiled is not None and compiled.executables:
+            executable = compiled.executables.get(key(request))
+            if executable is not None:
+                return executable.compiled(*request.dynamic), False
+        with lowering_for([shape.platform]):
+            if compiled is None or compiled.jitted is None:
+                return self._first_call(request, shape), True
+            compiled.used = next(_CLOCK)
+            return compiled.jitted(request.static, *request.dynamic), False
+
+    @property
+    def executables(self) -> dict[Key, Executable]:
+        """What was compiled ahead of time, or loaded, by key."""
+        with _LOCK:
+            found = [compiled.executables.items() for compiled in self._cache.values()]
+            return dict(itertools.chain.from_iterable(found))
+
+    def keep(self, request_key: Key, executable: Executable) -> None:
+        """Lets calls with this key use an executable."""
+        with _LOCK:
+            compiled = self._cache.setdefault(request_key.shape, _Compiled())
+            compiled.executables[request_key] = executable
+
+    def forget(self, request_key: Key) -> None:
+        """Releases the executable with this key, if there is one."""
+        with _LOCK:
+            compiled = self._cache.get(request_key.shape)
+            if compiled is None:
+                return
+            compiled.executables.pop(request_key, None)
+            if compiled.is_empty:
+                del self._cache[request_key.shape]
+
+    def forget_all(self) -> None:
+        """Releases all executables, and all that JAX has compiled for calls."""
+        with _LOCK:
+            self._cache.clear()
+
+    @property
+    def compiled_shapes(self) -> int:
+        """The number of shapes for which JAX has compiled the program in a call."""
+        return sum(compiled.jitted is not None for compiled in list(self._cache.values()))
+
+    def _unrecorded(self, request: Request) -> Any:
+        """Calls the program without recording the programs that it calls, which are parts of it."""
+        token = _REQUESTS.set(None)
+        try:
+            return self._any_shape(request.static, *request.dynamic)
+        finally:
+            _REQUESTS.reset(token)
+
+    def _first_call(self, request: Request, shape: Shape) -> Any:
+        """Returns the result of the first call with these shapes, which compiles the program."""
+        began = time.perf_counter()
+        if (watcher := _WATCHER.get()) is not None:
+            watcher()
+        make_room()
+        check_compilation_cache()
+        jitted, code = self._jit(compiler_options=compiler_options() or None), 0
+        given = request.static, *request.dynamic
+        if room.counts_bytes():
+            # The call uses the program that this compiles.
+            code = room.code_bytes(jitted.lower(*given).compile())
+        result = jitted(*given)
+        with _LOCK:
+            compiled = self._cache.setdefault(shape, _Compiled())
+            compiled.jitted, compiled.bytes, compiled.used = jitted, code, next(_CLOCK)
+        if self.shape_of:
+            seconds = time.perf_counter() - began
+            log.info("%s: compiled, or read from the cache, in %.1f s", describe(request), seconds)
+        return result
+
+    def _jit(self, **options: Any) -> Any:
+        function, names = self._function, self.dynamic
+
+        # Each shape gets its own function: JAX keeps the programs of equal functions together.
+        def call(static: tuple[tuple[str, Any], ...], *dynamic: Any) -> Any:
+            return function(**dict(static), **dict(zip(names, dynamic)))
+
+        call.__name__ = call.__qualname__ = self.name
+        return jax.jit(call, **{**options, **self._options})
 
 
 @contextlib.contextmanager
@@ -52,92 +264,26 @@ def recorded_requests() -> Iterator[list[Request]]:
         _REQUESTS.reset(token)
 
 
-class Program:
-    """A jitted function, and the executables that were compiled or loaded for it.
+@contextlib.contextmanager
+def watched_compilations(watcher: Callable[[], None]) -> Iterator[None]:
+    """Calls a function before each program that this thread compiles inside the context."""
+    token = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(token)
 
-    A call uses the executable for its shapes if there is one. Otherwise JAX compiles it, unless it
-    has before, and one line in the log says so. Inside another trace the function is traced.
+
+def lower(
+    request: Request, *, lowering_platforms: Sequence[str] | None = None
+) -> jax.stages.Lowered:
+    """Lowers the request's program to StableHLO.
+
+    lowering_platforms: see `jax.stages.Traced.lower`; by default that of the request's arrays.
     """
-
-    __wrapped__: Callable[..., Any]
-    """The function itself."""
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        *,
-        static: Sequence[str] = (),
-        donate: Sequence[str] = (),
-        shape_of: str,
-    ):
-        """Makes the program of a function.
-
-        Args:
-            function: a function of arrays, trees of arrays, and static arguments.
-            static: the arguments to specialise on, which must be hashable.
-            donate: the arguments whose memory the result may use.
-            shape_of: the argument whose shape the log names.
-        """
-        functools.update_wrapper(self, function)
-        self.name = function.__name__
-        self.signature = inspect.signature(function)
-        self.static = tuple(static)
-        self.dynamic = tuple(n for n in self.signature.parameters if n not in static)
-        self.shape_of = shape_of
-        self.executables: dict[Any, jax.stages.Compiled] = {}
-        self.compiled_here: dict[Any, tuple[Request, Mesh | None]] = {}
-        """The requests, with their meshes, of the executables that this process compiled."""
-
-        def call(static: tuple[tuple[str, Any], ...], *dynamic: Any) -> Any:
-            return function(**dict(static), **dict(zip(self.dynamic, dynamic)))
-
-        call.__name__ = call.__qualname__ = self.name
-        donated = [1 + self.dynamic.index(name) for name in donate]
-        parameters = [1 + i for i, name in enumerate(self.dynamic) if name == "params"]
-        self.bounded = BoundedJit(
-            call, static_argnums=[0], uncounted=parameters, donate_argnums=donated
-        )
-        PROGRAMS[self.name] = self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the function's result."""
-        request = self.request(*args, **kwargs)
-        found = _REQUESTS.get()
-        if found is not None:
-            found.append(request)
-            return self._unrecorded(request)
-        if self.executables and not is_traced(request.dynamic):
-            compiled = self.executables.get(key(request))
-            if compiled is not None:
-                return compiled(*request.dynamic)
-        began = time.perf_counter()
-        result, is_new = self.bounded.call((request.static, *request.dynamic))
-        if is_new:
-            seconds = time.perf_counter() - began
-            log.info("%s: compiled, or read from the cache, in %.1f s", describe(request), seconds)
-        return result
-
-    def _unrecorded(self, request: Request) -> Any:
-        """Calls the program without recording the programs that it calls, which are parts of it."""
-        token = _REQUESTS.set(None)
-        try:
-            return self.bounded.jitted(request.static, *request.dynamic)
-        finally:
-            _REQUESTS.reset(token)
-
-    def request(self, *args: Any, **kwargs: Any) -> Request:
-        """Returns the request of a call with these arguments."""
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        given = bound.arguments
-        static = tuple((name, given[name]) for name in self.static)
-        return Request(self, static, tuple(given[name] for name in self.dynamic))
-
-
-def lower(request: Request, **options: Any) -> jax.stages.Lowered:
-    """Lowers the request's program to StableHLO; options: those of `jax.stages.Traced.lower`."""
-    traced = request.program.bounded.jitted.trace(request.static, *request.dynamic)
-    return traced.lower(**options)
+    with lowering_for(lowering_platforms or [call_shape(request).platform]):
+        traced = request.program._any_shape.trace(request.static, *request.dynamic)
+        return traced.lower(lowering_platforms=lowering_platforms and tuple(lowering_platforms))
 
 
 def compile_request(request: Request, mesh: Mesh | None = None) -> jax.stages.Compiled:
@@ -145,36 +291,102 @@ def compile_request(request: Request, mesh: Mesh | None = None) -> jax.stages.Co
     check_compilation_cache()
     with in_mesh(mesh):
         compiled = lower(request).compile(compiler_options(mesh) or None)
-    request.program.executables[key(request)] = compiled
-    request.program.compiled_here[key(request)] = request, mesh
+    request.program.keep(key(request), Executable(compiled, request, mesh))
     return compiled
+
+
+def make_room() -> None:
+    """Releases what JAX has compiled while it takes more than its limit, the longest unused first.
+
+    If that is not enough, it clears JAX's own caches, which hold the programs of all other jitted
+    functions of the process.
+    """
+    if _fullness() <= 1:
+        return
+    dropped = 0
+    while _fullness() > room.ENOUGH and (count := _drop_oldest()):
+        dropped += count
+        gc.collect()
+    log.info("let go of the programs of %d shapes, which were not used for longest", dropped)
+    if _fullness() > 1:
+        jax.clear_caches()
+        gc.collect()
+        log.info("cleared all of JAX's caches of compiled programs")
 
 
 def forget_executables() -> None:
     """Releases all executables, whether compiled ahead of time, compiled in a call, or loaded."""
-    forget_shapes()
-    for program in PROGRAMS.values():
-        program.executables.clear()
-        program.compiled_here.clear()
+    for program in list(_ALL):
+        program.forget_all()
 
 
-def key(request: Request) -> Any:
-    """Returns a hashable key that is equal for requests with the same executable."""
-    leaves, treedef = jax.tree.flatten(request.dynamic)
+def _fullness() -> float:
+    code = sum(compiled.bytes for program in list(_ALL) for compiled in [*program._cache.values()])
+    return room.fullness(code)
+
+
+def _drop_oldest() -> int:
+    """Releases a quarter of what JAX has compiled for calls, and returns the number of shapes."""
+    with _LOCK:
+        found = [
+            (compiled.used, program, shape)
+            for program in list(_ALL)
+            for shape, compiled in program._cache.items()
+            if compiled.jitted is not None
+        ]
+        found.sort(key=lambda entry: entry[0])
+        oldest = found[: math.ceil(len(found) / 4)]
+        for _, program, shape in oldest:
+            compiled = program._cache[shape]
+            compiled.jitted, compiled.bytes = None, 0
+            if compiled.is_empty:
+                del program._cache[shape]
+    return len(oldest)
+
+
+def call_shape(request: Request) -> Shape:
+    """Returns the shape of a call, which is quick: of parameters it looks at the first only."""
+    program = request.program
+    arrays: list[Any] = []
+    placed: list[Any] = []
+    for name, argument in zip(program.dynamic, request.dynamic):
+        leaves, tree = jax.tree.flatten(argument)
+        if name in program.uncounted:
+            leaves = leaves[:1]
+            arrays.append(tuple(map(_dtype, leaves)))
+        else:
+            arrays.append((tree, *[(getattr(x, "shape", ()), _dtype(x)) for x in leaves]))
+        placed += leaves
+    return Shape(platform_for(placed), request.static, tuple(arrays))
+
+
+def key(request: Request) -> Key:
+    """Returns the key of a call."""
+    leaves, tree = jax.tree.flatten(request.dynamic)
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
     # There are hundreds of parameters but few shardings, and comparing shardings is slow.
     distinct = {id(sharding): sharding for sharding in shardings}
     placements = {number: _placement(sharding) for number, sharding in distinct.items()}
-    dtypes = {dtype: str(dtype) for dtype in {leaf.dtype for leaf in leaves}}
     bound = [s.device_set for s in distinct.values() if s is not None and s.num_devices == 1]
     single = set().union(*bound) - {jax.local_devices()[0]}
-    return (
-        *(request.program.name, request.static, treedef),
-        tuple([(leaf.shape, dtypes[leaf.dtype]) for leaf in leaves]),
+    arrays = (
+        tree,
+        tuple([(getattr(x, "shape", ()), _dtype(x)) for x in leaves]),
         tuple(sorted(device.id for device in single)),
         tuple([placements[id(sharding)] for sharding in shardings]),
         *_orders(leaves),
     )
+    return Key(request.program.name, call_shape(request), arrays)
+
+
+def _dtype(x: Any) -> str:
+    kind: Any = x.dtype if hasattr(x, "dtype") else type(x)
+    return _name(kind)
+
+
+@functools.cache
+def _name(kind: Any) -> str:
+    return str(kind)
 
 
 def _orders(leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -202,8 +414,8 @@ def _placement(sharding: Sharding | None) -> Any:
 
 def describe(request: Request) -> str:
     """Describes the program by name, shape and dtype, for messages."""
-    leaf = request.dynamic[request.program.dynamic.index(request.program.shape_of)]
-    leaf = jax.tree.leaves(leaf)[0]
+    named = dict(zip(request.program.dynamic, request.dynamic))
+    leaf = jax.tree.leaves(named[request.program.shape_of])[0]
     shape = "x".join(map(str, leaf.shape))
     return f"{request.program.name} for {request.program.shape_of} {shape} {leaf.dtype}"
 

@@ -19,6 +19,7 @@ from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.programs.cache import without_compilation_cache
 from diffusax.runtime.programs.program import (
     PROGRAMS,
+    Executable,
     Request,
     compile_request,
     digest,
@@ -45,17 +46,18 @@ def save_executables(folder: str | Path) -> list[Path]:
     """
     folder = Path(folder)
     found = {
-        (name, digest(request_key)): (request_key, *made)
+        (name, digest(request_key)): (request_key, executable)
         for name, program in PROGRAMS.items()
-        for request_key, made in program.compiled_here.items()
+        for request_key, executable in program.executables.items()
+        if executable.request is not None
     }
     if not found:
         raise ValueError("no program was compiled ahead of time; call compile first")
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
-    for (name, short), (request_key, request, mesh) in found.items():
+    for (name, short), (request_key, executable) in found.items():
         file = f"{name}-{short}.executable"
-        data = _write(folder / file, request_key, _serializable(request, mesh))
+        data = _write(folder / file, request_key, _serializable(executable))
         files[file] = {"program": name, "sha256": hashlib.sha256(data).hexdigest()}
     index = folder / _INDEX
     before = load_json(index) if index.is_file() else {}
@@ -104,11 +106,14 @@ def compile_to_file(request: Request, path: Path, mesh: Mesh | None = None) -> N
     Raises:
         OSError: the file cannot be written; calls use the executable all the same.
     """
-    if jax.default_backend() != "cpu":
-        compile_request(request, mesh)
-    compiled = _serializable(request, mesh)
-    request.program.executables[key(request)] = compiled
-    _write(path, key(request), compiled)
+    if jax.default_backend() == "cpu":
+        compiled = _compiled_for_file(request, mesh)
+    else:
+        compiled = compile_request(request, mesh)
+    request_key = key(request)
+    # The request would keep its arrays alive.
+    request.program.keep(request_key, Executable(compiled))
+    _write(path, request_key, compiled)
 
 
 def load_from_file(name: str, path: Path) -> None:
@@ -141,14 +146,18 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _serializable(request: Request, mesh: Mesh | None) -> jax.stages.Compiled:
-    """Returns the request's executable in a form that can be written.
+def _serializable(executable: Executable) -> jax.stages.Compiled:
+    """Returns an executable that this process has compiled in a form that can be written."""
+    if jax.default_backend() != "cpu" or executable.request is None:
+        return executable.compiled
+    return _compiled_for_file(executable.request, executable.mesh)
 
-    XLA's CPU backend would write one from the compilation cache without its machine code.
+
+def _compiled_for_file(request: Request, mesh: Mesh | None) -> jax.stages.Compiled:
+    """Compiles a program for CPUs once more, without the compilation cache.
+
+    XLA's CPU backend would write an executable from that cache without its machine code.
     """
-    program = request.program
-    if jax.default_backend() != "cpu":
-        return program.executables[key(request)]
     # With an option, even one that changes nothing, JAX compiles again.
     options: dict[str, str | bool] = {"xla_embed_ir_in_executable": False}
     with without_compilation_cache(), in_mesh(mesh):
@@ -169,7 +178,7 @@ def _take(name: str, data: bytes) -> None:
     compiled = serialize_executable.deserialize_and_load(
         payload, in_tree, out_tree, execution_devices=[devices[i] for i in ids]
     )
-    PROGRAMS[name].executables[request_key] = compiled
+    PROGRAMS[name].keep(request_key, Executable(compiled))
 
 
 def _device_ids(compiled: Any) -> list[int]:

@@ -21,7 +21,6 @@ _GPUS = re.compile(r"(?:(\d{1,9})x)?([a-z][a-z0-9\-]*)(?::(\d{1,9}))?")
 _TPUS = re.compile(r"([a-z][a-z0-9]*):\d+(x\d+)+")
 _MAX_HOSTS = 4096
 _MAX_CARDS = 16
-_LOWERING = {"gpu": "cuda"}
 _ONE_CHIP = {"v4:1": "v4:2x2x1", "v5e:1": "v5e:2x2", "v5p:1": "v5p:2x2x1", "v6e:1": "v6e:2x2"}
 """The smallest slices that libtpu knows, of which one chip is taken."""
 
@@ -66,12 +65,6 @@ def topology_mesh(topology: str, mesh: str | None = None) -> Mesh:
     made = make_mesh(sizes, devices=devices)
     check_processes(made)
     return made
-
-
-def lowering_platforms(mesh: Mesh) -> tuple[str]:
-    """Returns the platform of a mesh's devices, as `jax.stages.Traced.lower` takes it."""
-    platform = mesh.devices.flat[0].platform
-    return (_LOWERING.get(platform, platform),)
 
 
 def _tpus(topology: str) -> list[Any]:

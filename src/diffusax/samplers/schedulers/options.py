@@ -14,7 +14,7 @@ from diffusax.boundary.convert import (
     reason,
     shortened,
 )
-from diffusax.runtime.programs.bounded import check_untraced
+from diffusax.runtime.switches import check_untraced
 
 Prediction = Literal["epsilon", "v_prediction", "sample"]
 NoisePrediction = Literal["epsilon", "v_prediction"]

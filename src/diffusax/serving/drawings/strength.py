@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from diffusax.pipelines.tasks.schedules import first_step
 from diffusax.pipelines.tasks.tasks import consistency_image_to_image
 from diffusax.samplers import Scheduler
 from diffusax.serving.drawings.drawing import IMAGE, INPAINT, Drawing
@@ -27,8 +26,8 @@ def check_strength(pipeline_class: Any, drawing: Drawing) -> None:
     steps, strength = drawing.num_inference_steps, drawing.strength
     if not _begins_late(pipeline_class, drawing) or drawing.strength_rule != "diffusers":
         return
-    early = pipeline_class.family.begins_early
-    if steps and strength is not None and first_step(steps, strength, early=early) >= steps:
+    first_step = pipeline_class.family.start.first_step
+    if steps and strength is not None and first_step(steps, strength) >= steps:
         raise Refused(
             f"strength leaves none of num_inference_steps={steps} (got {strength:g}); use a "
             f"strength of at least {1 / steps:.3g}, or more steps",
@@ -66,8 +65,10 @@ def step_arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) 
     else:
         whole, last = most, min(max(int(part * most), 1), steps)
     # Half a step away from where a part of a step would count as one more or less.
-    middle = last - 0.5 if pipeline_class.family.begins_early else last + 0.5
-    own = {"num_inference_steps": whole, "strength": min(middle / whole, 1.0)}
+    halves, first_step = (last - 0.5, last + 0.5), pipeline_class.family.start.first_step
+    strengths = [min(half / whole, 1.0) for half in halves]
+    (kept,) = [s for s in strengths if whole - first_step(whole, s) == last][:1]
+    own = {"num_inference_steps": whole, "strength": kept}
     return own if rule == "webui" else {**own, **_prompts(drawing, steps * scheduler.order)}
 
 

@@ -18,7 +18,7 @@ from diffusax.batch.loop import BatchLoop, images_of
 from diffusax.batch.policies import POLICIES, Arrivals, Candidate, batch_size, finish_times
 from diffusax.batch.run import Kind, count_shares
 from diffusax.batch.sizes import KindSizes, memory_in_use
-from diffusax.runtime.programs.bounded import watched_compilations
+from diffusax.runtime.programs.program import watched_compilations
 from diffusax.serving.catalogue.adapters import Adapters
 from diffusax.serving.drawings.errors import NotFound, TooLate
 from diffusax.serving.drawings.strength import count_steps

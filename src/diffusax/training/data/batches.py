@@ -1,142 +1,80 @@
 """Makes batches of rows with Grain: shuffled, split over hosts, prefetched and resumable."""
 
 import dataclasses
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
-from msgspec import Meta
 
 from diffusax.boundary.messages import require_extra
-from diffusax.boundary.options import Options
 from diffusax.runtime.signals import STOP_SIGNALS
-from diffusax.training.data.broken import BROKEN_WINDOW, MAX_BROKEN, Broken, Tally
-from diffusax.training.data.bucket_order import BucketOrder
-from diffusax.training.data.buckets import buckets_of, parse_sizes
-from diffusax.training.data.sources import Source, SourceFailed
+from diffusax.training.data.buckets import BucketOrder, buckets_of
+from diffusax.training.data.sources import MAX_BROKEN, Source, SourceFailed
 from diffusax.training.data.streaming import StreamedSource, WindowOrder
 
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig(Options):
-    """Where examples come from and how images are prepared."""
-
-    group: ClassVar[str] = "data."
-    captions_may_lack: ClassVar[bool] = False
-    """Whether another text stands for captions that are missing."""
-
-    path: str = ""
-    """The data set: a folder or glob of Parquet shards, a folder of images, a Hub data-set id, or a
-    folder that cache-latents wrote."""
-    split: str | None = None
-    """The split of the data set, such as train or test, several with + between, or all; by default
-    train where the data set has splits."""
-    subset: str | None = None
-    """The subset of the data set that its card names; by default the card's default."""
-    own_part: bool = False
-    """Read the data as this process's own part, which download --part wrote to the machine's disk;
-    by default all processes see the same data and share its rows."""
-    streaming: bool = False
-    """Read a Hub data set of Parquet files row group by row group instead of downloading it."""
-    streaming_cache: Annotated[float, Meta(gt=0, le=1e6)] = 20.0
-    """The gigabytes of row groups to keep on disk while streaming."""
-    streaming_window: Annotated[int, Meta(ge=0, le=2**20)] = 0
-    """The number of row groups to mix at a time while streaming; each process reads its own. 0
-    mixes all rows, which is good for data sets that fit into the cache."""
-    resolution: Annotated[int, Meta(ge=8, le=8192)] | None = None
-    """The height and width of the training images in pixels; by default the model's own."""
-    buckets: tuple[str, ...] = ()
-    """The sizes of training images as WIDTHxHEIGHT, such as 512x512 448x576, instead of one square:
-    each image gets the one whose aspect ratio is nearest, and a batch is of one size."""
-    bucket_step: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """Make such sizes: of at most resolution x resolution pixels, with sides that are multiples of
-    this; 64 is usual, 0 makes none."""
-    width_column: str = ""
-    """A column with the images' widths in pixels; otherwise buckets read each image's header."""
-    height_column: str = ""
-    """A column with the images' heights in pixels."""
-    center_crop: bool = False
-    """Crop in the middle instead of anywhere."""
-    random_flip: bool = False
-    """Mirror half of the images."""
-    mask: Literal["none", "alpha"] = "none"
-    """What says how much each part of an image counts for the loss: nothing, or its own
-    transparency, of which what is opaque counts."""
-    mask_column: str = ""
-    """A column with a mask for each image, of which what is white counts for the loss."""
-    mask_normalized: bool = True
-    """Divide a mask by its mean, so that small masks count as much as large ones."""
-    workers: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """The number of processes that decode images; 0 decodes in threads of this one."""
-    threads: Annotated[int, Meta(ge=1, le=1024)] = 4
-    """The number of threads that read rows, in each process."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        parse_sizes(self.buckets)
-        _check_buckets(self)
-        if self.mask != "none" and self.mask_column:
-            raise ValueError(
-                f"data.mask={self.mask} and data.mask_column={self.mask_column} are two masks; "
-                "leave one of them out"
-            )
-        if not self.mask_normalized and self.mask == "none" and not self.mask_column:
-            raise ValueError(
-                "data.mask_normalized=false does nothing without data.mask or data.mask_column; "
-                "give one of these, or leave it out"
-            )
-
-    @property
-    def bucketed(self) -> bool:
-        """Whether images are cut to several sizes."""
-        return bool(self.buckets or self.bucket_step)
-
-
-def _check_buckets(config: DataConfig) -> None:
-    """Raises ValueError where options do not go with images of several sizes."""
-    columns = [name for name in ("width_column", "height_column") if getattr(config, name)]
-    if len(columns) == 1:
-        raise ValueError(
-            f"data.{columns[0]} is given alone; give both data.width_column and data.height_column"
-        )
-    if not config.bucketed:
-        if columns:
-            raise ValueError(
-                "data.width_column and data.height_column are only read for data.buckets or "
-                "data.bucket_step; give one of these, or leave them out"
-            )
-        return
-    if config.buckets and config.bucket_step:
-        raise ValueError("data.buckets and data.bucket_step both make sizes; leave one of them out")
-    if config.buckets and config.resolution:
-        raise ValueError(
-            f"data.resolution={config.resolution} does nothing beside data.buckets; leave it out, "
-            "or give data.bucket_step instead of data.buckets"
-        )
-    if config.own_part:
-        raise ValueError(
-            "data.own_part cannot be with buckets, as all processes step through the same sizes; "
-            "put the data where all of them see it"
-        )
-    if config.streaming and not columns:
-        raise ValueError(
-            "buckets of streamed images need their sizes in columns; give data.width_column and "
-            "data.height_column, or leave data.streaming out"
-        )
-    if config.streaming_window:
-        raise ValueError(
-            f"data.streaming_window={config.streaming_window} cannot be with buckets, as each "
-            "process mixes its own rows; leave it out, or leave out the buckets"
-        )
-
+log = logging.getLogger(__name__)
 
 Element = dict[str, np.ndarray]
 Prepare = Callable[[dict[str, Any], np.random.Generator], Element]
+
+BROKEN_WINDOW = 1000
+"""The least number of rows that `MAX_BROKEN` is taken of, if the data set has as many."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """A row that could not be used."""
+
+    name: str
+    reason: str
+    fatal: bool = False
+    """Whether the row is not at fault, and the run has to stop."""
+    instead: dict[str, np.ndarray] | None = None
+    """The example of another row of the same size, where batches are of one size."""
+
+
+class Tally:
+    """Counts and logs the rows that cannot be used, and stops the run if there are too many."""
+
+    def __init__(self, rows: int):
+        """Starts with no rows counted. rows: the number of rows of the whole data set."""
+        self.rows, self.seen, self.broken = rows, 0, 0
+        self._named: set[str] = set()
+
+    def count(self, element: Any) -> None:
+        """Counts the element; the first time that a row is broken, names it in the log.
+
+        Raises:
+            ValueError: more than one row in a hundred is broken, or the source cannot be read.
+        """
+        self.seen += 1
+        if not isinstance(element, Broken):
+            return
+        if element.fatal:
+            raise ValueError(element.reason)
+        self.broken += 1
+        if element.name not in self._named:
+            self._named.add(element.name)
+            log.warning("skipped %s: %s", element.name, element.reason)
+        if self.broken > MAX_BROKEN * max(self.seen, min(BROKEN_WINDOW, self.rows)):
+            raise ValueError(
+                f"{self.broken} of {self.seen} rows are broken, more than {MAX_BROKEN:.0%}; the "
+                f"last is {element.name}: {element.reason}"
+            )
+
+    def get_state(self) -> dict[str, int]:
+        """Returns the counts."""
+        return {"seen": self.seen, "broken": self.broken}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Continues from the counts of `get_state`."""
+        self.seen, self.broken = state["seen"], state["broken"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,16 +99,17 @@ class _Rows:
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
+    """Makes examples of rows; in buckets, a broken row brings another of its size."""
+
     source: Source
     prepare: Prepare
 
     def __call__(self, row: Any, rng: np.random.Generator) -> Element | Broken:
-        index, _ = row
         example = self._example(row, rng)
-        buckets = buckets_of(self.source)
-        if buckets is None or not isinstance(example, Broken) or example.fatal:
+        if not isinstance(example, Broken) or example.fatal:
             return example
-        for other in buckets.others(index):
+        buckets = buckets_of(self.source)
+        for other in () if buckets is None else buckets.others(row[0]):
             instead = self._example(_Rows(self.source)[other], rng)
             if not isinstance(instead, Broken):
                 return dataclasses.replace(example, instead=instead)
@@ -335,7 +274,7 @@ class Batches:
         return element  # type: ignore[no-any-return]
 
     def _open(self, start: int) -> Any:
-        """Returns Grain's iterator of the examples from a place in their order on."""
+        """Opens Grain's iterator of the examples, from a place in their order."""
         grain = require_extra("grain", "train")
         ahead = max(2 * self.batch_size, self._threads)
         dataset = self._examples[start:].to_iter_dataset(

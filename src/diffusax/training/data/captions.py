@@ -14,8 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffusax.boundary.files import unique_keys
-from diffusax.training.data.metadata import not_utf8
-from diffusax.training.data.picture_files import METADATA, Listing, log_unread, stem_of, suffix_of
+from diffusax.training.data.image_files import (
+    METADATA,
+    Listing,
+    log_unread,
+    not_utf8,
+    stem_of,
+    suffix_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +93,7 @@ def read_captions(
     if some and not may_lack:
         raise ValueError(
             f"{listing.folder / missing[0]} has no caption in a {_TEXTS[0]} file, and others have "
-            f"({len(missing)} of {len(images)} pictures have none); write one for each picture, "
+            f"({len(missing)} of {len(images)} images have none); write one for each image, "
             "which may be empty"
         )
     unread = [path for path in listing.others if path not in used]
@@ -151,7 +157,7 @@ class _Beside:
         return None
 
     def log_notes(self, unread: Sequence[str]) -> None:
-        """Names in the log what of the captions is used in one of several possible ways."""
+        """Logs the choices that were made among several ways to read the captions."""
         if self.several:
             meaning = {
                 "first": "the first is the caption, as in sd-scripts; data.caption_lines=any draws "
@@ -168,7 +174,7 @@ class _Beside:
             )
         if self.passed_over:
             log.warning(
-                "%s: %d files are not read because their picture has another caption, such as %s; "
+                "%s: %d files are not read because their image has another caption, such as %s; "
                 "the order is %s: remove those that are not meant",
                 self.folder,
                 len(self.passed_over),
@@ -178,7 +184,7 @@ class _Beside:
         orphans = [path for path in unread if suffix_of(path) in _TEXTS]
         if orphans:
             log.warning(
-                "%s: %d files with a caption have no picture of their name, such as %s",
+                "%s: %d files with a caption have no image of their name, such as %s",
                 self.folder,
                 len(orphans),
                 orphans[0],
@@ -186,8 +192,8 @@ class _Beside:
         if self.repeats:
             log.warning(
                 "%s has folders named as for sd-scripts, such as %s: what follows the number is "
-                "the caption of pictures without one, and the number, their repeats, is not used; "
-                "list a picture several times in a %s to have it more often",
+                "the caption of images without one, and the number, their repeats, is not used; "
+                "list an image several times in a %s to have it more often",
                 self.folder,
                 sorted(self.repeats)[0],
                 METADATA[0],
@@ -273,7 +279,7 @@ def _caption_folders(path: str) -> Iterator[str]:
 
 
 def _apart(image: str, place: str) -> Iterator[str]:
-    """Yields where a folder of captions has that of an image, without the suffix.
+    """Yields the paths that an image's caption may have in a folder, without the suffix.
 
     It is captions/1 for images/1.png, 1.png and images/captions for images/1.png; folders in
     between are the same.
@@ -370,15 +376,15 @@ def _refuse_what_looks_like_captions(listing: Listing, unread: Sequence[str]) ->
     many = f" and {len(suspects) - 1} more files" if len(suspects) > 1 else ""
     image = listing.images[0]
     raise ValueError(
-        f"{listing.folder} has {suspects[0]}{many}, which may hold captions and fit no picture; "
+        f"{listing.folder} has {suspects[0]}{many}, which may hold captions and fit no image; "
         f"write {stem_of(image)}{_TEXTS[0]} beside {image} and so on, or a {METADATA[0]} with "
         '{"file_name": "' + image + '", "text": "..."} for each; or move them elsewhere, and the '
-        "names of the pictures are the captions"
+        "names of the images are the captions"
     )
 
 
 def _speaks_of(file: Path, images: Sequence[str]) -> bool:
-    """Returns whether a JSON file has the word caption, or the name of one of some images."""
+    """Returns whether a JSON file mentions captions, or one of these images."""
     with file.open("rb") as opened:
         start = opened.read(MAX_CAPTION_FILE)
     return b"caption" in start or any(

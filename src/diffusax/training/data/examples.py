@@ -1,18 +1,16 @@
 """Makes examples of rows: cuts images and chooses captions."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from msgspec import Meta
 from PIL import Image, ImageOps
 
 from diffusax.images.reading import load_image, open_upright
-from diffusax.training.data.batches import DataConfig, Element
+from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import SIZE, Size
-from diffusax.training.data.captions import Lines
+from diffusax.training.data.options import CaptionedDataConfig, DataConfig
 
 MAX_ASPECT = 16
 """Longer images are cut to this many times their shorter side before they are resized."""
@@ -23,58 +21,7 @@ LOSS_WEIGHTS = "loss_weights"
 """The name in a batch of what each latent's error counts for, where there are masks."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageDataConfig(DataConfig):
-    """A data set of images."""
-
-    image_column: str = "image"
-    """The column with the images: bytes, or {bytes, path} as `datasets` writes them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CaptionedDataConfig(ImageDataConfig):
-    """A data set of images with captions."""
-
-    caption_column: str = "text"
-    """The column with the captions: a text, or a list from which one is drawn each time. Captions
-    that are too long for the text encoder are cut off."""
-    caption_lines: Lines = "first"
-    """What a text file beside an image says with several lines: the caption is the first, any of
-    them, drawn each time, or all of them."""
-    trigger: str = ""
-    """Words to put before each caption, with tag_separator between."""
-    shuffle_tags: bool = False
-    """Shuffle the tags of each caption anew each time."""
-    keep_tags: Annotated[int, Meta(ge=0, le=10_000)] = 0
-    """The number of tags at the beginning of a caption that stay where they are."""
-    tag_separator: Annotated[str, Meta(min_length=1)] = ","
-    """What stands between the tags of a caption."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ControlDataConfig(CaptionedDataConfig):
-    """A data set of images with captions and with the images that steer a ControlNet."""
-
-    conditioning_image_column: str = "conditioning_image"
-    """The column with the images that steer, such as edges: bytes, or {bytes, path}."""
-
-
-@dataclasses.dataclass(frozen=True)
-class EditDataConfig(DataConfig):
-    """A data set of images before and after an edit, with its instruction."""
-
-    random_flip: bool = True
-    """Mirror half of the pairs."""
-    original_image_column: str = "input_image"
-    """The column with the images before the edit: bytes, or {bytes, path}."""
-    edit_prompt_column: str = "edit_prompt"
-    """The column with the instructions: a text, or a list from which one is drawn each time, with
-    the edited image in the same place of its list."""
-    edited_image_column: str = "edited_image"
-    """The column with the images after the edit: one, or as many as there are instructions."""
-
-
-def picture_size(config: DataConfig, default: int, factor: int) -> int:
+def image_size(config: DataConfig, default: int, factor: int) -> int:
     """Returns the side of training images in pixels: the option's, or else the model's own.
 
     factor: the number of pixels per latent or token.
@@ -96,11 +43,11 @@ def read_pixels(
     config: DataConfig, size: int, column: str, row: dict[str, Any], rng: np.random.Generator
 ) -> np.ndarray:
     """Reads the image in a column, resized and cropped as the options say: h w 3 uint8."""
-    (pixels,), _, _ = cut_pictures(config, size, row, [row[column]], rng)
+    (pixels,), _, _ = cut_images(config, size, row, [row[column]], rng)
     return pixels
 
 
-def cut_pictures(
+def cut_images(
     config: DataConfig,
     size: int,
     row: dict[str, Any],
@@ -128,7 +75,7 @@ def cut_pictures(
     """
     first, *masks = _with_mask(config, row, cells[0])
     pixels, sizes = prepare_images(
-        [first, *map(read_picture, cells[1:]), *masks],
+        [first, *map(read_image, cells[1:]), *masks],
         rng,
         resolution=row.get(SIZE, size),
         center_crop=config.center_crop,
@@ -160,7 +107,7 @@ def mask_weights(mask: np.ndarray, factor: int, *, normalized: bool) -> np.ndarr
     return means / total if normalized and total > 0 else means
 
 
-def read_picture(cell: Any) -> Image.Image:
+def read_image(cell: Any) -> Image.Image:
     """Reads the image in a cell: RGB, upright, on white.
 
     cell: a file's bytes, or {bytes, path} as `datasets` writes them; sources have checked the path.
@@ -244,12 +191,12 @@ def choose_edit(prompts: Any, edited: Any, rng: np.random.Generator) -> tuple[st
         ValueError: the lists differ in length, or there is no text.
     """
     if isinstance(prompts, list) != isinstance(edited, list):
-        raise ValueError("instructions and edited pictures must both be lists, or neither")
+        raise ValueError("instructions and edited images must both be lists, or neither")
     if isinstance(prompts, list):
         if len(prompts) != len(edited):
-            raise ValueError(f"{len(prompts)} instructions for {len(edited)} edited pictures")
+            raise ValueError(f"{len(prompts)} instructions for {len(edited)} edited images")
         if not prompts:
-            raise ValueError("the lists of instructions and edited pictures are empty")
+            raise ValueError("the lists of instructions and edited images are empty")
         index = rng.integers(len(prompts))
         prompts, edited = prompts[index], edited[index]
     if not isinstance(prompts, str):
@@ -292,9 +239,9 @@ def clean_caption(caption: str) -> str:
 def _with_mask(config: DataConfig, row: dict[str, Any], cell: Any) -> list[Image.Image]:
     """Returns the image in a cell, and its mask in shades of grey if the options have one."""
     if config.mask_column:
-        return [read_picture(cell), read_picture(row[config.mask_column]).convert("L")]
+        return [read_image(cell), read_image(row[config.mask_column]).convert("L")]
     if config.mask == "none":
-        return [read_picture(cell)]
+        return [read_image(cell)]
     image = cell if isinstance(cell, Image.Image) else open_upright(image_file(cell))
     if not image.has_transparency_data:
         return [load_image(image), Image.new("L", image.size, 255)]
@@ -357,3 +304,21 @@ STYLE = (
 )
 TEMPLATES = {"object": OBJECT, "style": STYLE}
 """The captions by what the word stands for; {} is the word."""
+
+
+LENGTHS = "lengths"
+"""The name in a batch of the number of tokens that are not padding, where the family has it."""
+
+
+PRIOR = "prior"
+"""The name in a batch of whether an example is of DreamBooth's class, not of its subject."""
+
+
+def is_text(name: str) -> bool:
+    """Returns whether an entry of a batch holds a text's tokens."""
+    return name == LENGTHS or name.startswith(ids_name("tokenizer"))
+
+
+def ids_name(tokenizer: str) -> str:
+    """Returns the name in a batch of the ids of a tokenizer: input_ids or input_ids_2."""
+    return tokenizer.replace("tokenizer", "input_ids")

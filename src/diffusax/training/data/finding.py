@@ -30,7 +30,7 @@ from diffusax.hub_data.splits import (
 )
 from diffusax.training.data.captions import Lines
 from diffusax.training.data.folders import FolderSource, metadata_files
-from diffusax.training.data.picture_files import (
+from diffusax.training.data.image_files import (
     IMAGE_SUFFIXES,
     METADATA,
     SHARD_SUFFIXES,
@@ -54,7 +54,7 @@ Finder = Callable[[Sequence[str]], dict[str, list[str]]]
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What is to be read of a data set."""
+    """What to read of a data set."""
 
     columns: tuple[str, ...]
     """The columns; first that of the images that name the rows of a folder."""
@@ -123,7 +123,7 @@ def _open_path(
     if listing.images and (tables or not shards):
         if shards:
             log.warning(
-                "%s: %s and the pictures are read, and %d files such as %s are not; give them "
+                "%s: %s and the images are read, and %d files such as %s are not; give them "
                 "alone to read those",
                 name,
                 tables[0],
@@ -200,7 +200,7 @@ def _without(listing: Listing, left: Set[str], finder: Finder, names: Sequence[s
 
 
 def _image_splits(images: Sequence[str], wanted: Wanted, name: str, configs: Configs) -> Finder:
-    """Returns the function that finds the splits of files beside images, and of these.
+    """Chooses the function that finds the splits of images and of the files beside them.
 
     The names of folders tell splits if train is among them, or if they hold all images; the names
     of images only if they tell the splits of all, because "train at noon.png" shows a train.
@@ -216,10 +216,10 @@ def _image_splits(images: Sequence[str], wanted: Wanted, name: str, configs: Con
             return by_folders
         if wanted.split is None:
             log.warning(
-                "%s: %s look like splits, and there is none for training beside %d other pictures, "
+                "%s: %s look like splits, and there is none for training beside %d other images, "
                 "so all are read; data.split chooses",
                 name,
-                ", ".join(f"{split} ({len(own)} pictures)" for split, own in found.items()),
+                ", ".join(f"{split} ({len(own)} images)" for split, own in found.items()),
                 len(images) - len(covered),
             )
     found = by_names(images) if by_names(images[:1]) else {}
@@ -229,7 +229,7 @@ def _image_splits(images: Sequence[str], wanted: Wanted, name: str, configs: Con
 
 
 def _log_loose(name: str, split: Split) -> None:
-    """Names the files that belong to no split and are not read, beside those of some."""
+    """Logs the files that are not read because they belong to no split."""
     if split.loose:
         log.warning(
             "%s: %d files belong to no split and are not read, such as %s; data.split=%s reads all",

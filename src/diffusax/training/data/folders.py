@@ -3,17 +3,25 @@
 import collections
 import dataclasses
 import itertools
+import json
 import logging
 import unicodedata
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from diffusax.training.data.broken import MAX_BROKEN
+from diffusax.boundary.files import csv_rows, unique_keys
+from diffusax.boundary.messages import require_extra
 from diffusax.training.data.captions import CAPTION_SUFFIXES, Lines, read_captions
-from diffusax.training.data.metadata import metadata_rows
-from diffusax.training.data.picture_files import METADATA, Listing, log_unread
-from diffusax.training.data.sources import Facts, Kind, check_columns, path_inside
+from diffusax.training.data.image_files import METADATA, Listing, log_unread, not_utf8
+from diffusax.training.data.sources import (
+    MAX_BROKEN,
+    Facts,
+    Kind,
+    as_list,
+    check_columns,
+    path_inside,
+)
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +70,7 @@ class FolderSource:
                 if lost:
                     missing.append(f"{where} names {lost[0]!r}")
                     continue
-                if _as_list(next(iter(found.values())))[0] in leave_out:
+                if as_list(next(iter(found.values())))[0] in leave_out:
                     continue
                 rows.append(row)
                 files.append(found)
@@ -72,7 +80,7 @@ class FolderSource:
             raise ValueError(f"{listing.folder / metadata_files(listing)[0]} has no rows")
         known.log_notes(missing, count)
         _log_passed_over(listing)
-        named = {name for found in files for cell in found.values() for name in _as_list(cell)}
+        named = {name for found in files for cell in found.values() for name in as_list(cell)}
         _log_unnamed(listing, named, files)
         return cls(str(listing.folder), tuple(rows), tuple(files), Facts(captions=dict(counts)))
 
@@ -137,7 +145,7 @@ class FolderSource:
     def name(self, index: int) -> str:
         """Returns the image's file, or the first of several, for messages."""
         first = next(iter(self.files[index].values()))
-        return str(Path(self.folder) / _as_list(first)[0])
+        return str(Path(self.folder) / as_list(first)[0])
 
     def _cells(self, names: Any) -> Any:
         if isinstance(names, list):
@@ -158,7 +166,7 @@ def _rank(path: str) -> int:
 
 
 def _log_passed_over(listing: Listing) -> None:
-    """Names the metadata files that are not read because of another one in their folder."""
+    """Logs the metadata files that are not read because another one is beside them."""
     read = metadata_files(listing)
     for path in listing.named(METADATA):
         if path not in read:
@@ -170,7 +178,7 @@ def _log_passed_over(listing: Listing) -> None:
 
 
 class _Files:
-    """Finds files by the names that metadata have for them, which may be those of Windows."""
+    """Finds files by their names in metadata, which Windows may have written."""
 
     def __init__(self, listing: Listing):
         self.folder = listing.folder
@@ -190,7 +198,7 @@ class _Files:
         """
         found, lost = {}, []
         for column, cell in names.items():
-            paths = [(name, self._find(where, below, name)) for name in _as_list(cell)]
+            paths = [(name, self._find(where, below, name)) for name in as_list(cell)]
             lost += [name for name, path in paths if path is None]
             found[column] = [p for _, p in paths] if isinstance(cell, list) else paths[0][1]
         return found, lost
@@ -210,7 +218,7 @@ class _Files:
         return paths[0]
 
     def log_notes(self, missing: Sequence[str], count: int) -> None:
-        """Names the rows that are respelt or left out in the log.
+        """Logs the rows whose file has another spelling or is not there.
 
         missing: the rows whose file is not there. count: the number of all rows.
 
@@ -246,7 +254,7 @@ def _names_of(where: str, row: Any, columns: Sequence[str]) -> dict[str, Any]:
     if len(names) < len(present):
         twice = [key for _, key in present]
         raise ValueError(f"{where} has {' and '.join(twice)} for one column; leave one of them")
-    every = [name for value in names.values() for name in _as_list(value)]
+    every = [name for value in names.values() for name in as_list(value)]
     if not every or not all(isinstance(name, str) and name for name in every):
         raise ValueError(
             f"{where} must be a row with a file_name, which names its image (it has "
@@ -271,14 +279,14 @@ def _check_row(
             if kind in ("text", "text or none"):
                 raise ValueError(f"{where} names files in {column!r}, which must be a text")
             continue
-        if kind == "image" or any(isinstance(part, dict) for part in _as_list(cell)):
+        if kind == "image" or any(isinstance(part, dict) for part in as_list(cell)):
             raise ValueError(
                 f"{where} must name its images by {column}_file_name, a path in the metadata's "
                 f"folder (got {column}: {str(cell)[:60]})"
             )
         if kind not in ("text", "text or none"):
             continue
-        parts, may_lack = _as_list(cell), kind == "text or none"
+        parts, may_lack = as_list(cell), kind == "text or none"
         texts = all(isinstance(part, str) or (part is None and may_lack) for part in parts)
         if not texts or not (parts or may_lack):
             got = "null" if cell is None else str(cell)[:60]
@@ -292,7 +300,7 @@ def _log_unnamed(listing: Listing, named: set[str], files: Sequence[Mapping[str,
     unnamed = [image for image in listing.images if image not in named]
     if unnamed:
         log.warning(
-            "%s: %d pictures are not read, as no line of the metadata names them, such as %s",
+            "%s: %d images are not read, as no line of the metadata names them, such as %s",
             listing.folder,
             len(unnamed),
             unnamed[0],
@@ -300,7 +308,7 @@ def _log_unnamed(listing: Listing, named: set[str], files: Sequence[Mapping[str,
     first = collections.Counter(tuple(map(str, row.values())) for row in files)
     if repeated := [names for names, count in first.items() if count > 1]:
         log.warning(
-            "%s: %d pictures are named by several lines of the metadata, each of which is an "
+            "%s: %d images are named by several lines of the metadata, each of which is an "
             "example, such as %s",
             listing.folder,
             len(repeated),
@@ -308,5 +316,48 @@ def _log_unnamed(listing: Listing, named: set[str], files: Sequence[Mapping[str,
         )
 
 
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def metadata_rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yields the places and the rows of a metadata file, without blank lines.
+
+    Raises:
+        ValueError: a line cannot be read, or not wholly; names it and says what to do.
+    """
+    readers = {".csv": _csv_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows}
+    try:
+        yield from readers[file.suffix.lower()](file)
+    except UnicodeDecodeError:
+        raise not_utf8(file) from None
+
+
+def _json_rows(file: Path) -> Iterator[tuple[str, Any]]:
+    # Unlike splitlines, files split only at line ends, not at other separators inside a text.
+    with file.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{file} line {number}"
+            try:
+                yield where, json.loads(line, object_pairs_hook=unique_keys)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{where}: {error}; each line must be one JSON object") from None
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{where}: {error}") from None
+
+
+def _csv_rows(file: Path) -> Iterator[tuple[str, Any]]:
+    for number, row in csv_rows(file, ("file_name", "file_names")):
+        yield f"{file} line {number}", row
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
+    pyarrow = require_extra("pyarrow", "train")
+    parquet = require_extra("pyarrow.parquet", "train")
+    number = 0
+    try:
+        with parquet.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    yield f"{file} row {number}", row
+                    number += 1
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{file} is not a whole Parquet file: {error}") from None

@@ -1,14 +1,20 @@
 """Opens the data set that a run's options name, and says which share of it this process reads."""
 
-import dataclasses
+import hashlib
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from tqdm.auto import tqdm
 
-from diffusax.training.data.batches import DataConfig
+from diffusax.boundary.files import written_whole
+from diffusax.images.reading import upright_size
+from diffusax.training.data.batches import Broken, Tally
 from diffusax.training.data.buckets import (
     BucketedSource,
     Buckets,
@@ -17,11 +23,17 @@ from diffusax.training.data.buckets import (
     parse_sizes,
     sizes_of_area,
 )
-from diffusax.training.data.examples import CaptionedDataConfig
+from diffusax.training.data.examples import image_file
 from diffusax.training.data.finding import open_source
 from diffusax.training.data.folders import FolderSource
-from diffusax.training.data.picture_sizes import sizes_in_columns, sizes_in_headers
-from diffusax.training.data.sources import Facts, Kind, Source, check_columns
+from diffusax.training.data.options import CaptionedDataConfig, DataConfig, kinds_of
+from diffusax.training.data.sources import (
+    ArrowSource,
+    Facts,
+    Source,
+    cache_folder,
+    check_columns,
+)
 from diffusax.training.data.streaming import StreamedSource
 from diffusax.training.data.summary import log_summary
 
@@ -50,20 +62,6 @@ def open_data(config: DataConfig, columns: Sequence[str], *, leave_out: str = ""
         _check_lines(config, source)
     log_summary(source, columns, kinds_of(config))
     return source
-
-
-def kinds_of(config: DataConfig) -> dict[str, Kind]:
-    """Returns what the columns hold that a data set's options name."""
-    named: dict[str, Kind] = {}
-    for field in dataclasses.fields(config):
-        column = getattr(config, field.name)
-        if not isinstance(column, str) or not column:
-            continue
-        if field.name.endswith(("image_column", "mask_column")):
-            named[column] = "image"
-        elif field.name in ("caption_column", "edit_prompt_column"):
-            named[column] = "text or none" if config.captions_may_lack else "text"
-    return named
 
 
 def open_images(
@@ -157,7 +155,7 @@ def _check_tags(config: CaptionedDataConfig) -> None:
 
 
 def _open(config: DataConfig, columns: Sequence[str], leave_out: str = "") -> Source:
-    """Opens the data set with these columns; checks those that the options say more of."""
+    """Opens the data set with these columns, and checks what they hold."""
     kinds = {name: kind for name, kind in kinds_of(config).items() if name in columns}
     if config.streaming:
         return StreamedSource.open(
@@ -189,3 +187,101 @@ def _image_sizes(source: Source, config: DataConfig, image_column: str) -> np.nd
         check_columns(columns, source.rows[0], Path(source.folder))
         return sizes_in_columns(source, columns, config.threads)
     return sizes_in_columns(_open(config, columns), columns, config.threads)
+
+
+log = logging.getLogger(__name__)
+
+
+def sizes_in_headers(source: Source, column: str, threads: int) -> np.ndarray:
+    """Reads the heights and widths of a source's images from their headers: n 2 int32.
+
+    They are kept in the cache (DIFFUSAX_CACHE), so that each data set is read once. Images that
+    cannot be read have 0 and 0, and are named in the log. Of a list of images it is the first.
+
+    Raises:
+        ValueError: more than one image in a hundred cannot be read.
+    """
+    kept = _kept(source, column)
+    if kept is not None and kept.is_file():
+        try:
+            return np.load(kept)
+        except (OSError, ValueError, EOFError) as error:
+            log.warning("%s is made anew: %s", kept, error)
+    sizes = _read(source, lambda row: upright_size(image_file(_first(row[column]))), threads)
+    if kept is not None:
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with written_whole(kept) as partial, partial.open("wb") as file:
+                np.save(file, sizes)
+        except OSError as error:
+            log.warning("the sizes are not kept for the next run: %s", error)
+    return sizes
+
+
+def sizes_in_columns(source: Source, columns: tuple[str, str], threads: int) -> np.ndarray:
+    """Reads the heights and widths of a source's images from two columns: n 2 int32.
+
+    Raises:
+        ValueError: more than one row in a hundred has no such numbers.
+    """
+    return _read(source, lambda row: _whole_numbers(row, columns), threads)
+
+
+def _read(
+    source: Source, size: Callable[[dict[str, Any]], tuple[int, int]], threads: int
+) -> np.ndarray:
+    def read(index: int) -> tuple[int, int] | Broken:
+        try:
+            return size(source[index])
+        except Exception as error:
+            return Broken(source.name(index), f"{type(error).__name__}: {error}")
+
+    tally = Tally(len(source))
+    sizes = np.zeros((len(source), 2), np.int32)
+    bar = tqdm(total=len(source), desc="reading sizes", unit="image", disable=None)
+    with bar, ThreadPoolExecutor(threads) as pool:
+        for start, chunk in _chunks(len(source)):
+            for index, found in zip(chunk, pool.map(read, chunk), strict=True):
+                tally.count(found)
+                if not isinstance(found, Broken):
+                    sizes[index] = found
+            bar.update(start + len(chunk) - bar.n)
+    return sizes
+
+
+def _chunks(count: int, length: int = 1024) -> Iterator[tuple[int, range]]:
+    for start in range(0, count, length):
+        yield start, range(start, min(start + length, count))
+
+
+def _first(cell: Any) -> Any:
+    return cell[0] if isinstance(cell, list) and cell else cell
+
+
+def _whole_numbers(row: dict[str, Any], columns: tuple[str, str]) -> tuple[int, int]:
+    height, width = (int(row[column]) for column in columns)
+    if min(height, width) < 1:
+        raise ValueError(f"an image of {width}x{height} pixels cannot be")
+    return height, width
+
+
+def _kept(source: Source, column: str) -> Path | None:
+    """Returns the file that keeps the sizes; None for a source without files."""
+    if isinstance(source, ArrowSource):
+        # Their names are digests of the data set's files.
+        identity: list[Any] = [column, *source.files]
+    elif isinstance(source, FolderSource):
+        stats = [_first(files[column]) for files in source.files if column in files]
+        identity = [column, source.folder, *map(_stamp, (Path(source.folder) / f for f in stats))]
+    else:
+        return None
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
+    return cache_folder() / "sizes" / f"{digest}.npy"
+
+
+def _stamp(file: Path) -> list[Any]:
+    try:
+        stat = file.stat()
+    except OSError:
+        return [str(file)]
+    return [str(file), stat.st_mtime_ns, stat.st_size]

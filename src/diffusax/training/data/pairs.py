@@ -1,4 +1,4 @@
-"""Small sources whose pictures stay in memory, and pairs of their rows."""
+"""Small sources whose images stay in memory, and pairs of their rows."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from diffusax.training.data.buckets import Buckets, buckets_of
-from diffusax.training.data.examples import read_picture
+from diffusax.training.data.examples import read_image
 from diffusax.training.data.sources import Source
 
 INSTANCE, CLASS = "instance", "class"
@@ -15,17 +15,17 @@ INSTANCE, CLASS = "instance", "class"
 
 
 @dataclasses.dataclass(frozen=True)
-class KeptPictures:
-    """The rows of a source, whose pictures stay in memory once they are read, as far as they fit.
+class KeptImages:
+    """The rows of a source; images stay in memory once they are read, as long as they fit.
 
-    A data set of five pictures is read a hundred times in a run.
+    A data set of five images is read a hundred times in a run.
     """
 
     source: Source
     column: str
-    """The column with the pictures."""
+    """The column with the images."""
     limit: int = 2**30
-    """The number of bytes that the pictures may take in each process."""
+    """The number of bytes that the images may take in each process."""
     kept: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict, compare=False)
     """The rows that were read, by their index."""
 
@@ -36,18 +36,17 @@ class KeptPictures:
         if (row := self.kept.get(index)) is not None:
             return row
         row = dict(self.source[index])
-        row[self.column] = image = read_picture(row[self.column])
+        row[self.column] = image = read_image(row[self.column])
         if (len(self.kept) + 1) * 3 * image.width * image.height <= self.limit:
             self.kept[index] = row
         return row
 
     def name(self, index: int) -> str:
-        """Returns where the row comes from, for messages."""
         return self.source.name(index)
 
     @property
     def buckets(self) -> Buckets | None:
-        """The sizes of the pictures, where there are several."""
+        """The sizes of the images, where there are several."""
         return buckets_of(self.source)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,7 +77,7 @@ class Pairs:
 
     @functools.cached_property
     def buckets(self) -> Buckets | None:
-        """The sizes of the subject's pictures, where there are several."""
+        """The sizes of the subject's images, where there are several."""
         buckets = buckets_of(self.instances)
         return None if buckets is None else buckets.repeated(len(self))
 
@@ -99,11 +98,10 @@ class Repeated:
         return self.source[index % len(self.source)]
 
     def name(self, index: int) -> str:
-        """Returns where the row comes from, for messages."""
         return self.source.name(index % len(self.source))
 
     @functools.cached_property
     def buckets(self) -> Buckets | None:
-        """The sizes of the pictures, where there are several."""
+        """The sizes of the images, where there are several."""
         buckets = buckets_of(self.source)
         return None if buckets is None else buckets.repeated(len(self))

@@ -17,7 +17,6 @@ from typing import Any, Literal, Protocol
 
 from diffusax.boundary.messages import require_extra
 from diffusax.hub_data.splits import Split
-from diffusax.training.data.broken import MAX_BROKEN
 
 Kind = Literal["image", "text", "text or none"]
 """What a column holds: images, texts or lists of texts, or texts that may be missing."""
@@ -163,6 +162,11 @@ def path_inside(folder: Path, name: str) -> Path:
     return path
 
 
+def as_list(value: Any) -> list[Any]:
+    """Returns a list of one for what is no list."""
+    return value if isinstance(value, list) else [value]
+
+
 def check_columns(wanted: Sequence[str], present: Any, where: str | Path) -> None:
     """Raises ValueError where a column is missing; lists those that exist."""
     missing = [column for column in wanted if column not in present]
@@ -282,3 +286,7 @@ def _batches(reader: Any) -> Iterator[Any]:
         yield from map(reader.get_batch, range(reader.num_record_batches))
     else:
         yield from reader
+
+
+MAX_BROKEN = 0.01
+"""The share of broken rows above which a run stops."""

@@ -12,7 +12,7 @@ from PIL import Image
 
 from diffusax.images.reading import upright_size
 from diffusax.training.data.examples import image_file
-from diffusax.training.data.sources import Facts, Kind, Source
+from diffusax.training.data.sources import Facts, Kind, Source, as_list
 from diffusax.training.data.streaming import StreamedSource
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def log_summary(
     for column in texts:
         _log_captions(source, column, facts, [row.get(column) for row in rows])
     for column in images:
-        cells = [cell for row in rows for cell in _as_list(row.get(column))[:1]]
+        cells = [cell for row in rows for cell in as_list(row.get(column))[:1]]
         of = "" if len(rows) == count else f" of {len(rows)} looked at"
         log.info("data: %s%s: %s", column, of, "; ".join(_looks(cells)))
 
@@ -120,7 +120,3 @@ def _mode(file: Any) -> tuple[str, bool]:
 def _first_text(cell: Any) -> str:
     text = cell[0] if isinstance(cell, list) and cell else cell
     return text if isinstance(text, str) else ""
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]

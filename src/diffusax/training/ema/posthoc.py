@@ -9,7 +9,7 @@ averages is then nearly the other average.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 from msgspec import Meta
@@ -31,30 +31,18 @@ class Stored(NamedTuple):
     updates: int
 
 
-class Wanted(Protocol):
-    """A profile that ends at an update."""
-
-    def points(self, updates: int) -> Sequence[int]:
-        """Returns the updates at which the profile jumps."""
-
-    def masses(self, edges: np.ndarray, updates: int) -> np.ndarray:
-        """Returns the profile's weight between neighbouring edges, n -> n - 1; the sum is 1."""
-
-
 @dataclasses.dataclass(frozen=True)
 class PowerFunction:
     """The power-function average of a sigma_rel."""
 
     length: float
-
-    def points(self, updates: int) -> Sequence[int]:
-        """Returns nothing, because it has no jumps."""
-        return ()
+    jumps: ClassVar[Sequence[int]] = ()
 
     def masses(self, edges: np.ndarray, updates: int) -> np.ndarray:
-        """Returns the sums over updates k of (k^(gamma + 1) - (k - 1)^(gamma + 1)) / t^(gamma + 1).
+        """Returns the profile's weight between neighbouring edges, n -> n - 1; the sum is 1.
 
-        These are exactly the weights that updates of (1 - 1 / t)^(gamma + 1) give (section 3.1).
+        They are sums over updates k of (k^(gamma + 1) - (k - 1)^(gamma + 1)) / t^(gamma + 1),
+        exactly the weights that updates of (1 - 1 / t)^(gamma + 1) give (section 3.1).
         """
         return np.diff((np.clip(edges, 0, updates) / updates) ** (power_gamma(self.length) + 1))
 
@@ -66,8 +54,9 @@ class LateAverage:
     start: int
     decay: float | None = None
 
-    def points(self, updates: int) -> Sequence[int]:
-        """Returns its start."""
+    @property
+    def jumps(self) -> Sequence[int]:
+        """The updates at which the profile jumps: its start."""
         return (self.start,)
 
     def masses(self, edges: np.ndarray, updates: int) -> np.ndarray:
@@ -78,6 +67,9 @@ class LateAverage:
         return np.diff(self.decay ** (updates - inside)) / (
             1 - self.decay ** (updates - self.start)
         )
+
+
+Wanted = PowerFunction | LateAverage
 
 
 class Sum(NamedTuple):
@@ -104,7 +96,7 @@ def solve(stored: Sequence[Stored], wanted: Wanted, updates: int) -> Sum:
     would make all parameters larger or smaller. The profiles are those of the updates themselves,
     or of pieces of the run, instead of the paper's functions of continuous time.
     """
-    edges = _edges([*(s.updates for s in stored), *wanted.points(updates)], updates)
+    edges = _edges([*(s.updates for s in stored), *wanted.jumps], updates)
     density = 1 / np.sqrt(np.diff(edges))
     columns = [PowerFunction(s.length).masses(edges, s.updates) * density for s in stored]
     profiles = np.stack(columns, axis=1)

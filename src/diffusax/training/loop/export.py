@@ -1,8 +1,9 @@
-"""Writes the result of a run: folders that diffusers opens, with a model card."""
+"""Writes results of a run as folders that diffusers opens: the model, and averages made later."""
 
 import dataclasses
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,23 @@ from diffusax.checkpoints.publishing import create_repository, upload_folder
 from diffusax.models.network import Params
 from diffusax.runtime.devices.mesh import to_host
 from diffusax.training.config import TrainConfig
+from diffusax.training.ema.posthoc import (
+    MAX_ERROR,
+    LateAverage,
+    PowerFunction,
+    Stored,
+    Wanted,
+    solve,
+)
+from diffusax.training.ema.snapshots import AVERAGES, Snapshot, combine, read_snapshots
 from diffusax.training.options import read_config, to_yaml
 from diffusax.training.recipes.recipe import Recipe
 from diffusax.training.step.step import TrainState
+
+log = logging.getLogger(__name__)
+
+CONFIG = "config.yaml"
+"""The name of the file with a run's options in its folder."""
 
 _CARD = """---
 {front}---
@@ -121,12 +136,12 @@ def write_model_card(
     """Writes README.md: what the model is, and from which model, data and options it was made.
 
     Args:
-        folder: the folder to write to.
+        folder: the folder of the model.
         recipe: the recipe of the run.
         config: the options of the run.
         steps: the number of steps that the model was trained for.
-        address: the Hub repository that it is uploaded to.
-        average: how its parameters are averaged, in words.
+        address: the Hub repository that the model is uploaded to.
+        average: the words for how its parameters are averaged.
     """
     title = address or f"{Path(config.output).resolve().name}, {folder.name}"
     front = {"library_name": "diffusers", "tags": [recipe.name, "diffusax"], **recipe.card()}
@@ -153,7 +168,6 @@ def write_model_card(
 
 
 def _usage(front: dict[str, Any], config: TrainConfig, location: str) -> str:
-    """Returns the part of a card that says how to use the model."""
     call = _CALLS.get(front.get("pipeline_tag", ""))
     if call is None:
         return ""
@@ -167,15 +181,6 @@ def _usage(front: dict[str, Any], config: TrainConfig, location: str) -> str:
     return form.format(location=location, call=call, base=base, controlnet=controlnet)
 
 
-def create_on_hub(repo: str) -> None:
-    """Creates the repository unless it exists, so that a mistake shows before the training.
-
-    Raises:
-        ValueError: the Hub refuses; says why.
-    """
-    create_repository(huggingface_hub.HfApi(), repo)
-
-
 def push_to_hub(folder: Path, repo: str) -> None:
     """Uploads the folder as a model, with the stored login or HF_TOKEN.
 
@@ -186,23 +191,10 @@ def push_to_hub(folder: Path, repo: str) -> None:
     upload_folder(api, create_repository(api, repo), folder)
 
 
-log = logging.getLogger(__name__)
-
-CONFIG = "config.yaml"
-"""The name of the file with a run's options in its folder."""
-
-
 def leave_finished(recipe: Recipe, config: TrainConfig, step: int, state: TrainState) -> TrainState:
-    """Logs that the run has done its steps, and returns its state.
+    """Leaves a run that has done its steps as it is, and returns its state.
 
-    Nothing in its folder changes, except that a missing result is written, with the options that
-    the run had.
-
-    Args:
-        recipe: the recipe of the run.
-        config: the options of this start.
-        step: the step that the run has reached.
-        state: the state at that step.
+    Only a missing result is written, with the options that the run had.
     """
     folders = result_folders(config, averaged=state.ema is not None)
     # The card of each is written last.
@@ -236,3 +228,87 @@ def _agreed(value: bool) -> bool:
     if jax.process_count() == 1:
         return value
     return bool(multihost_utils.broadcast_one_to_all(np.int32(value)))
+
+
+def make_average(
+    recipe: Recipe,
+    config: TrainConfig,
+    folder: Path,
+    *,
+    length: float | None = None,
+    start: int | float | None = None,
+    decay: float | None = None,
+    step: int | None = None,
+) -> float:
+    """Writes the model with another average of the parameters of the run in config.output.
+
+    Give either `length` or `start`.
+
+    Args:
+        recipe: the recipe of the run.
+        config: the options of the run.
+        folder: the folder to write to.
+        length: the sigma_rel of a power-function average.
+        start: where a late average starts: the step, or a fraction of the steps up to its end.
+        decay: the decay of the late average's weights into the past, by update; by default all
+            weights are equal.
+        step: the last step of the average, at which the run stored its averages; by default the
+            last of those.
+
+    Returns:
+        The error of the profile, see `diffusax.training.ema.posthoc.Sum`.
+
+    Raises:
+        ValueError: the run stored no averages, or none at this step; or the error of the average
+            would be more than a tenth.
+    """
+    snapshots = read_snapshots(Path(config.output) / AVERAGES)
+    step = _last_step(snapshots, step)
+    snapshots = [snapshot for snapshot in snapshots if snapshot.step <= step]
+    last = snapshots[-1]
+    wanted: Wanted
+    if length is not None:
+        wanted, what = PowerFunction(length), f"length {length:g}"
+    elif start is not None:
+        wanted, what = _late(last, start, decay), f"late from {start:g}"
+    else:
+        raise ValueError("either length or start must be given")
+    stored = [Stored(snapshot.length, snapshot.updates) for snapshot in snapshots]
+    weights, error = solve(stored, wanted, last.updates)
+    if error > MAX_ERROR:
+        raise ValueError(
+            f"the average ({what}, up to step {step}) cannot be made of those stored: the nearest "
+            f"differs by {error:.0%}, and {MAX_ERROR:.0%} is the most; start it at one of the "
+            f"steps {_steps(snapshots)}, or train with a smaller ema.snapshot_every"
+        )
+    recipe.save(combine(snapshots, weights, recipe.shapes()), folder)
+    write_model_card(folder, recipe, config, steps=step, average=f"{what}, made after the run")
+    return error
+
+
+def _last_step(snapshots: Sequence[Snapshot], step: int | None) -> int:
+    if step is None:
+        return snapshots[-1].step
+    if all(snapshot.step != step for snapshot in snapshots):
+        raise ValueError(f"step={step} has no stored averages; use one of {_steps(snapshots)}")
+    return step
+
+
+def _late(last: Snapshot, start: int | float, decay: float | None) -> LateAverage:
+    """Returns the late average in updates; steps that were skipped are spread evenly."""
+    step = start if isinstance(start, int) else round(start * last.step)
+    if not last.start <= step < last.step:
+        raise ValueError(
+            f"start={start} must be from {last.start}, where averaging began, to before "
+            f"{last.step}, where it ends; a whole number is a step, a number with a point a "
+            "fraction"
+        )
+    share = (step - last.start) / (last.step - last.start)
+    return LateAverage(min(round(share * last.updates), last.updates - 1), decay)
+
+
+def _steps(snapshots: Sequence[Snapshot]) -> str:
+    """Lists the steps of snapshots, or the last few of them, as text."""
+    steps = sorted({snapshot.step for snapshot in snapshots})
+    few = ", ".join(map(str, steps[-10:]))
+    return few if len(steps) <= 10 else f"..., {few}"

@@ -1,19 +1,20 @@
-"""The training loop: it runs one compiled step repeatedly, and can stop after any of them."""
+"""The training loop: opens a run, does one compiled step after the other, and writes the result."""
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import signal
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import jax
+from jax.sharding import Mesh
 
 from diffusax.boundary.files import locked
+from diffusax.checkpoints.publishing import create_repository
 from diffusax.models.network import Params
 from diffusax.runtime.devices.layouts import in_order
 from diffusax.runtime.devices.mesh import (
@@ -26,27 +27,25 @@ from diffusax.runtime.devices.mesh import (
     tree_sharding,
 )
 from diffusax.runtime.programs.cache import enable_compilation_cache
-from diffusax.runtime.programs.flops import count_training_flops
 from diffusax.runtime.programs.topology import DoesNotFitError
-from diffusax.runtime.random.noise import seed_key
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Batches
 from diffusax.training.data.opening import own_share
 from diffusax.training.ema.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
 from diffusax.training.ema.update import copy_as_average, short_window
 from diffusax.training.loop.checkpoints import Checkpoints
-from diffusax.training.loop.export import CONFIG, create_on_hub, export, leave_finished, results
-from diffusax.training.loop.memory import (
-    bytes_on_device,
-    check_arguments,
-    check_step,
-    does_not_fit,
-)
+from diffusax.training.loop.export import CONFIG, export, leave_finished, results
 from diffusax.training.loop.program import (
     abstract_batch,
     abstract_frozen,
     abstract_state,
+    bytes_on_device,
+    check_arguments,
+    check_step,
     compile_in_background,
+    count_operations,
+    creation,
+    does_not_fit,
     optimizer_of,
     places,
     step_program,
@@ -57,7 +56,7 @@ from diffusax.training.loop.signals import Interrupted, Preempted, TrainingStop,
 from diffusax.training.optimizers import learning_rate
 from diffusax.training.options import by_name, read_config, to_yaml
 from diffusax.training.recipes.recipe import Recipe
-from diffusax.training.step.step import TrainState, initial_state
+from diffusax.training.step.step import TrainState
 
 log = logging.getLogger(__name__)
 
@@ -81,18 +80,16 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
     enable_compilation_cache()
     with _alone_in(folder), stop_signals() as stop:
         if config.push_to_hub and jax.process_index() == 0:
-            create_on_hub(config.push_to_hub)
+            # A mistake shows before the training.
+            create_repository(huggingface_hub.HfApi(), config.push_to_hub)
         mesh = make_mesh(config.mesh)
         _check_options(config, mesh)
-        create = _creation(config)
         checkpoints = _open_checkpoints(recipe, config)
-        restored = checkpoints.restore(
-            functools.partial(abstract_state, create, recipe, mesh, config.ema.averages)
-        )
+        restored = checkpoints.restore(functools.partial(abstract_state, recipe, config, mesh))
         if restored is not None and restored[0] >= config.steps:
             checkpoints.finish()
             return leave_finished(recipe, config, *restored[:2])
-        run = _Run.start(recipe, config, mesh, stop, checkpoints, restored)
+        run = _Run(recipe, config, mesh, stop, checkpoints, restored)
         try:
             while run.step < config.steps:
                 run.advance()
@@ -115,87 +112,66 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
     return run.state
 
 
-@dataclasses.dataclass
 class _Run:
-    recipe: Recipe
-    config: TrainConfig
-    mesh: jax.sharding.Mesh
-    stop: TrainingStop
-    state: TrainState
-    frozen: Params
-    batches: Batches
-    shapes: dict[str, Any]
-    """A batch as shapes with shardings, by the size of its images, of which the first is the
-    largest; see `Batches.bucket`."""
-    checkpoints: Checkpoints
-    reports: Reports
-    meter: Meter
-    step: int
-    position: dict[str, Any]
-    """The position in the data after `step`; while a size compiles, a batch more is taken."""
-    saved: int | None
-    compiled: dict[str, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
-    """The compiled steps for the run's present state, which has an average or not, by size."""
-    flops: dict[str, int] = dataclasses.field(default_factory=dict)
-    """The operations of a step by size."""
+    """A run between two steps: its state, its position in the data, and the compiled steps."""
 
-    @classmethod
-    def start(
-        cls,
+    def __init__(
+        self,
         recipe: Recipe,
         config: TrainConfig,
-        mesh: jax.sharding.Mesh,
+        mesh: Mesh,
         stop: TrainingStop,
         checkpoints: Checkpoints,
         restored: tuple[int, TrainState, dict[str, Any]] | None,
-    ) -> "_Run":
-        output = Path(config.output)
-        batches = _open_batches(recipe, config)
-        create = _creation(config)
-        if restored is not None:
-            step, state, position = restored
-            batches.set_state(position)
-            log.info("continuing from step %d", step)
+    ):
+        """Opens the data, and loads the parameters unless the state is restored.
+
+        Raises:
+            DoesNotFitError: the memory does not hold the step's arguments.
+        """
+        self.recipe, self.config, self.mesh, self.stop = recipe, config, mesh, stop
+        self.checkpoints, self.batches = checkpoints, _open_batches(recipe, config)
+        self.step, self.saved = 0, None if restored is None else restored[0]
+        if restored is None:
+            state = abstract_state(recipe, config, mesh, averaged=False)
         else:
-            step = 0
-            state = abstract_state(create, recipe, mesh, config.ema.averages, False)
+            self.step, state, position = restored
+            self.batches.set_state(position)
+            log.info("continuing from step %d", self.step)
         try:
-            shapes = abstract_batch(batches.example(), config, mesh)
+            shapes = abstract_batch(self.batches.example(), config, mesh)
             check_arguments(config, mesh, state, abstract_frozen(recipe, mesh), shapes)
         except BaseException:
-            batches.close()
+            self.batches.close()
             raise
-        if restored is None:
-            state = _first_state(create, recipe, mesh)
+        self.state = _first_state(recipe, config, mesh) if restored is None else state
         if jax.process_index() == 0:
-            remove_snapshots_after(output / AVERAGES, step)
-            _say_what_is_done(config, mesh)
-            _note_changes(config, output / CONFIG, resumed=restored is not None)
+            output = Path(config.output)
+            remove_snapshots_after(output / AVERAGES, self.step)
+            log.info("%s", batch_arithmetic(config, mesh))
+            if late := short_window(config.ema, config.steps, config.batch_size):
+                log.warning("%s", late)
+            if restored is not None:
+                _log_changes(config, output / CONFIG)
             (output / CONFIG).write_text(to_yaml(config), "utf-8")
-        return cls(
-            recipe,
-            config,
-            mesh,
-            stop,
-            state,
-            _spread(recipe, mesh, recipe.frozen(mesh)),
-            batches,
-            {batches.bucket: shapes},
-            checkpoints,
-            Reports(config, name=recipe.name, start=step),
-            Meter(config, step),
-            step,
-            batches.get_state(),
-            None if restored is None else step,
-        )
+        self.frozen = _spread(recipe, mesh, recipe.frozen(mesh))
+        self.reports = Reports(config, name=recipe.name, start=self.step)
+        self.meter = Meter(config, self.step)
+        self.learning_rate = learning_rate(config.chosen_optimizer, config.steps)
+        self.position = self.batches.get_state()
+        """The position in the data after `step`; while a size compiles, a batch more is taken."""
+        self.average_from = config.ema.start_step(config.steps)
+        """The step after which the average begins; None without an average."""
+        # By the size of a batch's images, see `Batches.bucket`; the first size is the largest.
+        self.shapes: dict[str, Any] = {self.batches.bucket: shapes}
+        self.compiled: dict[str, jax.stages.Compiled] = {}
+        self.operations: dict[str, int] = {}
 
     def advance(self) -> None:
         """Does one step, and what is due after it."""
         config = self.config
-        start = config.ema.start_step(config.steps)
-        if start is not None and self.step >= start and self.state.ema is None:
-            self.state = _with_average(self.state, self.recipe, config, self.mesh)
-            self.compiled = {}
+        if self.average_from is not None and self.step >= self.average_from:
+            self._begin_average()
         if not self.compiled:
             # The largest images first, so that a run that does not fit ends at its beginning.
             self._compile(next(iter(self.shapes)))
@@ -209,14 +185,13 @@ class _Run:
         with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
             self.state, metrics = self.compiled[size](self.state, self.frozen, batch)
         self.step, self.position = self.step + 1, self.batches.get_state()
-        self.meter.add(metrics, self.flops[size])
+        self.meter.add(metrics, self.operations[size])
         self.reports.advance(self.step)
         if self.step % config.log_every == 0 or self.step == config.steps:
             values = self.meter.read(self.step)
             # The optimizer counts only the steps that were not skipped.
             updates = self.step - int(values["skipped"])
-            rates = learning_rate(config.chosen_optimizer, config.steps)
-            values["lr"] = float(rates(max(updates - 1, 0)))
+            values["lr"] = float(self.learning_rate(max(updates - 1, 0)))
             self.reports.scalars(self.step, values)
         if config.validation.every and self.step % config.validation.every == 0:
             self.validate()
@@ -255,7 +230,7 @@ class _Run:
                 self.step,
                 ema,
                 options,
-                start=options.start_step(self.config.steps) or 0,
+                start=self.average_from or 0,
                 recipe=self.recipe.name,
             )
 
@@ -264,6 +239,15 @@ class _Run:
         self.batches.close()
         self.reports.close()
         self.checkpoints.finish()
+
+    def _begin_average(self) -> None:
+        """Adds an average to a state that has none; it begins as a copy of the parameters."""
+        if self.state.ema is not None:
+            return
+        copy = functools.partial(copy_as_average, averages=self.config.ema.averages)
+        kept = places(self.recipe, jax.eval_shape(copy, self.state.params), self.mesh)
+        ema = jax.jit(copy, out_shardings=kept)(self.state.params)
+        self.state, self.compiled = self.state._replace(ema=ema), {}
 
     def _compile(self, size: str) -> None:
         """Compiles the step for the present state and images of a size.
@@ -274,41 +258,27 @@ class _Run:
         """
         config, mesh, began = self.config, self.mesh, time.perf_counter()
         program = step_program(self.recipe, config, optimizer_of(config), mesh, self.state)
+        arguments = (self.state, self.frozen, self.shapes[size])
         with self.reports.compiling(size) as show, self.stop.at_once():
 
             def tick() -> None:
                 self.stop.check()
                 show()
 
-            if size not in self.flops:
-                self.flops[size] = self._count_flops(self.shapes[size])
+            if size not in self.operations:
+                self.operations[size] = count_operations(self.recipe, config, *arguments)
             with in_mesh(mesh):
-                lowered = program.lower(self.state, self.frozen, self.shapes[size])
+                lowered = program.lower(*arguments)
             try:
                 compiled = compile_in_background(lowered, tick)
             except DoesNotFitError as error:
                 raise does_not_fit(config, error) from None
         later = 0
-        if config.ema.start_step(config.steps) is not None and self.state.ema is None:
+        if self.average_from is not None and self.state.ema is None:
             later = config.ema.averages * bytes_on_device(self.state.params)
         check_step(config, mesh, compiled, later)
         self.meter.pause(time.perf_counter() - began)
         self.compiled[size] = compiled
-
-    def _count_flops(self, shapes: Any) -> int:
-        """Counts the operations of a step, without those that are repeated to save memory."""
-        keys = jax.eval_shape(lambda: jax.random.split(seed_key(0), self.config.batch_size))
-        trained, frozen, batch = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-            (self.state.params, self.frozen, shapes),
-        )
-        return count_training_flops(self.recipe.loss, trained, frozen, batch, keys)
-
-
-def _creation(config: TrainConfig) -> Callable[[Params], TrainState]:
-    """Returns the function that makes the first state from parameters."""
-    optimizer = optimizer_of(config)
-    return functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
 
 
 def _open_checkpoints(recipe: Recipe, config: TrainConfig) -> Checkpoints:
@@ -328,16 +298,35 @@ def _open_checkpoints(recipe: Recipe, config: TrainConfig) -> Checkpoints:
     return checkpoints
 
 
-def _with_average(
-    state: TrainState, recipe: Recipe, config: TrainConfig, mesh: jax.sharding.Mesh
-) -> TrainState:
-    """Adds an average to the state, which begins as a copy of the parameters."""
-    copy = functools.partial(copy_as_average, averages=config.ema.averages)
-    kept = places(recipe, jax.eval_shape(copy, state.params), mesh)
-    return state._replace(ema=jax.jit(copy, out_shardings=kept)(state.params))
+def _open_batches(recipe: Recipe, config: TrainConfig) -> Batches:
+    """Opens this process's part of the data."""
+    process_index, process_count = own_share(config.data)
+    return Batches(
+        recipe.source,
+        recipe.example,
+        batch_size=config.batch_size // jax.process_count(),
+        seed=config.seed,
+        workers=config.data.workers,
+        threads=config.data.threads,
+        process_index=process_index,
+        process_count=process_count,
+    )
 
 
-def _check_options(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
+def _first_state(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> TrainState:
+    """Makes the state of a new run from the recipe's parameters, whose memory it takes over."""
+    create = creation(config)
+    kept = places(recipe, jax.eval_shape(create, recipe.shapes()), mesh)
+    make = jax.jit(create, out_shardings=kept, donate_argnums=0)
+    return make(_spread(recipe, mesh, recipe.trained(mesh)))
+
+
+def _spread(recipe: Recipe, mesh: Mesh, params: Params) -> Params:
+    """Puts the parameters on the mesh, unless they are there, in the order of its devices."""
+    return in_order(jax.device_put(params, tree_sharding(mesh, params, tensor_rules(recipe))))
+
+
+def _check_options(config: TrainConfig, mesh: Mesh) -> None:
     """Raises ValueError where options do not suit the devices or each other."""
     check_processes(mesh)
     parts = batch_size(mesh)
@@ -354,45 +343,9 @@ def _check_options(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
         )
 
 
-def _say_what_is_done(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
-    log.info("%s", batch_arithmetic(config, mesh))
-    late = short_window(config.ema, config.steps, config.batch_size)
-    if late is not None:
-        log.warning("%s", late)
-
-
-def _open_batches(recipe: Recipe, config: TrainConfig) -> Batches:
-    """Opens this process's part of the data."""
-    process_index, process_count = own_share(config.data)
-    return Batches(
-        recipe.source,
-        recipe.example,
-        batch_size=config.batch_size // jax.process_count(),
-        seed=config.seed,
-        workers=config.data.workers,
-        threads=config.data.threads,
-        process_index=process_index,
-        process_count=process_count,
-    )
-
-
-def _first_state(
-    create: Callable[[Params], TrainState], recipe: Recipe, mesh: jax.sharding.Mesh
-) -> TrainState:
-    """Makes the state of a new run from the recipe's parameters, whose memory it takes over."""
-    kept = places(recipe, jax.eval_shape(create, recipe.shapes()), mesh)
-    make = jax.jit(create, out_shardings=kept, donate_argnums=0)
-    return make(_spread(recipe, mesh, recipe.trained(mesh)))
-
-
-def _spread(recipe: Recipe, mesh: jax.sharding.Mesh, params: Params) -> Params:
-    """Puts the parameters on the mesh, unless they are there, in the order of its devices."""
-    return in_order(jax.device_put(params, tree_sharding(mesh, params, tensor_rules(recipe))))
-
-
-def _note_changes(config: TrainConfig, before: Path, *, resumed: bool) -> None:
+def _log_changes(config: TrainConfig, before: Path) -> None:
     """Logs which options a resumed run has changed."""
-    if not resumed or not before.is_file():
+    if not before.is_file():
         return
     try:
         old = by_name(read_config(type(config), before))

@@ -1,9 +1,13 @@
-"""The training step as a program for a mesh of devices, which may be TPUs that are elsewhere."""
+"""The training step as a program: its arguments as shapes, whether it fits, and its compilation.
+
+Nothing here reads parameters, and the devices of the mesh may be elsewhere.
+"""
 
 import atexit
 import concurrent.futures
 import functools
 import itertools
+import math
 import os
 import sys
 import threading
@@ -18,6 +22,8 @@ from jax.sharding import Mesh
 from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
 from diffusax.runtime.devices.layouts import tree_places
+from diffusax.runtime.devices.lowering import lowering_for, lowering_platforms
+from diffusax.runtime.devices.memory import device_memory, host_memory
 from diffusax.runtime.devices.mesh import (
     Rules,
     batch_sharding,
@@ -25,8 +31,9 @@ from diffusax.runtime.devices.mesh import (
     rules_below,
     tree_sharding,
 )
+from diffusax.runtime.programs.cost import cost_of
 from diffusax.runtime.programs.flops import count_training_flops
-from diffusax.runtime.programs.topology import compile_there, lowering_platforms
+from diffusax.runtime.programs.topology import DoesNotFitError, compile_there
 from diffusax.runtime.random.noise import seed_key
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Element
@@ -36,10 +43,18 @@ from diffusax.training.optimizers import make_optimizer
 from diffusax.training.recipes.recipe import Recipe
 from diffusax.training.step.step import TrainState, initial_state, make_train_step
 
+_MEND = "use a smaller batch_size or a larger accumulate"
+_TICK_SECONDS = 0.5
+
 
 def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
     """Makes the optimizer of a run."""
     return make_optimizer(config.chosen_optimizer, config.steps, config.component_rates)
+
+
+def creation(config: TrainConfig) -> Callable[[Params], TrainState]:
+    """Returns the function that makes the first state from parameters."""
+    return functools.partial(initial_state, optimizer=optimizer_of(config), seed=config.seed)
 
 
 def tensor_rules(recipe: Recipe) -> Rules:
@@ -66,17 +81,19 @@ def step_program(
     state: the state, or its shapes.
     """
     rules = tensor_rules(recipe)
+    is_whole = mesh.size == mesh.shape["data"]
     step = make_train_step(
         recipe.loss,
         optimizer,
         accumulate=config.accumulate,
         ema=config.ema,
         ema_start=config.ema.start_step(config.steps) or 0,
-        by_rows=_whole_on_gpus(mesh),
+        by_rows=is_whole and mesh.devices.flat[0].platform == "gpu",
     )
 
     def train_step(state: TrainState, frozen: Params, batch: Any) -> Any:
-        state, metrics = step(state, frozen, batch)
+        with lowering_for(lowering_platforms(mesh)):
+            state, metrics = step(state, frozen, batch)
         shardings = tree_sharding(mesh, state, rules)
         return jax.lax.with_sharding_constraint(state, shardings), metrics
 
@@ -87,75 +104,68 @@ def step_program(
     return jax.jit(train_step, donate_argnums=0, out_shardings=(kept, None))
 
 
-def _whole_on_gpus(mesh: Mesh) -> bool:
-    """Returns whether the devices are GPUs, each with all parameters."""
-    return mesh.devices.flat[0].platform == "gpu" and mesh.size == mesh.shape["data"]
-
-
-def abstract_state(
-    create: Callable[[Params], TrainState],
-    recipe: Recipe,
-    mesh: Mesh,
-    averages: int,
-    averaged: bool,
-) -> TrainState:
-    """Returns the state as shapes with shardings; averages: their number, if it is averaged."""
-    shapes = jax.eval_shape(create, recipe.shapes())
+def abstract_state(recipe: Recipe, config: TrainConfig, mesh: Mesh, averaged: bool) -> TrainState:
+    """Returns the state as shapes with shardings, with the averages of `config.ema` or without."""
+    shapes = jax.eval_shape(creation(config), recipe.shapes())
     if averaged:
-        copy = functools.partial(copy_as_average, averages=averages)
+        copy = functools.partial(copy_as_average, averages=config.ema.averages)
         shapes = shapes._replace(ema=jax.eval_shape(copy, shapes.params))
     return _placed(shapes, places(recipe, shapes, mesh))
 
 
-def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple[Any, ...]:
-    """Returns the arguments of the step as shapes with shardings: state, frozen parameters, batch.
-
-    No parameters are read. The state includes the averages of `config.ema`. The batch is of the
-    largest images.
-    """
-    optimizer = optimizer_of(config)
-    create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
-    averages = config.ema.averages
-    state = abstract_state(create, recipe, mesh, averages, bool(averages))
-    example = recipe.example(recipe.source[largest_row(recipe.source)], np.random.default_rng(0))
-    return state, abstract_frozen(recipe, mesh), abstract_batch(example, config, mesh)
-
-
 def abstract_frozen(recipe: Recipe, mesh: Mesh) -> Params:
-    """Returns the frozen parameters as shapes with shardings; none are read."""
+    """Returns the frozen parameters as shapes with shardings."""
     frozen = recipe.frozen_shapes()
     return _placed(frozen, places(recipe, frozen, mesh))
 
 
 def abstract_batch(example: Element, config: TrainConfig, mesh: Mesh) -> Any:
     """Returns a batch of examples like this one as shapes with shardings."""
-    batch = {
-        name: jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), _dtype(x))
-        for name, x in example.items()
-    }
+
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
+        # The dtype that JAX would use, without putting an array on a device.
+        dtype = jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)
+        return jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), dtype)
+
+    batch = {name: shape(x) for name, x in example.items()}
     return _placed(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch))
+
+
+def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple[Any, ...]:
+    """Returns the step's arguments as shapes with shardings: state, frozen parameters, batch.
+
+    The state includes the averages of `config.ema`, and the batch is of the largest images.
+    """
+    state = abstract_state(recipe, config, mesh, bool(config.ema.averages))
+    example = recipe.example(recipe.source[largest_row(recipe.source)], np.random.default_rng(0))
+    return state, abstract_frozen(recipe, mesh), abstract_batch(example, config, mesh)
 
 
 def lower_step(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> jax.stages.Lowered:
     """Lowers the step of a run for devices that may be elsewhere (`topology_mesh`)."""
-    optimizer = optimizer_of(config)
     arguments = abstract_arguments(recipe, config, mesh)
     with in_mesh(mesh):
-        program = step_program(recipe, config, optimizer, mesh, arguments[0])
-        traced = program.trace(*arguments)
-        return traced.lower(lowering_platforms=lowering_platforms(mesh))
+        program = step_program(recipe, config, optimizer_of(config), mesh, arguments[0])
+        return program.trace(*arguments).lower(lowering_platforms=lowering_platforms(mesh))
 
 
 def step_operations(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> int:
     """Returns the operations that a step needs, over all devices; see `count_training_flops`."""
-    state, frozen, batch = abstract_arguments(recipe, config, mesh)
+    return count_operations(recipe, config, *abstract_arguments(recipe, config, mesh))
+
+
+def count_operations(
+    recipe: Recipe, config: TrainConfig, state: TrainState, frozen: Params, batch: Any
+) -> int:
+    """Counts the operations of a step, without those that are repeated to save memory.
+
+    state, frozen, batch: the arguments of the step, or their shapes.
+    """
     keys = jax.eval_shape(lambda: jax.random.split(seed_key(0), config.batch_size))
-    return count_training_flops(recipe.loss, state.params, frozen, batch, keys)
-
-
-def _dtype(x: Any) -> np.dtype:
-    """Returns the dtype that JAX would use, without putting an array on a device."""
-    return jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)
+    trained, frozen, batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, frozen, batch)
+    )
+    return count_training_flops(recipe.loss, trained, frozen, batch, keys)
 
 
 def _placed(tree: Any, shardings: Any) -> Any:
@@ -164,7 +174,72 @@ def _placed(tree: Any, shardings: Any) -> Any:
     )
 
 
-_TICK_SECONDS = 0.5
+def check_arguments(config: TrainConfig, mesh: Mesh, state: Any, frozen: Any, batch: Any) -> None:
+    """Checks, before any parameter is read, that the step's arguments alone fit into memory.
+
+    state, frozen, batch: the arguments as shapes with shardings.
+
+    Raises:
+        DoesNotFitError: a device cannot hold its part of them, or this machine its part of a batch;
+            names the batch size.
+    """
+    states, examples = bytes_on_device((state, frozen)), bytes_on_device(batch)
+    available = device_memory(mesh.local_devices[0])
+    own = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(batch))
+    own //= jax.process_count()
+    host = host_memory()
+    if available is not None and states + examples > available:
+        mend = "use more devices on the mesh's axis fsdp" if states > available else _MEND
+        raise DoesNotFitError(
+            f"{_what(config)} cannot fit: parameters and optimizer take {_gb(states)} and the "
+            f"examples of a batch {_gb(examples)} of each device's {_gb(available)}; {mend}"
+        )
+    if host is not None and own > host:
+        raise DoesNotFitError(
+            f"{_what(config)} cannot fit: the examples of a batch take {_gb(own)} of this "
+            f"machine's {_gb(host)}; use a smaller batch_size"
+        )
+
+
+def check_step(
+    config: TrainConfig, mesh: Mesh, compiled: jax.stages.Compiled, later: int = 0
+) -> None:
+    """Checks that the devices' memory holds a compiled step.
+
+    later: the number of bytes on each device that join the state during the run.
+
+    Raises:
+        DoesNotFitError: the step does not fit; gives the compiler's figures and the batch size.
+    """
+    needed, available = cost_of(compiled).peak * 1e9 + later, device_memory(mesh.local_devices[0])
+    if available is None or needed <= available:
+        return
+    averages = f", {_gb(later)} of them for the averages that begin later" if later else ""
+    raise DoesNotFitError(
+        f"{_what(config)} cannot fit: the compiler says that the step needs {_gb(needed)} on each "
+        f"device{averages}, and there are {_gb(available)}; {_MEND}"
+    )
+
+
+def does_not_fit(config: TrainConfig, error: Exception) -> DoesNotFitError:
+    """Returns the error for one of the compiler, or of a device that had no memory left."""
+    reason = " ".join(str(error).split())[:200]
+    return DoesNotFitError(f"{_what(config)} cannot fit: {reason}; {_MEND}")
+
+
+def bytes_on_device(tree: Any) -> int:
+    """Returns the bytes that each device holds of a tree of arrays, or of shapes with shardings."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def _what(config: TrainConfig) -> str:
+    return f"batch_size={config.batch_size} with accumulate={config.accumulate}"
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB"
 
 
 def compile_in_background(

@@ -23,18 +23,14 @@ from diffusax.images.pictures import to_pil
 from diffusax.models.autoencoders.latents import from_bytes, sample_latents, to_unit
 from diffusax.models.network import Network, Params, cast_params, cast_shapes, initialize_params
 from diffusax.networks import Model, load_network
+from diffusax.runtime.programs.program import Program
 from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import SIZE
-from diffusax.training.data.examples import ImageDataConfig, picture_size, read_pixels
+from diffusax.training.data.examples import image_size, read_pixels
 from diffusax.training.data.opening import open_images
+from diffusax.training.data.options import ImageDataConfig
 from diffusax.training.options import ComputeDtype, require_options
-from diffusax.training.recipes.recipe import Recipe
-from diffusax.training.step.losses import (
-    gradient_difference,
-    kl_divergence,
-    structural_dissimilarity,
-)
 from diffusax.training.step.step import Batch
 
 _ENCODER = ("encoder", "quant_conv")
@@ -45,15 +41,15 @@ _SAMPLES = 64
 
 @dataclasses.dataclass(frozen=True)
 class AutoencoderValidationConfig(ValidationConfig):
-    """Pictures of the data set, each beside its reconstruction."""
+    """Images of the data set, each beside its reconstruction."""
 
     images: Annotated[int, Meta(ge=1, le=1024)] = 8
-    """How many pictures of the data set to reconstruct."""
+    """The number of images of the data set to reconstruct."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AutoencoderConfig(TrainConfig):
-    """Train an autoencoder on pictures."""
+    """Train an autoencoder on images."""
 
     model: str = ""
     """The autoencoder to start from: a folder with config.json and weights, a Hub repository id, or
@@ -76,26 +72,21 @@ class AutoencoderConfig(TrainConfig):
     validation: AutoencoderValidationConfig = dataclasses.field(
         default_factory=AutoencoderValidationConfig
     )
-    """The pictures that are reconstructed during the run."""
-
-
-def autoencoder(config: AutoencoderConfig) -> Recipe:
-    """Returns the recipe for these options.
-
-    Raises:
-        ValueError: the network or the data set cannot be used, or options do not go together; says
-            why.
-    """
-    return Autoencoder(config)
+    """The images that are reconstructed during the run."""
 
 
 class Autoencoder:
-    """The recipe that trains an autoencoder, with the config read and the data set opened."""
+    """The recipe that trains an autoencoder: `diffusax.training.autoencoder(config)`."""
 
     name = "autoencoder"
 
     def __init__(self, config: AutoencoderConfig):
-        """Reads the network's config and opens the data set; raises the errors of `autoencoder`."""
+        """Reads the network's config and opens the data set.
+
+        Raises:
+            ValueError: the network or the data set cannot be used, or options do not go together;
+                says why.
+        """
         require_options(config, ("model", "data.path"))
         if config.from_scratch and config.decoder_only:
             raise ValueError("decoder_only keeps an encoder, and from_scratch leaves none to keep")
@@ -110,7 +101,7 @@ class Autoencoder:
         network = self.network.config
         side = network.sample_size
         default = side if isinstance(side, int) else max(side)
-        self.size = picture_size(config.data, default, network.downsampling)
+        self.size = image_size(config.data, default, network.downsampling)
         if config.data.mask != "none" or config.data.mask_column:
             raise ValueError("an autoencoder's loss reads no masks; leave data.mask out")
         column = config.data.image_column
@@ -124,7 +115,6 @@ class Autoencoder:
         )
 
     def shapes(self) -> Params:
-        """Returns the shapes of the trained parameters."""
         return {"vae": self._part(self.network.shapes, kept=False)}
 
     def trained(self, mesh: Mesh | None = None) -> Params:
@@ -142,7 +132,6 @@ class Autoencoder:
         return cast_params(self._part(self._load(mesh), kept=True), self.config.compute_dtype)
 
     def frozen_shapes(self) -> Params:
-        """Returns the shapes of what `frozen` returns."""
         if not self.config.decoder_only:
             return {}
         kept = self._part(self.network.shapes, kept=True)
@@ -172,7 +161,7 @@ class Autoencoder:
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
         """Returns images of the data set, each beside its reconstruction."""
-        pixels = self._pictures(self.config.validation.images)
+        pixels = self._images(self.config.validation.images)
         pairs = _reconstruct(self.network, {**frozen, **trained["vae"]}, pixels)
         return to_pil(np.asarray(pairs))
 
@@ -182,13 +171,12 @@ class Autoencoder:
         if self.config.decoder_only:
             params = {**self._part(self._load(), kept=True), **params}
         else:
-            scale = latent_scale(network, params, self._pictures(_SAMPLES))
+            scale = latent_scale(network, params, self._images(_SAMPLES))
             config = dataclasses.replace(network.config, scaling_factor=scale)
             network = dataclasses.replace(network, config=config)
         save_network(Model(network, params), folder)
 
     def card(self) -> dict[str, Any]:
-        """Returns the model that this one was trained from."""
         return {"base_model": self.config.model}
 
     def _load(self, mesh: Mesh | None = None) -> Params:
@@ -199,7 +187,7 @@ class Autoencoder:
         names = _ENCODER if self.config.decoder_only else ()
         return {name: part for name, part in params.items() if (name in names) is kept}
 
-    def _pictures(self, count: int) -> np.ndarray:
+    def _images(self, count: int) -> np.ndarray:
         """Returns squares of rows spread evenly over the data set, b H W 3 uint8."""
         n = len(self.source)
         rng = np.random.default_rng(0)
@@ -209,7 +197,10 @@ class Autoencoder:
         return np.stack([self.example(row, rng)["pixel_values"] for row in chosen])
 
 
-@functools.partial(jax.jit, static_argnums=0)
+autoencoder = Autoencoder
+
+
+@functools.partial(Program, static=("network",))
 def _reconstruct(network: Network, params: Params, pixels: jax.Array) -> jax.Array:
     """Returns images beside their reconstructions, b H W 3 uint8 -> b H 2W 3 in [0, 1]."""
     x = from_bytes(pixels)
@@ -225,7 +216,7 @@ def latent_scale(network: Network, params: Params, pixels: np.ndarray) -> float:
     return float(1 / jnp.sqrt(jnp.var(mean) + jnp.mean(jnp.exp(logvar))))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(Program, static=("network",))
 def _encode(network: Network, params: Params, pixels: jax.Array) -> tuple[jax.Array, jax.Array]:
     return network.apply(params, from_bytes(pixels), method="encode")
 
@@ -234,3 +225,46 @@ def _folder(path_or_repo: str) -> Path:
     """Returns the autoencoder's folder: the checkpoint itself, or `vae` in a pipeline's."""
     root = resolve(path_or_repo)
     return root / "vae" if (root / "model_index.json").is_file() else root
+
+
+def kl_divergence(mean: jax.Array, logvar: jax.Array) -> jax.Array:
+    """Returns the KL divergence of a diagonal normal from the standard normal, summed over latents.
+
+    Kingma and Welling 2014, appendix B. b h w z -> b.
+    """
+    terms = mean**2 + jnp.exp(logvar) - 1.0 - logvar
+    return 0.5 * jnp.sum(terms, axis=tuple(range(1, terms.ndim)))
+
+
+def gradient_difference(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns the mean difference of image gradients (Mathieu et al. 2016, equation 6, alpha=1).
+
+    It sums vertical and horizontal gradients; a blurred edge costs its lost contrast. b h w c -> b.
+    """
+    difference = x - y
+    vertical = jnp.abs(jnp.diff(difference, axis=1)).mean((1, 2, 3))
+    horizontal = jnp.abs(jnp.diff(difference, axis=2)).mean((1, 2, 3))
+    return vertical + horizontal
+
+
+def structural_dissimilarity(x: jax.Array, y: jax.Array, *, window: int = 7) -> jax.Array:
+    """Returns (1 - SSIM) / 2 in uniform windows, for images in [-1, 1].
+
+    Wang et al. 2004. b h w c -> b.
+    """
+
+    def local_mean(z: jax.Array) -> jax.Array:
+        total = jax.lax.reduce_window(
+            z, 0.0, jax.lax.add, (1, window, window, 1), (1, 1, 1, 1), "VALID"
+        )
+        return total / window**2
+
+    c1, c2 = (0.01 * 2) ** 2, (0.03 * 2) ** 2
+    mean_x, mean_y = local_mean(x), local_mean(y)
+    variance_x = local_mean(x * x) - mean_x**2
+    variance_y = local_mean(y * y) - mean_y**2
+    covariance = local_mean(x * y) - mean_x * mean_y
+    ssim = ((2 * mean_x * mean_y + c1) * (2 * covariance + c2)) / (
+        (mean_x**2 + mean_y**2 + c1) * (variance_x + variance_y + c2)
+    )
+    return (1 - ssim.mean((1, 2, 3))) / 2

@@ -1,6 +1,7 @@
-"""The checkpoint that a denoiser's training starts from."""
+"""The checkpoint that a denoiser's training starts from, and the examples that it reads."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,21 @@ from diffusax.pipelines.run.images import output
 from diffusax.pipelines.run.sample import at_once, bind, sample
 from diffusax.pipelines.tasks.tasks import Task
 from diffusax.samplers import Scheduler
-from diffusax.training.data.examples import clean_caption
-from diffusax.training.step.denoising import LENGTHS, ids_name
+from diffusax.training.data.batches import Element
+from diffusax.training.data.examples import (
+    LENGTHS,
+    choose_edit,
+    clean_caption,
+    cut_images,
+    ids_name,
+    write_caption,
+)
+from diffusax.training.data.options import (
+    CaptionedDataConfig,
+    ControlDataConfig,
+    DataConfig,
+    EditDataConfig,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +93,8 @@ class BaseModel:
         (denoiser,), (vae,) = family.names("denoiser"), family.names("autoencoder")
         latents = family.latents(networks[vae].config).channels
         channels = family.denoiser({denoiser: networks[denoiser]}).in_channels
-        widens = edits and not family.looks_at_images
+        wanted = family.edits.channels(latents) if edits else latents
+        widens = wanted > latents
         if widens and instruct_class(family) is None:
             raise ValueError(
                 f"{path_or_repo} is {family.name}, which cannot be trained to edit images; start "
@@ -87,7 +102,7 @@ class BaseModel:
             )
         check_channels(path_or_repo, channels, latents, edits=widens)
         if widens:
-            networks[denoiser] = widen_network(networks[denoiser], 2 * latents)
+            networks[denoiser] = widen_network(networks[denoiser], wanted)
         options, name = dict(family.options), family.scheduler_name
         changes = {} if prediction_type is None else {"prediction_type": prediction_type}
         return cls(
@@ -172,12 +187,7 @@ class BaseModel:
         """The names of the text encoders."""
         return self.family.names("text_encoder")
 
-    @property
-    def micro_conditioned(self) -> bool:
-        """Whether the sizes of images are inputs of the denoiser."""
-        return self.family.micro_conditioned
-
-    @property
+    @functools.cached_property
     def factor(self) -> int:
         """The pixels per latent, in each direction."""
         return self.family.latents(self.networks[self.autoencoder].config).factor
@@ -219,7 +229,7 @@ def draw_images(c: Components, task: Task, call: Call) -> list[Image.Image]:
     """
     c, call = resolve_adapters(c, call)
     run = task(c, call)
-    latents = sample(bind(c, run.adapters), run.plan, at_once(len(run.schedule)))
+    latents = sample(bind(c, run.loras), run.plan, at_once(len(run.schedule)))
     images: list[Image.Image] = output(c, latents, run.decoding, run.decoder_condition, "pil")
     return images
 
@@ -268,3 +278,74 @@ def check_channels(name: str, channels: int, latents: int, *, edits: bool) -> No
             f"{task} needs a denoiser with {' or '.join(map(str, fitting))} input channels; that "
             f"of {name} has {channels}"
         )
+
+
+def caption_example(
+    config: CaptionedDataConfig,
+    base: BaseModel,
+    size: int,
+    row: dict[str, Any],
+    rng: np.random.Generator,
+) -> Element:
+    """Returns an image's pixels and its caption's tokens, by their names in a batch.
+
+    size: the side of the cut image in pixels, unless the row has a size of its own.
+
+    Raises:
+        ValueError: the row cannot be used; says why.
+    """
+    images = _cut(config, base, size, row, rng, pixel_values=row[config.image_column])
+    return {**images, **base.tokenize(write_caption(config, row[config.caption_column], rng))}
+
+
+def control_example(
+    config: ControlDataConfig,
+    base: BaseModel,
+    size: int,
+    row: dict[str, Any],
+    rng: np.random.Generator,
+) -> Element:
+    """Returns the pixels of an image and of the one that steers, cut alike, and the tokens.
+
+    The arguments and errors are those of `caption_example`.
+    """
+    cells = {
+        "pixel_values": row[config.image_column],
+        "conditioning_pixel_values": row[config.conditioning_image_column],
+    }
+    images = _cut(config, base, size, row, rng, **cells)
+    return {**images, **base.tokenize(write_caption(config, row[config.caption_column], rng))}
+
+
+def edit_example(
+    config: EditDataConfig,
+    base: BaseModel,
+    size: int,
+    row: dict[str, Any],
+    rng: np.random.Generator,
+) -> Element:
+    """Returns the pixels of an edited image and of the original, cut alike, and the edit's tokens.
+
+    The arguments and errors are those of `caption_example`. Where the two differ in size, the
+    original is resized to the edited image's size.
+    """
+    prompt, cell = choose_edit(row[config.edit_prompt_column], row[config.edited_image_column], rng)
+    original = row[config.original_image_column]
+    images = _cut(config, base, size, row, rng, pixel_values=cell, original_pixel_values=original)
+    return {**images, **base.tokenize(prompt)}
+
+
+def _cut(
+    config: DataConfig,
+    base: BaseModel,
+    size: int,
+    row: dict[str, Any],
+    rng: np.random.Generator,
+    **cells: Any,
+) -> Element:
+    """Returns the images in cells by their names, with the weights of a mask and the sizes."""
+    images, sizes, weights = cut_images(
+        config, size, row, list(cells.values()), rng, factor=base.factor
+    )
+    found = {**dict(zip(cells, images, strict=True)), **weights}
+    return found | dict.fromkeys(base.family.size_inputs, sizes)

@@ -22,21 +22,20 @@ from diffusax.models.network import Params
 from diffusax.runtime.devices.layouts import in_order
 from diffusax.runtime.devices.mesh import batch_sharding, make_mesh, replicated
 from diffusax.runtime.devices.processes import of_all_processes
-from diffusax.training.data.batches import Element
-from diffusax.training.data.broken import Broken, Tally
+from diffusax.training.data.batches import Broken, Element, Tally
 from diffusax.training.data.buckets import Buckets, buckets_of
-from diffusax.training.data.examples import ControlDataConfig, EditDataConfig, picture_size
+from diffusax.training.data.examples import image_size, is_text
 from diffusax.training.data.opening import open_images, own_share
+from diffusax.training.data.options import ControlDataConfig, EditDataConfig
 from diffusax.training.data.sources import ArrowSource, Source
 from diffusax.training.options import require_options
-from diffusax.training.recipes.base_model import BaseModel
-from diffusax.training.recipes.rows import caption_example, control_example, edit_example
-from diffusax.training.step.denoising import (
-    embedding_entries,
-    encode_captions,
-    encode_pixels,
-    is_text,
+from diffusax.training.recipes.base_model import (
+    BaseModel,
+    caption_example,
+    control_example,
+    edit_example,
 )
+from diffusax.training.step.denoising import embedding_entries, encode_captions, encode_pixels
 
 _INDEX = "cache.json"
 _ORIGINAL = "original_latents"
@@ -204,7 +203,7 @@ def cache_latents(config: CacheConfig) -> int:
     require_extra("pyarrow", "train")
     edits = config.recipe == "instruct-pix2pix"
     base = BaseModel.open(config.model, edits=edits)
-    size = picture_size(config.data, base.default_size, base.multiple)
+    size = image_size(config.data, base.default_size, base.multiple)
     columns = _columns(config)
     column = columns[-1] if edits else columns[0]
     source = open_images(config.data, columns, image_column=column, side=size, factor=base.multiple)
@@ -315,7 +314,7 @@ def _shapes(index: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _rows_by_size(source: Source) -> dict[int | None, Sequence[int]]:
-    """Returns the rows of each size, of which there is one without a name unless there are more."""
+    """Returns the rows of each size by its index, which is None where there is one size."""
     buckets = buckets_of(source)
     if buckets is None:
         return {None: range(len(source))}

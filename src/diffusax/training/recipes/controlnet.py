@@ -7,7 +7,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from PIL import Image
 
 from diffusax.boundary.options import Share
@@ -17,26 +16,21 @@ from diffusax.models.network import Params
 from diffusax.models.unet.derived import controlnet_params
 from diffusax.networks import Model, load_network
 from diffusax.pipelines.tasks.steering import control_text_to_image
-from diffusax.training.data.batches import Element
-from diffusax.training.data.examples import ControlDataConfig
+from diffusax.training.config import DenoiserConfig, ImagesValidationConfig
+from diffusax.training.data.options import ControlDataConfig
 from diffusax.training.optimizers import FineTuningOptimizerConfig
+from diffusax.training.recipes.base_model import control_example
 from diffusax.training.recipes.denoiser import Denoiser
-from diffusax.training.recipes.denoiser_config import DenoiserConfig, PicturesValidationConfig
-from diffusax.training.recipes.recipe import Recipe
-from diffusax.training.recipes.rows import control_example
 
 
 @dataclasses.dataclass(frozen=True)
-class ControlNetValidationConfig(PicturesValidationConfig):
-    """Pictures drawn from prompts and from pictures that steer."""
-
-    images: tuple[str, ...] = ()
-    """The pictures that steer: one, or one for each of the prompts."""
+class ControlNetValidationConfig(ImagesValidationConfig):
+    """Images generated from prompts and from images that steer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ControlNetConfig(DenoiserConfig):
-    """Train a ControlNet for a checkpoint, on pictures with captions and pictures that steer."""
+    """Train a ControlNet for a checkpoint, on images with captions and images that steer."""
 
     refused: ClassVar[tuple[str, ...]] = (
         *("from_scratch", "train_text_encoder", "text_encoder_learning_rate"),
@@ -49,40 +43,35 @@ class ControlNetConfig(DenoiserConfig):
     """The ControlNet to start from: a folder with config.json and weights, or a Hub repository id;
     by default a copy of the denoiser's encoder."""
     caption_dropout: Share = 0.1
-    """The share of captions replaced by the empty one, so that the picture alone steers."""
+    """The share of captions replaced by the empty one, so that the image alone steers."""
     data: ControlDataConfig = dataclasses.field(default_factory=ControlDataConfig)
     """The examples."""
     validation: ControlNetValidationConfig = dataclasses.field(
         default_factory=ControlNetValidationConfig
     )
-    """The pictures that are drawn during the run."""
+    """The images that are generated during the run."""
     optimizer: FineTuningOptimizerConfig = dataclasses.field(
         default_factory=FineTuningOptimizerConfig
     )
     """The options of the optimizer."""
 
 
-def controlnet(config: ControlNetConfig, *, compile_only: bool = False) -> Recipe:
-    """Returns the recipe for these options.
-
-    compile_only: whether the recipe is compiled and not trained, so that no weights are read: a
-        cache is not compared with the checkpoint's networks.
-
-    Raises:
-        ValueError: the checkpoint, the ControlNet, the data set or a validation image cannot be
-            used, or options do not go together; says why.
-    """
-    return ControlNet(config, compile_only=compile_only)
-
-
 class ControlNet(Denoiser):
-    """The recipe that trains a ControlNet, with the configs read and the data set opened."""
+    """The recipe that trains a ControlNet: `diffusax.training.controlnet(config)`."""
 
     name = "controlnet"
     config: ControlNetConfig
+    make_example = staticmethod(control_example)
 
     def __init__(self, config: ControlNetConfig, *, compile_only: bool = False):
-        """Reads the configs and opens the data set; raises the errors of `controlnet`."""
+        """Reads the configs and opens the data set.
+
+        compile_only: see `TextToImage`.
+
+        Raises:
+            ValueError: the checkpoint, the ControlNet, the data set or a validation image cannot be
+                used, or options do not go together; says why.
+        """
         if config.lora.on and not config.controlnet:
             raise ValueError(
                 "controlnet must be given with lora.rank: a new ControlNet ends in layers of "
@@ -102,10 +91,10 @@ class ControlNet(Denoiser):
             compile_only=compile_only,
             caption_dropout=config.caption_dropout,
         )
-        self.pictures = [load_image(path) for path in config.validation.images]
+        self.images = [load_image(path) for path in config.validation.images]
 
     def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Params:
-        """Loads the parameters of a network; those of a new ControlNet are made."""
+        """Loads the parameters of a network, or makes those of a new ControlNet."""
         if name != "controlnet":
             return super().load(name, dtype, device=device)
         if self.config.controlnet:
@@ -115,27 +104,12 @@ class ControlNet(Denoiser):
         params = super().load(base.denoiser, device=device)
         return controlnet_params(network, params, seed=self.config.seed)
 
-    def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        """Returns a row's image, control image, tokens and, where the family has them, sizes.
-
-        A row of a cache is returned as it is.
-        """
-        if self.cached:
-            return row
-        return control_example(self.config.data, self.base, self.size, row, rng)
-
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
-        """Generates images for the validation prompts, with the prompts beneath, steered.
-
-        The seed is that of the run.
-        """
+        """Generates images for the validation prompts, steered, with the prompts beneath."""
         height, width = self.validation_size
-        pictures = [
-            picture.resize((width, height), Image.Resampling.LANCZOS) for picture in self.pictures
-        ]
-        count = len(self.config.validation.prompts)
-        pictures *= count // len(pictures)
-        return self.captioned(self.draw(trained, frozen, control_text_to_image, image=pictures))
+        images = [image.resize((width, height), Image.Resampling.LANCZOS) for image in self.images]
+        images *= len(self.config.validation.prompts) // len(images)
+        return self.captioned(self.draw(trained, frozen, control_text_to_image, image=images))
 
     def save_networks(self, trained: Params, folder: Path) -> None:
         """Saves the ControlNet alone, float32."""
@@ -143,9 +117,7 @@ class ControlNet(Denoiser):
         save_network(Model(network, trained["controlnet"]), folder)
 
     def card(self) -> dict[str, Any]:
-        """Returns the model that this one steers."""
-        return {
-            "base_model": self.config.model,
-            "pipeline_tag": "text-to-image",
-            "tags": ["controlnet"],
-        }
+        return {**super().card(), "tags": ["controlnet"]}
+
+
+controlnet = ControlNet

@@ -4,35 +4,48 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from PIL import Image
 
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.sheets import captioned
-from diffusax.lora.trained import LoRA
-from diffusax.lora.trained_files import lora_of_file, params_of_file, to_adapter, write_result
+from diffusax.lora.trained import (
+    TrainedLora,
+    params_of_file,
+    plan_of_file,
+    to_lora,
+    write_result,
+)
 from diffusax.models.autoencoders.latents import latent_statistics
-from diffusax.models.network import Network, Params, cast_shapes, initialize_params
+from diffusax.models.network import Network, Params, cast_params, cast_shapes, initialize_params
 from diffusax.networks import Model
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.plan.arguments import Call
+from diffusax.pipelines.tasks import tasks
 from diffusax.pipelines.tasks.tasks import Task
-from diffusax.runtime.devices.mesh import to_host
-from diffusax.training.data.batches import DataConfig
+from diffusax.runtime.devices.lowering import lowering_for, lowering_platforms
+from diffusax.runtime.devices.mesh import in_mesh, to_host
+from diffusax.training.config import DenoiserConfig
+from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import Size
-from diffusax.training.data.examples import picture_size
+from diffusax.training.data.examples import image_size
 from diffusax.training.data.opening import log_buckets, open_images
+from diffusax.training.data.options import DataConfig
 from diffusax.training.data.sources import Source
 from diffusax.training.data.summary import log_summary
 from diffusax.training.options import require_options
-from diffusax.training.recipes.base_model import BaseModel, draw_images
+from diffusax.training.recipes.base_model import BaseModel, caption_example, draw_images
 from diffusax.training.recipes.cached import CachedSource, is_cache
-from diffusax.training.recipes.denoiser_config import DenoiserConfig
-from diffusax.training.recipes.prompt_embeddings import embed_texts, embedding_shapes
-from diffusax.training.step.denoising import STATISTICS, DenoisingLoss
+from diffusax.training.step.denoising import (
+    STATISTICS,
+    DenoisingLoss,
+    embedding_entries,
+    encode_captions,
+)
 from diffusax.training.step.step import Batch
 
 ZERO_AT_START = frozenset(["conv2", "proj_out", "conv_out"])
@@ -50,12 +63,15 @@ _OF_ROWS = frozenset(
 class Denoiser:
     """A checkpoint's denoiser in training, with the configs read and the data set opened.
 
-    Recipes derive from it and define their examples, validation images and results.
+    Recipes derive from it. Its examples, validation images and result are those of text to image.
     """
 
+    name: str
     config: DenoiserConfig
     pipeline_class: Any = DiffusionPipeline
     """The class of the result's pipeline; by default the checkpoint's own."""
+    make_example: ClassVar[Callable[..., Element]] = staticmethod(caption_example)
+    """Makes an example of a row of images; the arguments are those of `caption_example`."""
 
     def __init__(
         self,
@@ -76,7 +92,8 @@ class Denoiser:
             edits: see `BaseModel.open`.
             controlnet: the ControlNet that is trained instead of the denoiser; see
                 `BaseModel.with_controlnet`.
-            compile_only: whether no weights are read, so that a cache's are not compared.
+            compile_only: whether the recipe is compiled and not trained, so that no weights are
+                read: a cache is not compared with the checkpoint's networks.
             dropout: options of `DenoisingLoss`.
         """
         require_options(config, ("model", "data.path"))
@@ -87,14 +104,14 @@ class Denoiser:
         )
         if controlnet is not None:
             self.base = base = base.with_controlnet(controlnet)
-        self.size = picture_size(data, base.default_size, base.multiple)
+        self.size = image_size(data, base.default_size, base.multiple)
         self.source: Source
         self.cached, self.embedded = is_cache(data.path), False
         self.prompts: dict[str, str] = {}
         """Texts that are embedded once, by their names among the frozen parameters; a recipe with
-        some has `embedded`, too, which says that steps have embeddings in the place of tokens."""
+        some sets `embedded`, too: its steps have embeddings instead of tokens."""
         if self.cached:
-            _check_without_pictures(data)
+            _check_without_images(data)
             plain = "text-to-image" if controlnet is None else "controlnet"
             recipe = "instruct-pix2pix" if edits else plain
             check = not compile_only
@@ -103,11 +120,10 @@ class Denoiser:
             _check_parts(data, cache)
             self.embedded = base.family.embedding_columns[0] in cache.shapes
         else:
-            image_column = columns[-1] if edits else columns[0]
             self.source = open_images(
                 data,
                 columns,
-                image_column=image_column,
+                image_column=columns[-1] if edits else columns[0],
                 side=self.size,
                 factor=base.multiple,
                 leave_out=config.output,
@@ -131,20 +147,18 @@ class Denoiser:
         return self.base.networks
 
     def shapes(self) -> Params:
-        """Returns the shapes of the trained parameters."""
         if self.lora is not None:
-            return self.lora.shapes(self.base.networks)
-        return {name: self.base.networks[name].shapes for name in self.components}
+            return self.lora.shapes(self.networks)
+        return {name: self.networks[name].shapes for name in self.components}
 
     def trained(self, mesh: Mesh | None = None) -> Params:
-        """Returns the trained parameters, float32."""
         if self.lora is not None:
             return self._first_adapters(self.lora, mesh)
         if not self.config.from_scratch:
             return {name: self.load(name, device=mesh) for name in self.components}
         return {
             name: initialize_params(
-                self.base.networks[name].shapes,
+                self.networks[name].shapes,
                 seed=self.config.seed + i,
                 zero=ZERO_AT_START if name == self.base.denoiser else (),
             )
@@ -152,35 +166,59 @@ class Denoiser:
         }
 
     def frozen(self, mesh: Mesh | None = None) -> Params:
-        """Returns the frozen networks in the dtype of the computation, the empty caption, and the
-        embeddings of `prompts`.
+        """Returns the frozen networks in the dtype of the computation, and the texts' parameters.
 
         The statistics of latents are float32, where the autoencoder has some.
         """
         base, dtype = self.base, self.config.compute_dtype
+
+        def load(name: str, encoded_in: str) -> Params:
+            return base.load(name, encoded_in, device=mesh).params
+
+        def run(embed: Callable[..., Params], *arguments: Params) -> Params:
+            with in_mesh(mesh), lowering_for(lowering_platforms(mesh)):
+                return to_host(jax.jit(embed)(*arguments))
+
         # Text encoders that are used once have gone when the others come.
-        texts = self._texts(functools.partial(embed_texts, mesh=mesh))
+        texts = self._texts(load, run)
         frozen = {name: self.load(name, dtype, device=mesh) for name in self._frozen_names()}
-        if latent_statistics(base.networks[base.autoencoder].shapes) is not None:
+        if latent_statistics(self.networks[base.autoencoder].shapes) is not None:
             frozen[STATISTICS] = latent_statistics(self.load(base.autoencoder))
         return {**frozen, **texts}
+
+    def frozen_shapes(self) -> Params:
+        networks, dtype = self.networks, self.config.compute_dtype
+        frozen = {name: cast_shapes(networks[name].shapes, dtype) for name in self._frozen_names()}
+        statistics = latent_statistics(networks[self.base.autoencoder].shapes)
+        if statistics is not None:
+            frozen[STATISTICS] = statistics
+
+        def load(name: str, encoded_in: str) -> Params:
+            return cast_shapes(networks[name].shapes, encoded_in)
+
+        texts = self._texts(load, jax.eval_shape)
+        return {**frozen, **jax.eval_shape(lambda texts: texts, texts)}
 
     def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Params:
         """Loads the parameters of a network, on a device or split over a mesh."""
         return self.base.load(name, dtype, device=device).params
 
-    def frozen_shapes(self) -> Params:
-        """Returns the shapes of what `frozen` returns; no parameters are read."""
-        networks, dtype = self.base.networks, self.config.compute_dtype
-        frozen = {name: cast_shapes(networks[name].shapes, dtype) for name in self._frozen_names()}
-        statistics = latent_statistics(networks[self.base.autoencoder].shapes)
-        if statistics is not None:
-            frozen[STATISTICS] = statistics
-        return {**frozen, **jax.eval_shape(lambda texts: texts, self._texts(embedding_shapes))}
+    def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
+        """Returns a row's images, tokens and, where the family has them, sizes.
+
+        A row of a cache is returned as it is.
+        """
+        if self.cached:
+            return row
+        return self.make_example(self.config.data, self.base, self.size, row, rng)
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """Returns the loss of each example, b; see `DenoisingLoss`."""
         return self.denoising(trained, frozen, batch, keys)
+
+    def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
+        """Generates images for the validation prompts, with the prompts beneath."""
+        return self.captioned(self.draw(trained, frozen, tasks.text_to_image))
 
     def save(self, trained: Params, folder: Path) -> None:
         """Saves what was trained, in float32: the adapters, or see `save_networks`."""
@@ -188,13 +226,16 @@ class Denoiser:
             self.save_networks(trained, folder)
             return
         kind, encoders = self.config.lora.format, len(self.base.text_encoders)
-        own = self.base.networks
+        own = self.networks
         write_result(self.lora, trained, folder, kind=kind, encoders=encoders, networks=own)
+
+    def card(self) -> dict[str, Any]:
+        return {"base_model": self.config.model, "pipeline_tag": "text-to-image"}
 
     def save_networks(self, trained: Params, folder: Path) -> None:
         """Saves the checkpoint with its trained networks replaced, all in float32."""
         models: dict[str, Any] = {
-            name: Model(self.base.networks[name], trained[name]) for name in self.components
+            name: Model(self.networks[name], trained[name]) for name in self.components
         }
         pipe = self.pipeline_class.from_pretrained(
             self.base.folder, dtype="float32", scheduler=self.base.scheduler, **models
@@ -207,11 +248,7 @@ class Denoiser:
         return {}
 
     def draw(
-        self,
-        trained: Params,
-        frozen: Params,
-        task: Task,
-        **arguments: Any,
+        self, trained: Params, frozen: Params, task: Task, **arguments: Any
     ) -> list[Image.Image]:
         """Generates an image for each validation prompt, with the seed of the run.
 
@@ -219,13 +256,13 @@ class Denoiser:
         """
         config, lora = self.config, self.lora
         params = {**frozen, **trained} if lora is None else frozen
-        params = {name: own for name, own in params.items() if name in self.base.networks}
-        # Adapters are drawn with the checkpoint as it is, its options too.
+        params = {name: own for name, own in params.items() if name in self.networks}
+        # With adapters the checkpoint stays as it is, its options too.
         options = self.result_options() if lora is None else {}
         components = self.base.components(params, **options)
         if lora is not None:
-            networks = {name: self.base.networks[name] for name in self.components}
-            components.adapters.add("lora", to_adapter(lora, to_host(trained), networks), networks)
+            networks = {name: self.networks[name] for name in self.components}
+            components.adapters.add("lora", to_lora(lora, to_host(trained), networks), networks)
             arguments["adapters"] = {"lora": 1.0}
         height, width = self.validation_size
         own = {
@@ -236,8 +273,7 @@ class Denoiser:
             "guidance_scale": config.validation.guidance,
             "seed": config.seed,
         }
-        call = Call(**{**own, **arguments})
-        return draw_images(components, task, call)
+        return draw_images(components, task, Call(**{**own, **arguments}))
 
     @property
     def validation_size(self) -> Size:
@@ -250,62 +286,77 @@ class Denoiser:
         return captioned(images, self.config.validation.prompts)
 
     def _frozen_names(self) -> list[str]:
-        drawn = bool(self.config.validation.every)
-        names = [self.base.denoiser, *([self.base.autoencoder] if drawn or not self.cached else [])]
-        if drawn or not self.embedded:
+        validates = bool(self.config.validation.every)
+        names = [self.base.denoiser]
+        if validates or not self.cached:
+            names.append(self.base.autoencoder)
+        if validates or not self.embedded:
             names += self.base.text_encoders
         if self.lora is not None:
             return list(dict.fromkeys([*names, *self.components]))
         return [name for name in names if name not in self.components]
 
-    def _open_lora(self, edits: bool) -> LoRA:
+    def _open_lora(self, edits: bool) -> TrainedLora:
         """Returns the adapters to train."""
         base, options = self.base, self.config.lora
-        if edits and read_network(base.folder / base.denoiser) != base.networks[base.denoiser]:
+        if edits and read_network(base.folder / base.denoiser) != self.networks[base.denoiser]:
             raise ValueError(
                 f"{base.folder} is no InstructPix2Pix checkpoint, so that its denoiser cannot see "
-                "the picture to edit, and adapters would not change that; train without lora.rank, "
+                "the image to edit, and adapters would not change that; train without lora.rank, "
                 "or start from a checkpoint that edits"
             )
-        networks = {name: base.networks[name] for name in self.components}
+        networks = {name: self.networks[name] for name in self.components}
         if options.path is None:
-            return LoRA.of(options, networks)
-        known = {**networks, **{name: base.networks[name] for name in base.text_encoders}}
+            return TrainedLora.of(options, networks)
+        known = {**networks, **{name: self.networks[name] for name in base.text_encoders}}
         encoders = self.config.train_text_encoder
-        return lora_of_file(
+        return plan_of_file(
             options.path, known, train_text_encoder=encoders, dropout=options.dropout
         )
 
-    def _first_adapters(self, lora: LoRA, mesh: Mesh | None) -> Params:
-        options, networks = self.config.lora, self.base.networks
+    def _first_adapters(self, lora: TrainedLora, mesh: Mesh | None) -> Params:
+        options, networks = self.config.lora, self.networks
         if options.path is not None:
             return params_of_file(options.path, {name: networks[name] for name in self.components})
-
-        def load(name: str) -> Params:
-            return self.load(name, device=mesh)
-
+        load = functools.partial(self.load, device=mesh)
         return lora.initial(options, networks, seed=self.config.seed, load=load)
 
-    def _texts(self, embed: Callable[..., Params]) -> Params:
-        """Returns the empty caption and the embeddings of `prompts`.
+    def _texts(self, load: Callable[[str, str], Params], run: Callable[..., Any]) -> Params:
+        """Returns the parameters that stand for texts: the empty caption, and `prompts`.
 
-        embed: the function `embed_texts`, or one with its arguments.
+        They are tokens; or the embeddings' entries in a batch without the axis b, where texts are
+        embedded once.
+
+        Args:
+            load: returns a text encoder's parameters in a dtype, or their shapes.
+            run: calls a function with its arguments, or returns the shapes of its result.
         """
         base, dtype = self.base, self.config.compute_dtype
         if not self.embedded:
             return {"empty": base.tokenize("")}
+
+        def embed(params: Params, tokens: Params) -> Params:
+            def one(ids: Params) -> Params:
+                batch = {name: x[None] for name, x in ids.items()}
+                encoded = encode_captions(base.family, base.networks, params, batch)
+                return {name: x[0] for name, x in embedding_entries(base.family, encoded).items()}
+
+            return cast_params({name: one(ids) for name, ids in tokens.items()}, dtype)
+
         # The embeddings in caches are those of float32 encoders.
         encoded_in = dtype if self.prompts else "float32"
-        return embed(base, {"empty": "", **self.prompts}, dtype, encoded_in=encoded_in)
+        params = {name: load(name, encoded_in) for name in base.text_encoders}
+        texts = {"empty": "", **self.prompts}
+        return run(embed, params, {name: base.tokenize(text) for name, text in texts.items()})
 
     def _check_validation(self) -> None:
         options = self.config.validation
         if options.every and not options.prompts:
             raise ValueError(
-                f"validation.every={options.every} has nothing to draw; give validation.prompts"
+                f"validation.every={options.every} has nothing to show; give validation.prompts"
             )
         if options.prompts and not options.every:
-            raise ValueError("validation.prompts are never drawn; give validation.every")
+            raise ValueError("validation.prompts are never shown; give validation.every")
         multiple = self.base.multiple
         for name, n in zip(("height", "width"), self.validation_size):
             if n % multiple:
@@ -333,7 +384,7 @@ def _check_parts(data: DataConfig, cache: CachedSource) -> None:
     log_buckets(cache.buckets)
 
 
-def _check_without_pictures(data: DataConfig) -> None:
+def _check_without_images(data: DataConfig) -> None:
     """Raises ValueError where options for images are given with a cache of latents."""
     names = [field.name for field in dataclasses.fields(data) if field.name not in _OF_ROWS]
     given = [data.group + n for n in names if getattr(data, n) != getattr(type(data), n)]

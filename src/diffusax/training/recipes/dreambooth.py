@@ -1,8 +1,8 @@
-"""Trains DreamBooth (Ruiz et al. 2023): a checkpoint learns a subject from a few pictures.
+"""Trains DreamBooth (Ruiz et al. 2023): a checkpoint learns a subject from a few images.
 
-The denoising loss of the subject's pictures with a prompt that names it, and that of pictures of
-its class, which the checkpoint draws itself before the training, so that the class stays what it
-was. Upstream: diffusers examples/dreambooth/train_dreambooth.py and train_dreambooth_lora.py.
+The denoising loss of the subject's images with a prompt that names it, and that of images of its
+class, which the checkpoint generates before the training, so that the class stays what it was.
+Upstream: diffusers examples/dreambooth/train_dreambooth.py and train_dreambooth_lora.py.
 """
 
 import dataclasses
@@ -13,31 +13,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
-from PIL import Image
 
 from diffusax.boundary.options import Count, Weight
 from diffusax.models.network import Params
-from diffusax.pipelines.tasks import tasks
+from diffusax.training.config import DenoiserConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import SIZE, buckets_of
-from diffusax.training.data.examples import LOSS_WEIGHTS, CaptionedDataConfig, write_caption
-from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, Repeated
-from diffusax.training.data.picture_files import IMAGE_SUFFIXES
+from diffusax.training.data.examples import LOSS_WEIGHTS, PRIOR, is_text, write_caption
+from diffusax.training.data.image_files import IMAGE_SUFFIXES
+from diffusax.training.data.options import CaptionedDataConfig
+from diffusax.training.data.pairs import CLASS, INSTANCE, KeptImages, Pairs, Repeated
 from diffusax.training.data.sources import Source
 from diffusax.training.data.summary import log_summary
 from diffusax.training.optimizers import FineTuningOptimizerConfig
 from diffusax.training.options import require_options
+from diffusax.training.recipes.base_model import caption_example
 from diffusax.training.recipes.cached import CachedSource, is_cache
-from diffusax.training.recipes.class_pictures import (
-    ClassPictures,
-    UndrawnPictures,
+from diffusax.training.recipes.class_images import (
+    ClassImages,
+    MissingImages,
     class_source,
 )
 from diffusax.training.recipes.denoiser import Denoiser
-from diffusax.training.recipes.denoiser_config import DenoiserConfig
-from diffusax.training.recipes.recipe import Recipe
-from diffusax.training.recipes.rows import caption_example
-from diffusax.training.step.denoising import PRIOR, is_text
 from diffusax.training.step.step import Batch
 
 _CAPTION = "text"
@@ -45,17 +42,17 @@ _CAPTION = "text"
 
 @dataclasses.dataclass(frozen=True)
 class DreamBoothDataConfig(CaptionedDataConfig):
-    """A few pictures of a subject."""
+    """A few images of a subject."""
 
     captions_may_lack: ClassVar[bool] = True
     caption_column: str = ""
-    """The column with captions in the place of the instance prompt, which pictures without one
-    keep; by default every picture has the instance prompt."""
+    """The column with captions in the place of the instance prompt, which images without one
+    keep; by default every image has the instance prompt."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DreamBoothConfig(DenoiserConfig):
-    """Teach a text-to-image model a subject from a few pictures of it."""
+    """Teach a text-to-image model a subject from a few images of it."""
 
     steps: Count = 400
     """The number of updates of the parameters."""
@@ -63,22 +60,22 @@ class DreamBoothConfig(DenoiserConfig):
     """The number of the subject's examples of an update, over all devices and microbatches; as many
     of the class come on top."""
     instance_data: str = ""
-    """The pictures of the subject: another name of data.path."""
+    """The images of the subject: another name of data.path."""
     instance_prompt: str = ""
-    """What the pictures show, with a rare word for the subject: a photo of sks dog."""
+    """What the images show, with a rare word for the subject: a photo of sks dog."""
     class_prompt: str = ""
     """What the subject is one of: a photo of dog. By default nothing is preserved."""
     class_data: str = ""
-    """The folder with pictures of the class; those that it lacks are drawn by the model. By default
-    the folder class in the output folder."""
+    """The folder with images of the class; the model generates those that it lacks. By
+    default the folder class in the output folder."""
     class_images: Count = 200
-    """The number of pictures of the class."""
+    """The number of images of the class."""
     class_batch_size: Count = 4
-    """The number of pictures of the class that are drawn at a time."""
+    """The number of images of the class that are generated at a time."""
     class_steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    """The number of sampler steps for a picture of the class; by default the pipeline's own."""
+    """The number of sampler steps for an image of the class; by default the pipeline's own."""
     class_guidance: Annotated[float, Meta(ge=0, le=1000)] | None = None
-    """The guidance scale for pictures of the class; by default the pipeline's own."""
+    """The guidance scale for images of the class; by default the pipeline's own."""
     prior_loss_weight: Weight = 1.0
     """What the loss of the class is multiplied by."""
     data: DreamBoothDataConfig = dataclasses.field(default_factory=DreamBoothDataConfig)
@@ -107,21 +104,8 @@ class DreamBoothConfig(DenoiserConfig):
         return self.instance_data or self.data.path
 
 
-def dreambooth(config: DreamBoothConfig, *, generate: bool = True) -> Recipe:
-    """Returns the recipe for these options, and draws the pictures of the class that are missing.
-
-    generate: whether they are drawn; without them the recipe can be compiled, not trained, and no
-        weights are read: a cache is not compared with the checkpoint's networks.
-
-    Raises:
-        ValueError: the checkpoint, the pictures or the folder of the class cannot be used, or
-            options do not go together; says why.
-    """
-    return DreamBooth(config, generate=generate)
-
-
 class DreamBooth(Denoiser):
-    """The recipe that trains DreamBooth, with the configs read and the pictures opened.
+    """The recipe that trains DreamBooth: `diffusax.training.dreambooth(config)`.
 
     With prior preservation an example is a pair: each of its arrays holds that of the subject and
     that of the class.
@@ -131,7 +115,15 @@ class DreamBooth(Denoiser):
     config: DreamBoothConfig
 
     def __init__(self, config: DreamBoothConfig, *, generate: bool = True):
-        """Opens the data and draws the pictures of the class; see `dreambooth`."""
+        """Opens the data, and generates the images of the class that are missing.
+
+        generate: whether they are generated; without them the recipe can be compiled, not trained,
+            and no weights are read: a cache is not compared with the checkpoint's networks.
+
+        Raises:
+            ValueError: the checkpoint, the images or the folder of the class cannot be used, or
+                options do not go together; says why.
+        """
         require_options(config, ("model",))
         data = dataclasses.replace(config.data, path=config.data_path)
         config = dataclasses.replace(config, data=data, instance_data="")
@@ -139,12 +131,12 @@ class DreamBooth(Denoiser):
             raise ValueError("--instance-data must be given, or instance_data in the --config file")
         if Path(data.path).suffix.lower() in IMAGE_SUFFIXES and Path(data.path).is_file():
             raise ValueError(
-                f"instance_data={data.path!r} is a picture; give the folder that holds those of "
+                f"instance_data={data.path!r} is an image; give the folder that holds those of "
                 "the subject"
             )
         if not (config.instance_prompt or data.caption_column or is_cache(data.path)):
             raise ValueError(
-                "the pictures have no captions; give instance_prompt, such as 'a photo of sks dog'"
+                "the images have no captions; give instance_prompt, such as 'a photo of sks dog'"
             )
         if data.streaming:
             raise ValueError("data.streaming is for large data sets; leave it out of DreamBooth")
@@ -154,7 +146,7 @@ class DreamBooth(Denoiser):
         self.prompts = self._constant_prompts()
         self.embedded = self.embedded or bool(self.prompts)
         if not self.cached and data.mask != "alpha":
-            self.source = KeptPictures(self.source, data.image_column)
+            self.source = KeptImages(self.source, data.image_column)
         if self.prior:
             self.source = Pairs(self.source, self._classes(generate))
         self.source = Repeated(self.source)
@@ -168,7 +160,7 @@ class DreamBooth(Denoiser):
         if not self.prior:
             return self._one(row, rng)
         instance = self._one(row[INSTANCE], rng)
-        # Both are of the size of the subject's picture.
+        # Both are of the size of the subject's image.
         size = {SIZE: row[INSTANCE][SIZE]} if SIZE in row[INSTANCE] else {}
         preserved = self._one({**row[CLASS], **size}, rng, of=CLASS)
         return {**_paired(instance, preserved), PRIOR: np.array([False, True])}
@@ -182,25 +174,13 @@ class DreamBooth(Denoiser):
         losses = super().loss(trained, frozen, batch, keys).reshape(-1, 2)
         return losses[:, 0] + self.config.prior_loss_weight * losses[:, 1]
 
-    def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
-        """Generates images for the validation prompts, with the prompts beneath.
-
-        The seed is that of the run.
-        """
-        return self.captioned(self.draw(trained, frozen, tasks.text_to_image))
-
     def card(self) -> dict[str, Any]:
-        """Returns the model that this one was trained from, and the prompt of the subject."""
-        return {
-            "base_model": self.config.model,
-            "pipeline_tag": "text-to-image",
-            "instance_prompt": self.config.instance_prompt,
-        }
+        return {**super().card(), "instance_prompt": self.config.instance_prompt}
 
     def _constant_prompts(self) -> dict[str, str]:
         """Returns the prompts of the subject and of the class that are the same in all steps.
 
-        There are none where text encoders are trained, or pictures have captions of their own. The
+        There are none where text encoders are trained, or images have captions of their own. The
         class has a constant one beside a cache that holds embeddings of captions.
         """
         config, data = self.config, self.config.data
@@ -231,7 +211,7 @@ class DreamBooth(Denoiser):
         config, own = self.config, of == INSTANCE
         prompt = config.instance_prompt if own else config.class_prompt
         if not self.cached:
-            example = self._pictured(row, prompt, rng, own=own)
+            example = self._of_image(row, prompt, rng, own=own)
         else:
             example = {**self._without_text(row), **self.base.tokenize(prompt)} if prompt else row
         return self._without_text(example) if of in self.prompts else example
@@ -240,29 +220,29 @@ class DreamBooth(Denoiser):
         columns = self.base.family.embedding_columns
         return {k: x for k, x in example.items() if k not in columns and not is_text(k)}
 
-    def _pictured(
+    def _of_image(
         self, row: dict[str, Any], prompt: str, rng: np.random.Generator, *, own: bool
     ) -> Element:
-        """Returns the example of a row with a picture. own: whether its own caption is used."""
+        """Returns the example of a row with an image. own: whether its own caption is used."""
         data = self.config.data
         column = data.caption_column if own else ""
         trigger = data.trigger if own else ""
         named = dataclasses.replace(data, caption_column=column or _CAPTION, trigger=trigger)
         if not own and (data.mask_column or data.mask != "none"):
-            # Pictures of the class are opaque, so that all of them counts.
+            # Images of the class are opaque, so that all of them counts.
             named = dataclasses.replace(named, mask_column="", mask="alpha")
         caption = _filled(row.get(column), prompt) if column else prompt
         row = {**row, named.caption_column: caption}
         return caption_example(named, self.base, self.size, row, rng)
 
     def _classes(self, generate: bool) -> Source:
-        """Opens the pictures of the class; draws those that are missing, if so asked."""
+        """Opens the images of the class, and generates those that are missing."""
         config = self.config
         folder = config.class_data or str(Path(config.output) / "class")
         if self.cached or is_cache(folder):
             return self._cached_classes(folder, generate)
         _check_apart(config.data.path, folder)
-        drawn = ClassPictures(
+        drawn = ClassImages(
             config.model,
             config.class_prompt,
             self.size,
@@ -273,21 +253,21 @@ class DreamBooth(Denoiser):
             config.mesh,
         )
         if not generate:
-            # To compile a step, any picture does.
+            # To compile a step, any image does.
             return self.source
         if drawn.missing(Path(folder), config.class_images) and _has_done_its_steps(config):
-            return UndrawnPictures(folder)
+            return MissingImages(folder)
         drawn.ensure(Path(folder), config.class_images)
         column = config.data.image_column
         classes = class_source(Path(folder), config.class_images, column)
         log_summary(classes, (column,), {column: "image"}, place=f"{folder}, the class")
-        return KeptPictures(classes, column)
+        return KeptImages(classes, column)
 
     def _cached_classes(self, folder: str, check: bool) -> Source:
         if not (self.cached and is_cache(folder)):
             raise ValueError(
                 f"instance_data={self.config.data.path!r} and class_data={folder!r} must both hold "
-                "latents, or both pictures; write the other with cache-latents"
+                "latents, or both images; write the other with cache-latents"
             )
         source = CachedSource.open(folder, self.base, recipe="text-to-image", check=check)
         cached = [(self.config.data.path, self.source), (folder, source)]
@@ -296,21 +276,24 @@ class DreamBooth(Denoiser):
                 f"{' and '.join(by_size)} hold{'' if len(by_size) > 1 else 's'} latents of several "
                 "sizes, and none of the class can be cut to the size of the subject's beside it; "
                 "write both caches without data.buckets and data.bucket_step, or train with the "
-                "pictures themselves, which are cut alike"
+                "images themselves, which are cut alike"
             )
         sizes = [self._cached_size(own) for _, own in cached]
         if sizes[0] != sizes[1]:
             raise ValueError(
-                f"{folder} holds latents of pictures of {sizes[1]} pixels, and "
+                f"{folder} holds latents of images of {sizes[1]} pixels, and "
                 f"{self.config.data.path} of {sizes[0]}; write one again with cache-latents and "
                 "the other's data.resolution"
             )
         return source
 
     def _cached_size(self, source: Any) -> str:
-        """Returns the size of the pictures in a cache of one size, as WIDTHxHEIGHT."""
+        """Returns the size of the images in a cache of one size, as WIDTHxHEIGHT."""
         height, width, _ = source.shapes["moments"]
         return f"{width * self.base.factor}x{height * self.base.factor}"
+
+
+dreambooth = DreamBooth
 
 
 def _filled(cell: Any, prompt: str) -> Any:
@@ -325,11 +308,11 @@ def _filled(cell: Any, prompt: str) -> Any:
 
 
 def _check_apart(instances: str, classes: str) -> None:
-    """Raises ValueError where one of two folders of pictures holds the other."""
+    """Raises ValueError where one of two folders of images holds the other."""
     one, other = Path(instances).resolve(), Path(classes).resolve()
     if one.is_dir() and (one.is_relative_to(other) or other.is_relative_to(one)):
         raise ValueError(
-            f"class_data={classes!r} and instance_data={instances!r} hold each other, and pictures "
+            f"class_data={classes!r} and instance_data={instances!r} hold each other, and images "
             "of one would be taken for the other's; use two folders side by side"
         )
 

@@ -17,32 +17,28 @@ from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.models.network import Params
 from diffusax.pipelines.tasks import tasks
-from diffusax.training.data.batches import Element
-from diffusax.training.data.examples import EditDataConfig, prepare_images
-from diffusax.training.recipes.base_model import instruct_class
+from diffusax.training.config import DenoiserConfig, ImagesValidationConfig
+from diffusax.training.data.examples import prepare_images
+from diffusax.training.data.options import EditDataConfig
+from diffusax.training.recipes.base_model import edit_example, instruct_class
 from diffusax.training.recipes.denoiser import Denoiser
-from diffusax.training.recipes.denoiser_config import DenoiserConfig, PicturesValidationConfig
-from diffusax.training.recipes.recipe import Recipe
-from diffusax.training.recipes.rows import edit_example
 
 
 @dataclasses.dataclass(frozen=True)
-class InstructPix2PixValidationConfig(PicturesValidationConfig):
-    """Pictures before and after the edits that the prompts ask for."""
+class InstructPix2PixValidationConfig(ImagesValidationConfig):
+    """Images before and after the edits that the prompts ask for."""
 
-    images: tuple[str, ...] = ()
-    """The pictures to edit: one, or one for each of the prompts."""
     image_guidance: Annotated[float, Meta(ge=0, le=1000)] = 1.5
-    """The image guidance scale; nothing for networks that look at pictures."""
+    """The image guidance scale; nothing for networks that look at images."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InstructPix2PixConfig(DenoiserConfig):
-    """Train a model that edits pictures as a text says, on pictures before and after an edit."""
+    """Train a model that edits images as a text says, on images before and after an edit."""
 
     conditioning_dropout: Annotated[float, Meta(ge=0, le=1 / 3)] = 0.05
-    """The share of examples without their instruction, that without their picture, and that without
-    both, for guidance by each; for networks that look at pictures (FLUX.2 klein) the share without
+    """The share of examples without their instruction, that without their image, and that without
+    both, for guidance by each; for networks that look at images (FLUX.2 klein) the share without
     their instruction alone."""
     keep_pooled: bool = False
     """Keep SDXL's pooled embedding where the instruction is dropped, as diffusers' script does;
@@ -52,68 +48,52 @@ class InstructPix2PixConfig(DenoiserConfig):
     validation: InstructPix2PixValidationConfig = dataclasses.field(
         default_factory=InstructPix2PixValidationConfig
     )
-    """The pictures that are edited during the run."""
+    """The images that are edited during the run."""
 
 
-def instruct_pix2pix(config: InstructPix2PixConfig, *, compile_only: bool = False) -> Recipe:
-    """Returns the recipe for these options.
+class InstructPix2Pix(Denoiser):
+    """The recipe that trains InstructPix2Pix: `diffusax.training.instruct_pix2pix(config)`.
 
     The denoiser of a text-to-image checkpoint gets input channels for the other image, with weights
     of zero; that of an InstructPix2Pix checkpoint, or of one that looks at images, is trained as it
     is.
-
-    compile_only: whether the recipe is compiled and not trained, so that no weights are read: a
-        cache is not compared with the checkpoint's networks.
-
-    Raises:
-        ValueError: the checkpoint, the data set or a validation image cannot be used, or options do
-            not go together; says why.
     """
-    return InstructPix2Pix(config, compile_only=compile_only)
-
-
-class InstructPix2Pix(Denoiser):
-    """The recipe that trains InstructPix2Pix, with the configs read and the data set opened."""
 
     name = "instruct-pix2pix"
     config: InstructPix2PixConfig
+    make_example = staticmethod(edit_example)
 
     def __init__(self, config: InstructPix2PixConfig, *, compile_only: bool = False):
-        """Reads the configs and opens the data set; raises the errors of `instruct_pix2pix`."""
+        """Reads the configs and opens the data set.
+
+        compile_only: see `TextToImage`.
+
+        Raises:
+            ValueError: the checkpoint, the data set or a validation image cannot be used, or
+                options do not go together; says why.
+        """
         data = config.data
         super().__init__(
             config,
             (data.original_image_column, data.edit_prompt_column, data.edited_image_column),
             edits=True,
             compile_only=compile_only,
-            conditioning_dropout=config.conditioning_dropout,
             keep_pooled=config.keep_pooled,
         )
-        if self.base.family.looks_at_images:
-            _check_guidance(config, self.base.family.name)
-            # Its pipelines look at the image with and without the instruction.
-            self.denoising = dataclasses.replace(
-                self.denoising,
-                conditioning_dropout=0.0,
-                caption_dropout=config.conditioning_dropout,
-            )
+        family = self.base.family
+        dropout: dict[str, Any] = family.edits.dropout(config.conditioning_dropout)
+        self.denoising = dataclasses.replace(self.denoising, **dropout)
+        self.guides_by_image = instruct_class(family) is not None
+        if self.guides_by_image:
+            self.pipeline_class = instruct_class(family)
         else:
-            self.pipeline_class = instruct_class(self.base.family)
-        self.pictures = [self._cut(path) for path in config.validation.images]
-
-    def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        """Returns a row's images, tokens and, where the family has them, sizes.
-
-        A row of a cache is returned as it is.
-        """
-        return (
-            row if self.cached else edit_example(self.config.data, self.base, self.size, row, rng)
-        )
+            _check_guidance(config, family.name)
+        self.images = [self._cut(path) for path in config.validation.images]
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
         """Returns each validation image beside its edited one, with the prompt beneath."""
         count = len(self.config.validation.prompts)
-        before = self.pictures * (count // len(self.pictures))
+        before = self.images * (count // len(self.images))
         after = self._edited(trained, frozen, before)
         return self.captioned(
             [make_image_grid(pair, rows=1, cols=2) for pair in zip(before, after, strict=True)]
@@ -125,14 +105,13 @@ class InstructPix2Pix(Denoiser):
         return {name: False} if name in self.base.options else {}
 
     def card(self) -> dict[str, Any]:
-        """Returns the model that this one was trained from."""
-        return {"base_model": self.config.model, "pipeline_tag": "image-to-image"}
+        return {**super().card(), "pipeline_tag": "image-to-image"}
 
     def _edited(
         self, trained: Params, frozen: Params, before: list[Image.Image]
     ) -> list[Image.Image]:
         """Returns the images after the edits that the validation prompts ask for."""
-        if not self.base.family.looks_at_images:
+        if self.guides_by_image:
             scale = self.config.validation.image_guidance
             own = {"image": before, "image_guidance_scale": scale}
             return self.draw(trained, frozen, tasks.instruct, **own)
@@ -161,5 +140,8 @@ def _check_guidance(config: InstructPix2PixConfig, family: str) -> None:
     if scale != InstructPix2PixValidationConfig.image_guidance:
         raise ValueError(
             f"validation.image_guidance={scale} does nothing for {family}, which looks at "
-            "pictures; leave it out"
+            "images; leave it out"
         )
+
+
+instruct_pix2pix = InstructPix2Pix

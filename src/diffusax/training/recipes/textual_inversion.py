@@ -22,20 +22,18 @@ from diffusax.models.encoders.clip import CLIPTextModel
 from diffusax.models.encoders.token_table import WORDS, EncoderWithWords
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.pipelines.tasks import tasks
 from diffusax.runtime.devices.mesh import to_host
 from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.text.words import taken_name, token_names
+from diffusax.training.config import DenoiserConfig
 from diffusax.training.data.batches import Element
-from diffusax.training.data.examples import TEMPLATES, CaptionedDataConfig, choose_caption
+from diffusax.training.data.examples import TEMPLATES, choose_caption
+from diffusax.training.data.options import CaptionedDataConfig
 from diffusax.training.data.pairs import Repeated
 from diffusax.training.optimizers import OptimizerConfig
 from diffusax.training.options import require_options
-from diffusax.training.recipes.base_model import BaseModel
+from diffusax.training.recipes.base_model import BaseModel, caption_example
 from diffusax.training.recipes.denoiser import Denoiser
-from diffusax.training.recipes.denoiser_config import DenoiserConfig
-from diffusax.training.recipes.recipe import Recipe
-from diffusax.training.recipes.rows import caption_example
 from diffusax.training.step.step import Batch
 
 _USAGE = """```python
@@ -112,27 +110,21 @@ class TextualInversionConfig(DenoiserConfig):
     """The options of the optimizer."""
 
 
-def textual_inversion(config: TextualInversionConfig, *, compile_only: bool = False) -> Recipe:
-    """Returns the recipe for these options.
-
-    compile_only: whether the recipe is compiled and not trained, so that no weights are read: a
-        cache is not compared with the checkpoint's networks.
-
-    Raises:
-        ValueError: the checkpoint, the word or the data set cannot be used, or options do not go
-            together; says why.
-    """
-    return TextualInversion(config, compile_only=compile_only)
-
-
 class TextualInversion(Denoiser):
-    """The recipe that trains a word, with the configs read and the data set opened."""
+    """The recipe that trains a word: `diffusax.training.textual_inversion(config)`."""
 
     name = "textual-inversion"
     config: TextualInversionConfig
 
     def __init__(self, config: TextualInversionConfig, *, compile_only: bool = False):
-        """Reads the configs and opens the data set; raises the errors of `textual_inversion`."""
+        """Reads the configs and opens the data set.
+
+        compile_only: see `TextToImage`.
+
+        Raises:
+            ValueError: the checkpoint, the word or the data set cannot be used, or options do not
+                go together; says why.
+        """
         require_options(config, ("placeholder_token", "initializer_token"))
         data = config.data
         columns = tuple(filter(None, (data.image_column, data.caption_column)))
@@ -156,15 +148,12 @@ class TextualInversion(Denoiser):
         self.components = ()
 
     def shapes(self) -> Params:
-        """Returns the shapes of the word's embeddings by text encoder."""
-        networks = self.base.networks
-        return {name: networks[name].shapes[WORDS] for name in self.base.text_encoders}
+        return {name: self.networks[name].shapes[WORDS] for name in self.base.text_encoders}
 
     def trained(self, mesh: Mesh | None = None) -> Params:
         """Returns the word's first embeddings, n d float32, by text encoder."""
-        load = self.base.load
         return {
-            name: to_host(load(name, device=mesh).params[WORDS]) for name in self.base.text_encoders
+            name: to_host(self.load(name, device=mesh)[WORDS]) for name in self.base.text_encoders
         }
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
@@ -182,16 +171,10 @@ class TextualInversion(Denoiser):
         return caption_example(config, self.base, self.size, {**row, _CAPTION: caption}, rng)
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
-        """Returns the loss of each example, b; see `DenoisingLoss`."""
-        return self.denoising({}, self._with_words(trained, frozen), batch, keys)
+        return super().loss({}, self._with_words(trained, frozen), batch, keys)
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
-        """Generates images for the validation prompts, with the prompts beneath.
-
-        The seed is that of the run.
-        """
-        params = self._with_words(trained, frozen)
-        return self.captioned(self.draw({}, params, tasks.text_to_image))
+        return super().validate({}, self._with_words(trained, frozen))
 
     def save(self, trained: Params, folder: Path) -> None:
         """Writes the embeddings, learned_embeds.safetensors, and if asked the whole pipeline."""
@@ -207,7 +190,6 @@ class TextualInversion(Denoiser):
             pipe.save_pretrained(folder)
 
     def card(self) -> dict[str, Any]:
-        """Returns the model that the word is for, and how to load it."""
         config = self.config
         templates = TEMPLATES[config.learnable_property]
         prompt = json.dumps(templates[0].format(config.placeholder_token), ensure_ascii=False)
@@ -216,18 +198,12 @@ class TextualInversion(Denoiser):
             usage += _USAGE_OF_BOTH.format(word=json.dumps(config.placeholder_token))
         else:
             usage += "\nPyTorch diffusers loads the same file by the same lines.\n"
-        return {
-            "base_model": config.model,
-            "pipeline_tag": "text-to-image",
-            "tags": ["textual_inversion", "diffusax"],
-            "usage": usage,
-        }
+        return {**super().card(), "tags": ["textual_inversion", "diffusax"], "usage": usage}
 
     def _caption(self, row: dict[str, Any], rng: np.random.Generator) -> str:
-        config, word = self.config, self.config.placeholder_token
-        column = config.data.caption_column
+        word, column = self.config.placeholder_token, self.config.data.caption_column
         if not column:
-            templates = TEMPLATES[config.learnable_property]
+            templates = TEMPLATES[self.config.learnable_property]
             return templates[rng.integers(len(templates))].format(word)
         caption = choose_caption(row[column], rng)
         if word.lower() not in " ".join(caption.lower().split()):
@@ -238,6 +214,9 @@ class TextualInversion(Denoiser):
         """Returns the frozen parameters with these embeddings of the word."""
         encoders = {name: {**frozen[name], WORDS: rows} for name, rows in trained.items()}
         return {**frozen, **encoders}
+
+
+textual_inversion = TextualInversion
 
 
 def with_word(base: BaseModel, word: str, count: int, initializer: str) -> BaseModel:

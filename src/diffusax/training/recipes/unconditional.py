@@ -1,7 +1,7 @@
-"""Trains networks that draw from noise alone, as diffusers' unconditional_image_generation does.
+"""Trains networks that generate from noise alone: diffusers' unconditional_image_generation.
 
 The loss is the squared error of the noise (Ho et al. 2020, equation 14), or that of the predicted
-picture weighted by the signal-to-noise ratio (Salimans and Ho 2022, section 4).
+image weighted by the signal-to-noise ratio (Salimans and Ho 2022, section 4).
 """
 
 import dataclasses
@@ -27,17 +27,17 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.components.loading import class_for
 from diffusax.pipelines.families import UNCONDITIONAL
 from diffusax.pipelines.plan.arguments import Call
-from diffusax.pipelines.tasks.tasks import unconditional as draw_from_noise
+from diffusax.pipelines.tasks.tasks import unconditional as generate_from_noise
 from diffusax.samplers import DDPMScheduler, Scheduler
-from diffusax.training.config import ValidationConfig
+from diffusax.training.config import DenoisingConfig, ValidationConfig
 from diffusax.training.data.batches import Element
-from diffusax.training.data.examples import ImageDataConfig, cut_pictures
+from diffusax.training.data.examples import cut_images
 from diffusax.training.data.opening import open_images
+from diffusax.training.data.options import ImageDataConfig
 from diffusax.training.options import require_options
 from diffusax.training.recipes.base_model import draw_images, read_scheduler
 from diffusax.training.recipes.denoiser import ZERO_AT_START
-from diffusax.training.recipes.recipe import Recipe
-from diffusax.training.step.denoising import DenoisingConfig, DenoisingLoss
+from diffusax.training.step.denoising import DenoisingLoss
 from diffusax.training.step.step import Batch
 
 _UNET = "unet"
@@ -53,17 +53,17 @@ _RESOLUTION = 64
 
 @dataclasses.dataclass(frozen=True)
 class UnconditionalValidationConfig(ValidationConfig):
-    """Pictures that are drawn, always from the same noise."""
+    """Images that are generated, always from the same noise."""
 
     images: Annotated[int, Meta(ge=1, le=1024)] = 16
-    """How many pictures to draw."""
+    """The number of images to generate."""
     steps: Annotated[int, Meta(ge=1, le=1000)] = 1000
     """The number of sampler steps."""
 
 
 @dataclasses.dataclass(frozen=True)
 class UnconditionalConfig(DenoisingConfig):
-    """Train a model that draws from noise alone, on pictures without captions."""
+    """Train a model that generates from noise alone, on images without captions."""
 
     model: str = ""
     """What to start from: the checkpoint of a DDPMPipeline or a DDIMPipeline, or a folder with the
@@ -82,32 +82,27 @@ class UnconditionalConfig(DenoisingConfig):
     validation: UnconditionalValidationConfig = dataclasses.field(
         default_factory=UnconditionalValidationConfig
     )
-    """The pictures that are drawn during the run."""
-
-
-def unconditional(config: UnconditionalConfig) -> Recipe:
-    """Returns the recipe for these options.
-
-    Raises:
-        ValueError: the checkpoint or the data set cannot be used, or options do not go together;
-            says why.
-    """
-    return Unconditional(config)
+    """The images that are generated during the run."""
 
 
 class Unconditional:
-    """The recipe that trains a UNet to draw from noise alone, with the data set opened."""
+    """The recipe that trains a UNet to generate from noise: `unconditional(config)`."""
 
     name = "unconditional"
 
     def __init__(self, config: UnconditionalConfig):
-        """Reads the configs and opens the data set; raises the errors of `unconditional`."""
+        """Reads the configs and opens the data set.
+
+        Raises:
+            ValueError: the checkpoint or the data set cannot be used, or options do not go
+                together; says why.
+        """
         require_options(config, ("data.path",))
         self.config = config
         self.start = start = _start(config)
         self.size = _size(config, start.network)
         _check_network(start.network, start.folder)
-        # The result draws at the size that it has learnt.
+        # The result generates at the size that it has learnt.
         own = dataclasses.replace(start.network.config, sample_size=self.size)
         self.network = dataclasses.replace(start.network, config=own)
         column = config.data.image_column
@@ -130,11 +125,9 @@ class Unconditional:
             scheduler.schedule(config.validation.steps)
 
     def shapes(self) -> Params:
-        """Returns the shapes of the trained parameters."""
         return {_UNET: self.network.shapes}
 
     def trained(self, mesh: Mesh | None = None) -> Params:
-        """Returns the UNet's parameters, float32."""
         if self.start.folder is not None and not self.config.from_scratch:
             return {_UNET: load_network(self.start.folder, dtype="float32", device=mesh).params}
         seed, shapes = self.config.seed, self.network.shapes
@@ -145,21 +138,18 @@ class Unconditional:
         return {"empty": {}}
 
     def frozen_shapes(self) -> Params:
-        """Returns the shapes of what `frozen` returns."""
         return self.frozen()
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """Returns the pixels of a row, H W 3 uint8, under "pixel_values", and its mask if any."""
         data = self.config.data
-        (pixels,), _, weights = cut_pictures(data, self.size, row, [row[data.image_column]], rng)
+        (pixels,), _, weights = cut_images(data, self.size, row, [row[data.image_column]], rng)
         return {"pixel_values": pixels, **weights}
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
-        """Returns the loss of each example, b; see `DenoisingLoss`."""
         return self.denoising(trained, frozen, batch, keys)
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
-        """Draws images, with the seed of the run."""
         options = self.config.validation
         components = Components.of(
             UNCONDITIONAL,
@@ -172,7 +162,7 @@ class Unconditional:
         call = Call(
             batch_size=options.images, num_inference_steps=options.steps, seed=self.config.seed
         )
-        return draw_images(components, draw_from_noise, call)
+        return draw_images(components, generate_from_noise, call)
 
     def save(self, trained: Params, folder: Path) -> None:
         """Saves a whole pipeline, float32."""
@@ -180,9 +170,11 @@ class Unconditional:
         self.start.pipeline_class(unet=model, scheduler=scheduler).save_pretrained(folder)
 
     def card(self) -> dict[str, Any]:
-        """Returns the model that this one was trained from, if any."""
         base = {"base_model": self.config.model} if self.config.model else {}
         return {**base, "pipeline_tag": "unconditional-image-generation"}
+
+
+unconditional = Unconditional
 
 
 class _Start(NamedTuple):
@@ -212,7 +204,7 @@ def _start(config: UnconditionalConfig) -> _Start:
     cls = class_for(DiffusionPipeline, folder)
     if cls.family is not UNCONDITIONAL:
         raise ValueError(
-            f"model={config.model} is {cls.family.name}, which draws from prompts; use "
+            f"model={config.model} is {cls.family.name}, which generates from prompts; use "
             "`diffusax train text-to-image`"
         )
     _, listed, _ = read_model_index(folder)
@@ -248,7 +240,7 @@ def _size(config: UnconditionalConfig, network: Network) -> int:
 
 
 def _check_network(network: Network, folder: Path | None) -> None:
-    """Raises ValueError for a network that pictures alone cannot train."""
+    """Raises ValueError for a network that images alone cannot train."""
     config = network.config
     if (config.in_channels, config.out_channels) != (_CHANNELS, _CHANNELS):
         raise ValueError(

@@ -1,1 +1,1 @@
-"""What a diffusion model is trained on: timesteps, targets, and conditions left out."""
+"""One step: the denoising loss, and the update of the parameters."""

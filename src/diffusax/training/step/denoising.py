@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from msgspec import Meta
 
-from diffusax.lora.trained import LoRA
+from diffusax.lora.trained import TrainedLora
 from diffusax.models.autoencoders.latents import from_bytes, sample_latents, scale_latents
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser, Family
@@ -18,23 +17,50 @@ from diffusax.pipelines.families.family import CONTROLNET
 from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.runtime.random.noise import seed_key
 from diffusax.samplers import Scheduler
-from diffusax.samplers.processes import Flow, FlowWeighting, Process, Scheme, add_noise
-from diffusax.training.config import TrainConfig
-from diffusax.training.options import ComputeDtype
-from diffusax.training.step.losses import Dropped, drop_conditions, squared_error
+from diffusax.samplers.processes import Process, add_noise
+from diffusax.training.config import DenoisingConfig, TimestepBiasConfig
+from diffusax.training.data.examples import LENGTHS, PRIOR, ids_name
 from diffusax.training.step.step import Batch
-from diffusax.training.step.timesteps import TimestepBiasConfig, timestep_probabilities
 
-LENGTHS = "lengths"
-"""The name in a batch of the number of tokens that are not padding, where the family has it."""
-PRIOR = "prior"
-"""The name in a batch of whether an example is of DreamBooth's class, not of its subject."""
 STATISTICS = "statistics"
 """The name among the frozen parameters of the statistics that latents are normalised by."""
-_OF_SCHEMES = {"logit_mean": "logit_normal", "logit_std": "logit_normal", "mode_scale": "mode"}
-"""The options of weighting schemes."""
 # What the key of an example is folded with for the adapters' dropout.
 _ADAPTERS = 5
+
+
+class Dropped(NamedTuple):
+    """Which conditions an example goes without. b, bool."""
+
+    text: Any
+    image: Any
+
+
+def drop_conditions(u: jax.Array, probability: float) -> Dropped:
+    """Drops the text alone, both, or the image alone, each with the same probability.
+
+    Brooks et al. 2023, section 3.2.1; the intervals are those of diffusers' examples
+    instruct_pix2pix/train_instruct_pix2pix.py: text alone below p, both below 2 p, the image alone
+    below 3 p.
+
+    Args:
+        u: b, uniform in [0, 1), one number for each example.
+        probability: p, at most a third.
+    """
+    text = u < 2 * probability
+    image = (u >= probability) & (u < 3 * probability)
+    return Dropped(text, image)
+
+
+def squared_error(
+    prediction: jax.Array, target: jax.Array, weights: jax.Array | None = None
+) -> jax.Array:
+    """Returns the mean squared error of each example, in float32. b ... c -> b.
+
+    weights: what each place of an example counts for, b ...; by default 1.
+    """
+    difference = prediction.astype(jnp.float32) - target.astype(jnp.float32)
+    squares = difference**2 if weights is None else weights[..., None] * difference**2
+    return jnp.mean(squares, axis=tuple(range(1, difference.ndim)))
 
 
 class Draws(NamedTuple):
@@ -51,69 +77,6 @@ class Draws(NamedTuple):
     """Whether the caption is replaced by the empty one, and the image by zeros, b each."""
     adapters: jax.Array | None = None
     """The random keys of the adapters' dropout, b; None without it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DenoisingConfig(TrainConfig):
-    """The options of all recipes whose loss is the error of a denoiser."""
-
-    model: str = ""
-    """The checkpoint to start from: a folder in diffusers' layout, a .safetensors file, or a Hub
-    repository id."""
-    from_scratch: bool = False
-    """Draw the trained networks' parameters afresh; the checkpoint gives their configs."""
-    prediction_type: Literal["epsilon", "v_prediction", "sample"] | None = None
-    """What the network predicts, also of the result; by default the checkpoint's own."""
-    snr_gamma: Annotated[float, Meta(gt=0, le=1e6)] | None = None
-    """The gamma of Min-SNR loss weights (Hang et al. 2023); 5 is usual; by default all errors
-    weigh alike."""
-    noise_offset: Annotated[float, Meta(ge=0, le=100)] = 0.0
-    """The deviation of a mean that the noise gets per picture and channel, so that dark and bright
-    pictures are learnt; 0.1 is usual."""
-    gradient_checkpointing: Literal["none", "blocks", "full"] = "none"
-    """What is computed again for the gradient to save memory: none; blocks (each resnet and
-    transformer); full (levels too: the least memory, the most time)."""
-    compute_dtype: ComputeDtype = "bfloat16"
-    """The dtype that the networks compute in; parameters are float32."""
-    timestep_bias: TimestepBiasConfig = dataclasses.field(default_factory=TimestepBiasConfig)
-    """Timesteps drawn more often."""
-    weighting_scheme: Scheme | None = None
-    """Of flow matching: the density of the noise levels (logit_normal, the default, or mode), or
-    the weight of their errors (sigma_sqrt or cosmap, all levels drawn alike), or none of both."""
-    logit_mean: Annotated[float, Meta(ge=-100, le=100)] = 0.0
-    """Of logit_normal: the mean, below 0 for more noise."""
-    logit_std: Annotated[float, Meta(gt=0, le=100)] = 1.0
-    """Of logit_normal: the deviation."""
-    mode_scale: Annotated[float, Meta(ge=-1, le=1.75)] = 1.29
-    """Of mode: how much more often levels in the middle are drawn."""
-    guidance_scale: Annotated[float, Meta(ge=0, le=1000)] = 3.5
-    """The guidance scale that a network is told while it is trained, for those that read it, such
-    as FLUX.1-dev's."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        scheme = self.weighting_scheme
-        for name, its in _OF_SCHEMES.items():
-            if scheme != its and getattr(self, name) != getattr(type(self), name):
-                raise ValueError(f"{name} does nothing without weighting_scheme={its}; give both")
-
-    def weighted(self, process: Process) -> Process:
-        """Returns the process with these options' densities and weights of noise levels.
-
-        Raises:
-            ValueError: weighting_scheme is given, and the process has discrete noise levels.
-        """
-        if self.weighting_scheme is None:
-            return process
-        if not isinstance(process, Flow):
-            raise ValueError(
-                f"weighting_scheme={self.weighting_scheme} is for networks of flow matching, and "
-                "this checkpoint has discrete noise levels; leave it out, see timestep_bias and "
-                "snr_gamma"
-            )
-        numbers = {name: getattr(self, name) for name in _OF_SCHEMES}
-        weighting = FlowWeighting(self.weighting_scheme, **numbers)
-        return dataclasses.replace(process, weighting=weighting)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -163,7 +126,7 @@ class DenoisingLoss:
     compute_dtype: Any = jnp.float32
     timestep_probabilities: np.ndarray | None = None
     """The probability of each timestep; None where all are equally likely."""
-    lora: LoRA | None = None
+    lora: TrainedLora | None = None
     """The adapters that are trained; their networks are frozen. None where networks are trained."""
 
     @classmethod
@@ -207,17 +170,18 @@ class DenoisingLoss:
 
     def draw(self, batch: Batch, keys: jax.Array) -> Draws:
         """Draws the random numbers of each example from its key alone."""
-        shape, sampled = self._latent_shape(batch), not self.family.encodes_to_mode
+        shape = self._latent_shape(batch)
         dropout = self.lora is not None and self.lora.dropout > 0
+        normal = functools.partial(jax.random.normal, dtype=jnp.float32)
 
         def draw_one(key: jax.Array) -> Draws:
             latent, noise, offset, timestep, drop = jax.random.split(key, 5)
-            mean = self.noise_offset * jax.random.normal(offset, shape[-1:], jnp.float32)
+            mean = self.noise_offset * normal(offset, shape[-1:])
             u = jax.random.uniform(drop, dtype=jnp.float32)
             text, image = drop_conditions(u, self.conditioning_dropout)
             return Draws(
-                jax.random.normal(latent, shape, jnp.float32) if sampled else None,
-                jax.random.normal(noise, shape, jnp.float32) + mean,
+                self.family.encoding(lambda n: normal(latent, shape), 1, 1),
+                normal(noise, shape) + mean,
                 self.process.sample_time(timestep, self.timestep_probabilities),
                 Dropped(text | (u < self.caption_dropout), image),
                 jax.random.fold_in(key, _ADAPTERS) if dropout else None,
@@ -300,22 +264,21 @@ class DenoisingLoss:
     def _conditions(self, weights: Params, batch: Batch, dropped: Dropped) -> Conditions:
         """Returns the conditions without the axis of the branches, as training has one branch."""
         prompt = self._text(weights, batch, dropped.text)
-        added: dict[str, Any] | None = None
-        if self.family.micro_conditioned:
-            added = {"time_ids": batch["time_ids"].astype(jnp.float32)}
-        if getattr(self._denoiser, "reads_guidance", False):
-            b = len(prompt.context)
-            scales = jnp.full(b, self.guidance_scale, jnp.float32)
-            added = {**(added or {}), "guidance": scales}
+        added: dict[str, Any] = {
+            name: batch[name].astype(jnp.float32) for name in self.family.size_inputs
+        }
+        scales = jnp.full(len(dropped.text), self.guidance_scale, jnp.float32)
+        added |= self._denoiser.guidance_inputs(scales)
         control: tuple[Any, ...] = ()
         if self._denoiser.controlnets:
-            pictures = batch["conditioning_pixel_values"].astype(self.compute_dtype) / 255
-            control = self._denoiser.embed(weights, (pictures[:, None],))
+            images = batch["conditioning_pixel_values"].astype(self.compute_dtype) / 255
+            control = self._denoiser.embed(weights, (images[:, None],))
             control = tuple(hint[:, 0] for hint in control)
         image = self._image(weights, batch, dropped.image)
-        if image is not None and self.family.looks_at_images:
-            added, image = {**(added or {}), "references": (self._scaled(weights, image),)}, None
-        return Conditions(*prompt, channels=image, added=added, control=control)
+        given = Conditions(*prompt, added=added or None, control=control)
+        if image is None:
+            return given
+        return self.family.edits.condition(given, image, lambda x: self._scaled(weights, x))
 
     def _text(self, weights: Params, batch: Batch, dropped: jax.Array) -> Prompt:
         empty = weights["empty"]
@@ -369,16 +332,30 @@ def embedding_entries(family: Family, prompt: Prompt) -> dict[str, jax.Array]:
     return found if prompt.lengths is None else {**found, LENGTHS: prompt.lengths}
 
 
-def is_text(name: str) -> bool:
-    """Returns whether an entry of a batch holds a text's tokens."""
-    return name == LENGTHS or name.startswith(ids_name("tokenizer"))
-
-
-def ids_name(tokenizer: str) -> str:
-    """Returns the name in a batch of the ids of a tokenizer: input_ids or input_ids_2."""
-    return tokenizer.replace("tokenizer", "input_ids")
-
-
 def _replace(dropped: jax.Array, value: jax.Array, given: jax.Array) -> jax.Array:
     """Returns the value, b ..., where an example's condition is dropped, else what is given."""
     return jnp.where(dropped.reshape(-1, *(1,) * (given.ndim - 1)), value, given)
+
+
+def timestep_probabilities(config: TimestepBiasConfig, count: int) -> np.ndarray | None:
+    """Returns the probability of each of `count` timesteps, float64; None where all are equal.
+
+    Raises:
+        ValueError: the range ends beyond the last timestep.
+    """
+    if config.strategy == "range" and config.end > count:
+        raise ValueError(
+            f"timestep_bias.end={config.end} is beyond the last of the {count} timesteps; it may "
+            f"be {count} at most"
+        )
+    biased = round(config.portion * count)
+    ranges = {
+        "earlier": slice(biased),
+        "later": slice(count - biased, None),
+        "range": slice(config.begin, config.end),
+    }
+    if config.strategy == "none":
+        return None
+    weights = np.ones(count)
+    weights[ranges[config.strategy]] *= config.multiplier
+    return weights / weights.sum()

@@ -1,4 +1,4 @@
-"""Draws the pictures of a class that prior preservation learns from (Ruiz et al. 2023, 3.3)."""
+"""Generates the images of a class for prior preservation (Ruiz et al. 2023, section 3.3)."""
 
 import dataclasses
 import logging
@@ -16,7 +16,7 @@ from diffusax.boundary.files import load_json, locked, write_json, written_whole
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.runtime.devices.mesh import make_mesh, parse_mesh
 from diffusax.training.data.folders import FolderSource
-from diffusax.training.data.picture_files import list_folder, without_companions
+from diffusax.training.data.image_files import list_folder, without_companions
 
 log = logging.getLogger(__name__)
 
@@ -25,17 +25,17 @@ _OWN = re.compile(r"class-\d{5,}\.png")
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassPictures:
-    """How the pictures of a class are drawn.
+class ClassImages:
+    """How the images of a class are generated.
 
-    Picture i has the seed i. Pictures are drawn in fixed blocks of `batch_size`, so that a run that
+    Image i has the seed i. Images are generated in fixed blocks of `batch_size`, so that a run that
     was killed and started again writes the same files as one that was not.
     """
 
     model: str
-    """The checkpoint that draws."""
+    """The checkpoint that generates them."""
     prompt: str
-    """What is drawn."""
+    """What they show."""
     size: int
     """The height and width in pixels."""
     steps: int | None = None
@@ -43,23 +43,23 @@ class ClassPictures:
     guidance: float | None = None
     """The guidance scale; None for the pipeline's own."""
     batch_size: int = 4
-    """The number of pictures that are drawn at a time."""
+    """The number of images that are generated at a time."""
     dtype: str = "float32"
     """The dtype that the networks compute in."""
     mesh: str | None = None
-    """The mesh of the run, over whose devices the model is split; None draws on all of this
+    """The mesh of the run, over whose devices the model is split; None generates on all of this
     process's devices, each with a copy."""
 
     def ensure(self, folder: Path, count: int) -> None:
-        """Draws the pictures that a folder lacks to have `count`; those in it stay as they are.
+        """Generates the images that a folder lacks to have `count`; those in it stay as they are.
 
-        Pictures with other names than this function gives count, too. Of several JAX processes each
-        draws a part; all of them must see the folder.
+        Images with other names than this function gives count, too. Each of several JAX processes
+        generates a part; all of them must see the folder.
 
         Raises:
-            ValueError: the pictures there were drawn in another way, another run draws into the
+            ValueError: the images there were generated in another way, another run writes to the
                 folder, or the processes do not see the same folder; says why.
-            OSError: a picture cannot be written.
+            OSError: an image cannot be written.
         """
         folder.mkdir(parents=True, exist_ok=True)
         own = max(count - len(_others(folder)), 0)
@@ -68,9 +68,9 @@ class ClassPictures:
         blocks = list(self._blocks(folder, own))[jax.process_index() :: jax.process_count()]
         if blocks:
             with locked(folder / f".lock-{jax.process_index()}", folder):
-                self._draw(folder, blocks, own)
+                self._generate(folder, blocks, own)
         if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("class pictures drawn")
+            multihost_utils.sync_global_devices("class images generated")
         if missing := _missing(folder, range(own)):
             raise ValueError(
                 f"{folder / _name(missing[0])} is missing; class_data must be a folder that all "
@@ -78,24 +78,23 @@ class ClassPictures:
             )
 
     def missing(self, folder: Path, count: int) -> bool:
-        """Returns whether a folder lacks pictures to have `count`."""
+        """Returns whether a folder lacks images to have `count`."""
         return bool(_missing(folder, range(max(count - len(_others(folder)), 0))))
 
     def _blocks(self, folder: Path, own: int) -> Iterator[range]:
-        """Yields the numbers of each block of which pictures are missing."""
         for start in range(0, own, self.batch_size):
             block = range(start, start + self.batch_size)
             if _missing(folder, block[: own - start]):
                 yield block
 
-    def _draw(self, folder: Path, blocks: Sequence[range], own: int) -> None:
-        log.info("drawing pictures of %r into %s", self.prompt, folder)
+    def _generate(self, folder: Path, blocks: Sequence[range], own: int) -> None:
+        log.info("generating images of %r into %s", self.prompt, folder)
         pipe = DiffusionPipeline.from_pretrained(self.model, dtype=self.dtype, mesh=self._devices())
         pipe.set_progress_bar_config(disable=True)
         options: dict[str, Any] = {"num_inference_steps": self.steps}
         options["guidance_scale"] = self.guidance
         options = {name: value for name, value in options.items() if value is not None}
-        for block in tqdm(blocks, desc="class pictures", unit="batch"):
+        for block in tqdm(blocks, desc="class images", unit="batch"):
             prompts = [self.prompt] * len(block)
             size = {"height": self.size, "width": self.size}
             images = pipe(prompt=prompts, seed=list(block), **size, **options).images
@@ -104,18 +103,15 @@ class ClassPictures:
                     images[number - block.start].save(partial, "PNG")
 
     def _devices(self) -> Mesh | None:
-        """Returns the mesh that this process draws on.
-
-        Of several processes each has pictures of its own, and splits the model over its devices if
-        the run does.
-        """
+        # Each of several processes has images of its own, and splits the model over its devices if
+        # the run does.
         if self.mesh is None or jax.process_count() == 1:
             return None if self.mesh is None else make_mesh(self.mesh)
         splits = any(axis != "data" for axis in parse_mesh(self.mesh))
         return make_mesh("fsdp=-1", devices=jax.local_devices()) if splits else None
 
     def _note(self, folder: Path) -> None:
-        """Writes how the pictures are drawn, or compares it with what an earlier run wrote."""
+        """Writes how the images are generated, or compares it with what an earlier run wrote."""
         own = {k: getattr(self, k) for k in ("model", "prompt", "size", "steps", "guidance")}
         file = folder / _RECORD
         if not file.is_file():
@@ -125,14 +121,14 @@ class ClassPictures:
         changed = [f"{k}={before.get(k)!r}" for k, v in own.items() if before.get(k) != v]
         if changed:
             raise ValueError(
-                f"the class pictures in {folder} were drawn with {', '.join(changed)}; use another "
-                "class_data folder, or remove them"
+                f"the class images in {folder} were generated with {', '.join(changed)}; use "
+                "another class_data folder, or remove them"
             )
 
 
 @dataclasses.dataclass(frozen=True)
-class UndrawnPictures:
-    """Stands for pictures of a class that a run at its last step needs no longer.
+class MissingImages:
+    """Stands for missing images of a class that a run at its last step does not need.
 
     They are asked for only where the checkpoint of that step turns out to be damaged.
     """
@@ -141,8 +137,8 @@ class UndrawnPictures:
 
     def __len__(self) -> int:
         raise ValueError(
-            f"pictures of the class are missing in {self.folder}; start the same command again, "
-            "which draws them"
+            f"images of the class are missing in {self.folder}; start the same command again, "
+            "which generates them"
         )
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -154,23 +150,23 @@ class UndrawnPictures:
 
 
 def class_source(folder: Path, count: int, column: str) -> FolderSource:
-    """Returns the first `count` pictures of a folder, other pictures before those drawn for it.
+    """Returns the first `count` images of a folder, other images before the generated ones.
 
-    column: the name of the column with the pictures.
+    column: the name of the column with the images.
 
     Raises:
-        ValueError: the folder holds no picture.
+        ValueError: the folder holds no image.
     """
     own = sorted(f.name for f in folder.glob("class-*.png") if _OWN.fullmatch(f.name))
     names = [*_others(folder), *own][:count]
     if not names:
-        raise ValueError(f"{folder} holds no pictures of the class")
+        raise ValueError(f"{folder} holds no images of the class")
     cells: tuple[dict[str, Any], ...] = tuple({column: name} for name in names)
     return FolderSource(str(folder), ({},) * len(names), cells)
 
 
 def _others(folder: Path) -> list[str]:
-    """Returns the names of the pictures that were not drawn here, sorted."""
+    """Returns the names of the images that were not generated here, sorted."""
     images = without_companions(list_folder(folder)).images
     return sorted(image for image in images if not _OWN.fullmatch(image.rpartition("/")[2]))
 

@@ -1,16 +1,25 @@
-"""The weights of adapters: one for all layers, or by component and by block of attention."""
+"""Several LoRAs side by side as layers of a program, and the weights that calls give them.
 
+A stack has the shapes of a bucket, so that other LoRAs compile nothing: the total rank is rounded
+up, and the layers are one of a few groups, with zeros where no LoRA changes a layer. A weight is
+one for all layers, or by component and by block of attention.
+"""
+
+import collections
 import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from diffusax.boundary.convert import shortened
-from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.lora.lora import Lora, Pair, check_fits, columns
+from diffusax.models.adapters.low_rank import LowRank, kernel_shapes
 
+RANKS = (16, 32, 64, 128, 256)
+"""The total ranks that are compiled; above them the multiples of the last."""
 COUNTS = 8
 """There is room for the weights of a multiple of as many adapters."""
 Weight = float | Mapping[str, Any]
@@ -21,6 +30,129 @@ _BLOCK = re.compile(r"(?:(down|up)_blocks\.(\d+)|(mid)_block)\.attentions\.(\d+)
 # As in diffusers (utils/peft_utils.py, set_weights_and_activate_adapters), resnets and samplers
 # have the weight of the attention of the same number in their block, if there is one.
 _BESIDE = re.compile(r"((?:down|up)_blocks\.\d+)\.\w+\.(\d+)\.")
+
+
+class StackShape(NamedTuple):
+    """The shape of a component's stack, for which programs are compiled."""
+
+    rank: int
+    """The total rank."""
+    layers: tuple[str, ...]
+    """The paths of the layers."""
+
+
+Shapes = Mapping[str, StackShape]
+"""The shapes of the stacks of the components that have one, by component."""
+
+
+def stack_shapes(
+    loras: Sequence[Lora], networks: Mapping[str, Any], *, rank: int = 0
+) -> dict[str, StackShape]:
+    """Returns the shapes of the bucket that holds LoRAs side by side.
+
+    Args:
+        loras: the LoRAs.
+        networks: the networks by component.
+        rank: the least total rank; the bucket that holds the LoRAs is taken where it is larger.
+    """
+    found = {}
+    for component, network in networks.items():
+        parts = [lora.components.get(component, {}) for lora in loras]
+        if any(parts):
+            ranks: collections.Counter[str] = collections.Counter()
+            for layers in parts:
+                ranks.update({path: columns(pair) for path, pair in layers.items()})
+            total = round_rank(max(rank, *ranks.values()))
+            found[component] = StackShape(total, group_of(network, set().union(*parts)))
+    return found
+
+
+def covers(shapes: Shapes, others: Shapes) -> bool:
+    """Returns whether stacks of these shapes have room for what needs the others."""
+    return all(
+        name in shapes
+        and shapes[name].rank >= other.rank
+        and set(other.layers) <= set(shapes[name].layers)
+        for name, other in others.items()
+    )
+
+
+def stack(
+    loras: Mapping[str, Lora], networks: Mapping[str, Any], shapes: Shapes | None = None
+) -> dict[str, dict[str, LowRank]]:
+    """Puts the ranks of LoRAs side by side, for each component that one of them changes.
+
+    The columns of `LowRank.which` count the LoRAs in the order of the mapping, and for each the
+    groups of layers that have weights of their own; see `WeightGroups`.
+
+    Args:
+        loras: the LoRAs by name.
+        networks: the networks by component.
+        shapes: the shapes of the stacks, which cover those of `stack_shapes`; by default these.
+
+    Returns:
+        float32 arrays by component and path, all of a component with the same total rank.
+
+    Raises:
+        ValueError: a LoRA does not fit its network.
+    """
+    shapes = stack_shapes(tuple(loras.values()), networks) if shapes is None else shapes
+    groups = WeightGroups(networks)
+    found: dict[str, dict[str, LowRank]] = {}
+    for component, shape in shapes.items():
+        kernels = kernel_shapes(networks[component])
+        parts = [lora.components.get(component, {}) for lora in loras.values()]
+        for name, own in zip(loras, parts):
+            check_fits(name, Lora({component: own}), networks)
+        found[component] = {
+            path: _side_by_side(
+                [own.get(path) for own in parts],
+                kernels[path],
+                shape.rank,
+                [groups.column(i, component, path) for i in range(len(parts))],
+            )
+            for path in shape.layers
+        }
+    return found
+
+
+def round_rank(rank: int) -> int:
+    """Rounds a total rank up to one that is compiled."""
+    return next((n for n in RANKS if n >= rank), -(-rank // RANKS[-1]) * RANKS[-1])
+
+
+def group_of(network: Any, changed: set[str]) -> tuple[str, ...]:
+    """Returns the smallest group of the network's layers that holds those that are changed."""
+    fitting = (group for group, members in _groups(network) if changed <= members)
+    return next(fitting, tuple(kernel_shapes(network)))
+
+
+@functools.lru_cache(64)
+def _groups(network: Any) -> list[tuple[tuple[str, ...], frozenset[str]]]:
+    """Returns the groups of a network's layers, the smallest first and that of all last."""
+    known = tuple(kernel_shapes(network))
+    patterns = getattr(network, "adapter_groups", ())
+    groups = [tuple(path for path in known if re.fullmatch(p, path)) for p in patterns]
+    return [(group, frozenset(group)) for group in (*groups, known)]
+
+
+def _side_by_side(
+    pairs: Sequence[Pair | None], kernel: tuple[int, ...], total: int, weights: Sequence[int]
+) -> LowRank:
+    """Returns a layer's pairs side by side; weights: the column of the weight of each pair."""
+    *size, c, d = kernel
+    down = np.zeros((*size, c, total), np.float32)
+    up, which = np.zeros((total, d), np.float32), np.zeros(total, np.int32)
+    first = 0
+    for column, pair in zip(weights, pairs):
+        if pair is not None:
+            own = slice(first, first + len(pair[1]))
+            down[..., own], up[own], which[own] = *pair[:2], column
+            first = own.stop
+            for bias in pair[2:]:
+                up[first], which[first] = bias, -1 - column
+                first += 1
+    return LowRank(down, up, which)
 
 
 class WeightGroups:

@@ -46,7 +46,7 @@ class Listing:
     """All files that are no images."""
 
     def named(self, names: Iterable[str]) -> list[str]:
-        """Returns the files with one of these names in lower case, in whatever folder they are."""
+        """Returns the files with one of these lower-case names, in any folder."""
         wanted = frozenset(names)
         return [path for path in self.others if PurePosixPath(path).name.lower() in wanted]
 
@@ -69,7 +69,7 @@ def list_folder(folder: Path, leave_out: str = "") -> Listing:
     results = _inside(folder, leave_out) if leave_out else None
     if results == folder:
         raise ValueError(
-            f"{folder} is the data set and the run's output, whose pictures would become data; "
+            f"{folder} is the data set and the run's output, whose images would become data; "
             "give another output, which may be a folder in it"
         )
     files = sorted(_walk(folder, results), key=lambda path: path.split("/"))
@@ -92,7 +92,7 @@ def without_companions(listing: Listing) -> Listing:
     chosen = set(images)
     if aside := [path for path in listing.images if path not in chosen]:
         log.warning(
-            "%s: %d pictures are not read, as they look like masks, thumbnails or samples of other "
+            "%s: %d images are not read, as they look like masks, thumbnails or samples of other "
             "programs, such as %s; to read them, give their folder as the data set, or name them "
             "in a %s",
             listing.folder,
@@ -104,7 +104,7 @@ def without_companions(listing: Listing) -> Listing:
 
 
 def log_unread(folder: Path, paths: Iterable[str]) -> None:
-    """Names the kinds of files that are not read, but for those that nobody takes for data."""
+    """Logs the kinds of files that are not read, except those that nobody takes for data."""
     others = collections.Counter(suffix_of(path) or "without an ending" for path in paths)
     kinds = [f"{suffix} {n}" for suffix, n in sorted(others.items()) if suffix not in _HARMLESS]
     if kinds:
@@ -157,3 +157,8 @@ def _is_companion(path: str, stems: set[str]) -> bool:
         return True
     found = _COMPANION.fullmatch(stem)
     return found is not None and found[1].lower() in stems
+
+
+def not_utf8(file: Path) -> ValueError:
+    """Returns the error of a text file in another encoding."""
+    return ValueError(f"{file} is not text in UTF-8; save it as such")

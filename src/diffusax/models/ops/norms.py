@@ -1,0 +1,180 @@
+"""Computes normalisations, group norms in the fastest form for the platform."""
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from diffusax.runtime.devices.lowering import by_platform, is_plain
+
+
+# Inlined, because layers of one shape are traced once.
+@partial(jax.jit, static_argnames=("groups", "eps"), inline=True)
+def group_norm(*arguments: jax.Array, groups: int, eps: float) -> jax.Array:
+    """Normalises groups of channels (Wu and He 2018), with float32 statistics.
+
+    arguments: x b ... c, the scale and the bias c, and perhaps a shift b c that is added to all
+    pixels of x before.
+    """
+    if is_plain():
+        return _centred(*arguments, groups=groups, eps=eps)
+    forms = {name: partial(f, groups=groups, eps=eps) for name, f in GROUP_NORMS.items()}
+    return by_platform(choose_group_norm, forms, *arguments)
+
+
+def choose_group_norm(platform: str) -> str:
+    """Returns the name of the form of group normalisation for a platform."""
+    forms = {"cuda": "sums", "rocm": "sums", "tpu": "one_pass"}
+    return forms.get(platform, "centred")
+
+
+def _centred(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    shift: jax.Array | None = None,
+    *,
+    groups: int,
+    eps: float,
+) -> jax.Array:
+    """Takes the variance of centred maps, which XLA's CPU backend does in place."""
+    if shift is not None:
+        x = x + _at_pixels(shift, x)
+    x32 = x.astype(jnp.float32)
+    centred = x32 - _spread(_group_means(x32, groups), x)
+    variance = _group_means(jnp.square(centred), groups)
+    return _affine(centred * _spread(jax.lax.rsqrt(variance + eps), x), scale, bias)
+
+
+def _one_pass(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    shift: jax.Array | None = None,
+    *,
+    groups: int,
+    eps: float,
+) -> jax.Array:
+    """Takes sums and sums of squares, which a TPU adds up while it computes what it normalises."""
+    x32 = x.astype(jnp.float32)
+    if shift is not None:
+        x32 = x32 + _at_pixels(shift.astype(jnp.float32), x)
+    mean = _group_means(x32, groups)
+    variance = jnp.maximum(_group_means(jnp.square(x32), groups) - jnp.square(mean), 0)
+    gain = _spread(jax.lax.rsqrt(variance + eps), x) * scale.astype(jnp.float32)
+    return ((x32 - _spread(mean, x)) * gain + bias.astype(jnp.float32)).astype(scale.dtype)
+
+
+def _sums(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    shift: jax.Array | None = None,
+    *,
+    groups: int,
+    eps: float,
+) -> jax.Array:
+    """Takes sums and sums of squares, as Flax's own, for maps that are read once less.
+
+    Pixels are added up in parts, which keep a GPU busy where maps are few, and then parts and the
+    channels of a group together. XLA's GPU compiler adds the shift wherever a map is read: a map
+    with it is never written.
+    """
+    b, c, pixels = x.shape[0], x.shape[-1], math.prod(x.shape[1:-1])
+    x32 = x.astype(jnp.float32)
+    if shift is not None:
+        x32 = x32 + _at_pixels(shift.astype(jnp.float32), x)
+    parts = norm_parts(pixels)
+    rows = x32.reshape(b, parts, pixels // parts, c)
+    share = groups / (pixels * c)
+    sums = (_by_group(share * y.sum(2), groups) for y in (rows, jnp.square(rows)))
+    mean, mean_square = _last_sums(*sums)
+    variance = jnp.maximum(mean_square - jnp.square(mean), 0)
+    gain = _spread(jax.lax.rsqrt(variance + eps), x) * scale.astype(jnp.float32)
+    return ((x32 - _spread(mean, x)) * gain + bias.astype(jnp.float32)).astype(scale.dtype)
+
+
+def norm_parts(pixels: int) -> int:
+    """Returns the number of parts: with 32 pixels each, or so few that it is one kernel with them.
+
+    By the estimates of XLA's GPU compiler; see benchmarks/gpu_compile.py.
+    """
+    return math.gcd(pixels, 64 if pixels < 1024 else min(2 ** int(math.log2(pixels / 32)), 256))
+
+
+def _by_group(x: jax.Array, groups: int) -> jax.Array:
+    """Gathers what belongs to each group: b p c -> b groups d."""
+    b, parts, c = x.shape
+    split = x.reshape(b, parts, groups, c // groups).transpose(0, 2, 1, 3)
+    return split.reshape(b, groups, parts * c // groups)
+
+
+def _at_pixels(values: jax.Array, x: jax.Array) -> jax.Array:
+    """Gives all pixels of x: b ... c the values of their channels, b c."""
+    return values.reshape(values.shape[0], *(1,) * (x.ndim - 2), values.shape[-1])
+
+
+@jax.custom_jvp
+def _last_sums(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Adds up both along the last axis, in one kernel."""
+    zero = jnp.float32(0)
+    add = lambda a, b: (a[0] + b[0], a[1] + b[1])  # noqa: E731
+    return jax.lax.reduce((x, y), (zero, zero), add, (x.ndim - 1,))
+
+
+@_last_sums.defjvp
+def _last_sums_jvp(primals: Any, tangents: Any) -> Any:
+    # JAX has no derivative of a reduction of two arrays.
+    return _last_sums(*primals), tuple(t.sum(-1) for t in tangents)
+
+
+GROUP_NORMS = {"centred": _centred, "one_pass": _one_pass, "sums": _sums}
+
+
+def _group_means(x: jax.Array, groups: int) -> jax.Array:
+    """Returns the mean of each group, b groups.
+
+    It is over pixels, then over the channels of a group: XLA's CPU backend takes twice as long for
+    maps that are cut into groups.
+    """
+    sums = x.sum(tuple(range(1, x.ndim - 1))).reshape(x.shape[0], groups, -1).sum(-1)
+    return sums / (math.prod(x.shape[1:]) // groups)
+
+
+def _spread(values: jax.Array, x: jax.Array) -> jax.Array:
+    """Gives pixels and channels of x: b ... c the values of their group, b groups -> b ... c."""
+    channels = jnp.repeat(values, x.shape[-1] // values.shape[-1], axis=-1)
+    return channels.reshape(x.shape[0], *(1,) * (x.ndim - 2), x.shape[-1])
+
+
+@partial(jax.jit, static_argnames=("eps",), inline=True)
+def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, *, eps: float) -> jax.Array:
+    """Normalises the last axis with float32 statistics. x: ... c -> ... c."""
+    return _affine(_normalized(x, eps), scale, bias)
+
+
+@partial(jax.jit, static_argnames=("eps",), inline=True)
+def normalized(x: jax.Array, *, eps: float) -> jax.Array:
+    """Computes a layer normalisation without gain and bias. x: ... c -> ... c, in x's dtype."""
+    return _normalized(x, eps).astype(x.dtype)
+
+
+def _normalized(x: jax.Array, eps: float) -> jax.Array:
+    x32 = x.astype(jnp.float32)
+    mean = x32.mean(-1, keepdims=True)
+    var = jnp.square(x32 - mean).mean(-1, keepdims=True)
+    return (x32 - mean) * jax.lax.rsqrt(var + eps)
+
+
+@partial(jax.jit, static_argnames=("eps",), inline=True)
+def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
+    """Divides by the root mean square in float32 (Zhang and Sennrich 2019). x: ... c -> ... c."""
+    x32 = x.astype(jnp.float32)
+    y = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + eps)
+    return (y * scale.astype(jnp.float32)).astype(scale.dtype)
+
+
+def _affine(y: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+    return (y * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(scale.dtype)

@@ -1,0 +1,130 @@
+"""The denoiser as the sampler calls it: a network with its conditions, and what steers it."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+
+from diffusax.checkpoints.files import numbered
+from diffusax.models.network import Network, Params
+from diffusax.pipelines.plan.guidance import apply_guidance
+from diffusax.pipelines.plan.plan import Conditions, StepInputs
+from diffusax.runtime.devices.mesh import Rules
+
+
+@dataclasses.dataclass(frozen=True)
+class Denoiser:
+    """A network with the ControlNets beside it. It is hashable and holds no arrays.
+
+    A family's own says at least how the network is called. Any object with these attributes and
+    methods serves.
+    """
+
+    network: Network
+    """The main network."""
+    controlnets: tuple[Network, ...] = ()
+
+    component: ClassVar[str] = "transformer"
+    """The main network's name among the components."""
+
+    @classmethod
+    def of(cls, networks: Mapping[str, Network]) -> Self:
+        """Returns the denoiser of a checkpoint's networks, which are given by name."""
+        return cls(networks[cls.component], beside(networks, "controlnet"))
+
+    @functools.cached_property
+    def components(self) -> tuple[str, ...]:
+        """The names of the components whose parameters it reads, the main network's first."""
+        return (self.component, *self.control_names)
+
+    @functools.cached_property
+    def control_names(self) -> tuple[str, ...]:
+        """The names of the ControlNets among the components."""
+        return numbered("controlnet", len(self.controlnets))
+
+    @property
+    def in_channels(self) -> int:
+        """The channels of the main network's input."""
+        return int(self.network.config.in_channels)
+
+    @property
+    def sample_size(self) -> tuple[int, int]:
+        """The rows and columns of latents that the network was trained at."""
+        raise NotImplementedError
+
+    @property
+    def context_dim(self) -> int | None:
+        """The width of the text embeddings; None where any width is accepted."""
+        return None
+
+    @property
+    def embeds_guidance(self) -> bool:
+        """Whether the guidance scale is an input of the network."""
+        return False
+
+    def guidance_inputs(self, scales: Any) -> dict[str, Any]:
+        """Returns what training adds to the conditions for guidance scales, b or b 1."""
+        return {}
+
+    @property
+    def tensor_rules(self) -> Rules:
+        """The axes of the parameters that a mesh's tensor axis splits."""
+        return self.network.tensor_rules
+
+    def embed(
+        self, params: Params, images: tuple[Any, ...], weights: Any = None
+    ) -> tuple[Any, ...]:
+        """Computes once per run what follows from images alone, b 1 H W c in [0, 1] each.
+
+        Returns b 1 h w c for each ControlNet, then a tuple of such maps for each T2I-Adapter.
+
+        weights: the weights of a adapters, b a; it is given only in calls with adapters.
+        """
+        return ()
+
+    def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
+        """Returns the conditions with what a run computes from them once, in its program.
+
+        Arguments as those of a call. It may return them as they are.
+        """
+        return conditions
+
+    def __call__(
+        self,
+        params: Params,
+        x: jax.Array,
+        timestep: jax.Array,
+        conditions: Conditions,
+        inputs: StepInputs | None = None,
+        *,
+        gradient_checkpointing: str = "none",
+    ) -> jax.Array:
+        """Predicts for each branch, b h w c.
+
+        Args:
+            params: the parameters by component, and in calls with some, under "adapters" the
+                layers of adapters by component (`models.adapters.low_rank.Layers`), and under
+                "ip_adapters" those of IP-Adapters (`models.adapters.image_prompts.ImageLayers`).
+            x: b h w c, the scaled latents; b counts images times branches.
+            timestep: b, of flow matching from 1000 for noise to 0.
+            conditions: conditions without the axis of the branches, which is merged into the batch.
+            inputs: those of one row for each entry of the batch, such as adapters: b a; None for
+                none.
+            gradient_checkpointing: "none", "blocks" or "full": what is computed again for
+                gradients.
+        """
+        raise NotImplementedError
+
+    def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
+        """Combines the predictions of the branches by guidance: b k ... -> b ..., float32.
+
+        By default by classifier-free guidance or InstructPix2Pix's; see `apply_guidance`.
+        """
+        return apply_guidance(predictions, inputs.weights, inputs.rescale)
+
+
+def beside(networks: Mapping[str, Network], name: str) -> tuple[Network, ...]:
+    """Returns the networks of a numbered role in order: controlnet, controlnet_1 and so on."""
+    return tuple(networks[n] for n in numbered(name, len(networks)) if n in networks)
