@@ -3,8 +3,8 @@
 from typing import Any
 
 from diffusax.checkpoints.files import numbered
-from diffusax.checkpoints.multi_adapter import MultiAdapter
 from diffusax.models.unet.t2i_adapter import check_alike
+from diffusax.networks import MultiAdapter
 from diffusax.pipelines.components.components import MultiControlNetModel
 from diffusax.pipelines.components.foreign import full_name, own_component
 from diffusax.pipelines.families import Component

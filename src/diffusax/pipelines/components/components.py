@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 from diffusax.models.adapters.freeu import FreeU
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.autoencoders.pixels import pixels
-from diffusax.models.network import Model, Network, Params, fit
+from diffusax.models.network import Network, Params, fit
+from diffusax.networks import Model
 from diffusax.pipelines.components.adapters import AdapterStore
 from diffusax.pipelines.components.ip_adapters import IPAdapterStore
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role

@@ -15,7 +15,8 @@ from PIL import Image
 
 from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import read_network
-from diffusax.models.network import Model, cast_shapes
+from diffusax.models.network import cast_shapes
+from diffusax.networks import Model
 from diffusax.pipelines.components.adapters import resolve_adapters
 from diffusax.pipelines.components.components import Components, on_host
 from diffusax.pipelines.components.loading import class_for

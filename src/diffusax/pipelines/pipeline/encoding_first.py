@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from diffusax.models.network import Model
+from diffusax.networks import Model
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.components.loading import load_components
 from diffusax.pipelines.plan.arguments import Call, check_call

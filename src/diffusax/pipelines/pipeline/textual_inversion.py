@@ -10,7 +10,7 @@ import numpy as np
 from diffusax.checkpoints.embeddings import ENCODERS, Embedding, read_embeddings
 from diffusax.checkpoints.keywords import take_keywords
 from diffusax.models.encoders.token_table import has_table, read_rows, write_rows
-from diffusax.models.network import Model
+from diffusax.networks import Model
 from diffusax.pipelines.components.components import Components, on_host
 from diffusax.pipelines.families import Component
 from diffusax.pipelines.families.placement import device_of

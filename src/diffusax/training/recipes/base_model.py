@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from diffusax.checkpoints import load_network, read_model_index, resolve
+from diffusax.checkpoints import read_model_index, resolve
 from diffusax.checkpoints.networks import read_network
 from diffusax.models.encoders.token_table import EncoderWithWords
-from diffusax.models.network import Model, Network, Params
-from diffusax.models.unet.derived import controlnet_of, widen_input, widen_network, widen_params
+from diffusax.models.network import Network, Params
+from diffusax.models.unet.derived import controlnet_of, widen_network, widen_params
+from diffusax.networks import Model, load_network
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.classes import (
     StableDiffusionInstructPix2PixPipeline,
@@ -264,8 +265,10 @@ def to_instruct_pix2pix(pipe: DiffusionPipeline) -> DiffusionPipeline:
     c = pipe.parts
     name, latents, channels = c.denoiser.components[0], c.latents.channels, c.denoiser.in_channels
     check_channels("the pipeline", channels, latents, edits=True)
-    widened = {name: widen_input(c.models[name], 2 * latents)}
-    return instruct_class(pipe.family).from_pipe(pipe, **widened)
+    unet = c.models[name]
+    network = widen_network(unet.network, 2 * latents)
+    widened = Model(network, widen_params(unet.params, 2 * latents))
+    return instruct_class(pipe.family).from_pipe(pipe, **{name: widened})
 
 
 def check_channels(name: str, channels: int, latents: int, *, edits: bool) -> None:
