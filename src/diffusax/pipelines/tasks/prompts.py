@@ -182,10 +182,13 @@ def _encode_call(
     tokens = tokenize(c, call, encoders, prompts, prefixes, length)
     _, networks, names = zip(*encoders)
     layers: tuple[Any, ...] = ()
-    if adapters is not None and adapters.loras:
-        if stacked := c.adapters.stacked(c, adapters.loras, components=names):
-            layers = tuple(map(stacked.get, names))
-            tokens = tokens._replace(adapters=np.tile(adapters.weights, (len(prefixes), 1)))
+    if (
+        adapters is not None
+        and adapters.loras
+        and (stacked := c.adapters.stacked(c, adapters.loras, components=names))
+    ):
+        layers = tuple(map(stacked.get, names))
+        tokens = tokens._replace(adapters=np.tile(adapters.weights, (len(prefixes), 1)))
     options: dict[str, Any] = {"groups": len(prefixes)}
     options["clip_skip"] = call.clip_skip if "" in prefixes else None
 
