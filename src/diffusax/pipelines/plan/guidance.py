@@ -25,7 +25,7 @@ def classifier_free(scale: float) -> tuple[float, ...]:
 
 def above_one(scale: float) -> tuple[float, ...]:
     """Returns the weight of classifier-free guidance; none for a scale of 1 and less."""
-    return () if scale <= 1 else classifier_free(scale)
+    return () if scale <= 1 else (scale - 1.0,)
 
 
 def above_zero(scale: float) -> tuple[float, ...]:

@@ -149,14 +149,16 @@ def embed_prompts(
     if texts := _texts_to_encode(c, call, found, guided=guided):
         length = found[""].context.shape[1] if "" in found else length
         found |= _encode_call(c, call, prompts, texts, adapters, length)
-    found = c.family.lengths.align(found)
-    shape = found[""].context.shape
-    if "negative_" in found and found["negative_"].context.shape != shape:
+    shape, other = (found.get(p, found[""]).context.shape for p in ("", "negative_"))
+    if shape != other:
+        found = c.family.lengths.align(found)
+        shape, other = (found[p].context.shape for p in ("", "negative_"))
+    if shape != other:
         length = found["" if "" not in texts else "negative_"].context.shape[1]
         more = f"; max_sequence_length={length} reads texts of as many tokens" if texts else ""
         raise ValueError(
             "prompt_embeds and negative_prompt_embeds must have the same shape (got "
-            f"{shape} and {found['negative_'].context.shape}){more}"
+            f"{shape} and {other}){more}"
         )
     if texts and c.context_dim not in (None, shape[-1]):
         raise ValueError(
