@@ -26,8 +26,9 @@ from random_models import MODELS, write_checkpoint
 from tpu_compile import compile_training
 
 import diffusax
-from diffusax.models.network import Model, cast_shapes
+from diffusax.models.network import cast_shapes
 from diffusax.models.unet.derived import controlnet_of
+from diffusax.networks import Model
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices.chips import GPU_SHARE
 from diffusax.runtime.programs.cost import cost_of

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from full_size import SD1
 from machine import describe
 
-from diffusax.checkpoints import load_network, save_network
-from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
+from diffusax.checkpoints import save_network
+from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
+from diffusax.networks import initialize, load_network
 
 
 def resident() -> int:

@@ -24,7 +24,8 @@ from support.lora_training import ALPHA, add_trained, trained_tree
 
 from diffusax.boundary.config import config_from_dict
 from diffusax.lora.trained import LayerPlan, TrainedLora
-from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
+from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
+from diffusax.networks import initialize
 
 SD2_NARROW = {
     "sample_size": 32,

@@ -24,9 +24,9 @@ from diffusax.models import (
     AutoencoderKLConfig,
     UNet2DConditionConfig,
     UNet2DConditionModel,
-    initialize,
 )
 from diffusax.models.network import Network
+from diffusax.networks import initialize
 from diffusax.pipelines.families import STABLE_DIFFUSION
 from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped
 

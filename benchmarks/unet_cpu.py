@@ -18,7 +18,8 @@ from full_size import SD2, SDXL
 from machine import describe, interleaved_medians
 
 from diffusax.checkpoints.tree import checkpoint_name, to_torch
-from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
+from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
+from diffusax.networks import initialize
 
 CONFIGS = {"sd2": SD2, "sdxl": SDXL}
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}

@@ -3,13 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from diffusax._version import __version__
-from diffusax.checkpoints import load_network, named, resolve, save_network
+from diffusax.checkpoints import processors, resolve, save_network
 from diffusax.checkpoints.converting import pack_single_file
-from diffusax.checkpoints.multi_adapter import MultiAdapter
-from diffusax.checkpoints.named import *  # noqa: F403
+from diffusax.checkpoints.processors import *  # noqa: F403
 from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.networks import *  # noqa: F403
+from diffusax.networks import __all__ as _networks
 from diffusax.pipelines import *  # noqa: F403
 from diffusax.pipelines import __all__ as _pipelines
 from diffusax.pipelines.components.foreign import CONVERTERS
@@ -50,17 +51,16 @@ CONVERTERS.setdefault("torch", _from_torch)
 CONVERTERS.setdefault("torch_module", _module_from_torch)
 
 __all__ = [
-    *named.__all__,
+    *processors.__all__,
+    *_networks,
     *_pipelines,
     *SCHEDULERS,
-    "MultiAdapter",
     "RunningBatch",
     "__version__",
     "count_compilations",
     "initialize",
     "kernel_shapes",
     "load_image",
-    "load_network",
     "make_image_grid",
     "make_mesh",
     "pack_single_file",

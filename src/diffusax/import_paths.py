@@ -71,7 +71,7 @@ _NAMES = {
     },
     "SchedulerMixin": "diffusax.samplers.schedulers.scheduler:Scheduler",
     "KarrasDiffusionSchedulers": "diffusax.samplers.schedulers.scheduler:Scheduler",
-    "ModelMixin": "diffusax.models.network:Model",
+    "ModelMixin": "diffusax.networks:Model",
     "StableDiffusionMixin": _PIPELINE,
     "FlowPipelineMixin": _PIPELINE,
     "LoraLoaderMixin": "diffusax.pipelines.pipeline.lora_methods:LoraMethods",
@@ -81,13 +81,13 @@ _NAMES = {
     "TextualInversionLoaderMixin": "diffusax.pipelines.pipeline.textual_inversion:TextualInversion",
     "IPAdapterMixin": "diffusax.pipelines.pipeline.ip_adapter_methods:IPAdapterMethods",
     "FromSingleFileMixin": "diffusax.pipelines.pipeline.single_file:SingleFile",
-    "AutoencoderKLOutput": "diffusax.models.calls.outputs:AutoencoderKLOutput",
-    "DecoderOutput": "diffusax.models.calls.outputs:DecoderOutput",
-    "DiagonalGaussianDistribution": "diffusax.models.calls.outputs:DiagonalGaussianDistribution",
+    "AutoencoderKLOutput": "diffusax.networks.outputs:AutoencoderKLOutput",
+    "DecoderOutput": "diffusax.networks.outputs:DecoderOutput",
+    "DiagonalGaussianDistribution": "diffusax.networks.outputs:DiagonalGaussianDistribution",
     "VaeImageProcessor": "diffusax.image_processor:VaeImageProcessor",
     "IPAdapterMaskProcessor": "diffusax.image_processor:IPAdapterMaskProcessor",
-    "AttnProcessor": "diffusax.models.module_methods:AttnProcessor",
-    "AttnProcessor2_0": "diffusax.models.module_methods:AttnProcessor2_0",
+    "AttnProcessor": "diffusax.networks.module_methods:AttnProcessor",
+    "AttnProcessor2_0": "diffusax.networks.module_methods:AttnProcessor2_0",
     **{
         name: f"diffusax.utils:{name}"
         for name in ("rescale_noise_cfg", "retrieve_timesteps", "retrieve_latents", "randn_tensor")

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import alike, as_numpy
-from diffusax.models.network import Model, cast_params
+from diffusax.models.network import cast_params
+from diffusax.networks import Model
 from diffusax.runtime.random.noise import draw_from
 from diffusax.samplers.processes import FlowWeighting
 

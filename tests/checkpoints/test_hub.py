@@ -129,7 +129,7 @@ class Client:
     PROGRAM = """
         import sys
         import huggingface_hub
-        from diffusax.checkpoints import load_network
+        from diffusax.networks import load_network
         from diffusax.checkpoints.hub import resolve
         from diffusax.checkpoints.ip_adapter import find_ip_adapter
         def broken(error):

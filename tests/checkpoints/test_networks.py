@@ -25,15 +25,15 @@ from support.tiny import (
 from support.tiny_language import T5
 
 import diffusax
-from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints import save_network
 from diffusax.checkpoints.tree import params_to_tensors
 from diffusax.models import (
     AutoencoderTiny,
     AutoencoderTinyConfig,
     UNet2DConditionConfig,
     UNet2DConditionModel,
-    initialize,
 )
+from diffusax.networks import initialize, load_network
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
@@ -295,7 +295,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_part(folder, tmp_path, limit,
     out = tmp_path / "out"
     program = f"""
         import resource
-        from diffusax.checkpoints import load_network, save_network
+        from diffusax.checkpoints import save_network
+        from diffusax.networks import load_network
         model = load_network({str(folder)!r})
         resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
         try:
@@ -375,7 +376,7 @@ def test_peak_memory_while_loading_is_little_more_than_the_parameters(tmp_path, 
     program = f"""
         import threading, time
         import jax
-        from diffusax.checkpoints import load_network
+        from diffusax.networks import load_network
         load_network({str(tmp_path / "small")!r}, dtype={loaded!r})
 
         def resident():

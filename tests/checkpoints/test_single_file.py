@@ -19,12 +19,13 @@ from support.effort import examples, few, first
 from support.single_files import hollow, model_shapes, original_shapes, packed
 
 import diffusax
-from diffusax.checkpoints import load_network, read_model_index, resolve
+from diffusax.checkpoints import read_model_index, resolve
 from diffusax.checkpoints.converting import pack_single_file, unpack_single_file
 from diffusax.checkpoints.networks import read_network
 from diffusax.checkpoints.single_file import Reading, configs, opened_view, read_contents
 from diffusax.checkpoints.tree import fitted, params_to_tensors
 from diffusax.checkpoints.weight_file import find_file
+from diffusax.networks import load_network
 from diffusax.pipelines.components.loading import class_for
 from diffusax.training.recipes.base_model import BaseModel
 
@@ -387,7 +388,8 @@ def test_a_broken_file_is_a_model_or_one_sentence(files, tmp_path):
 @pytest.mark.parametrize("dtype", first(["float16", "float32"]))
 def test_a_file_is_held_once(tmp_path, dtype):
     from diffusax.checkpoints import save_network
-    from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
+    from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
+    from diffusax.networks import initialize
 
     for name, width in (("small", 32), ("large", 384)):
         config = UNet2DConditionConfig(

@@ -679,7 +679,7 @@ def test_public_names_are_there_before_they_are_imported():
         "assert diffusax.offline.Settings\n"
         "from diffusax import *\n"
         "assert StableDiffusionPipeline is diffusax.StableDiffusionPipeline\n"
-        "assert diffusax.UNet2DConditionModel.__module__ == 'diffusax.checkpoints.named'\n"
+        "assert diffusax.UNet2DConditionModel.__module__ == 'diffusax.networks.unet'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -14,8 +14,9 @@ import diffusax
 from diffusax.checkpoints import resolve
 from diffusax.checkpoints.networks import read_network
 from diffusax.cli.console import main
-from diffusax.models.network import Model, cast_shapes
+from diffusax.models.network import cast_shapes
 from diffusax.models.ops.attention import attention
+from diffusax.networks import Model
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices.chips import CARDS, chip_of
 from diffusax.runtime.devices.lowering import lowering_platforms

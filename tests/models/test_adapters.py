@@ -25,7 +25,6 @@ from support.lora import ATTENTION, TEXT_ATTENTION, add_lora, lora_layers, weigh
 from support.many_devices import run_on_devices
 from support.tiny import randomize
 
-from diffusax.checkpoints import load_network
 from diffusax.lora import Lora
 from diffusax.lora.stacks import WeightGroups, stack
 from diffusax.models.adapters.low_rank import (
@@ -35,6 +34,7 @@ from diffusax.models.adapters.low_rank import (
     kernel_shapes,
 )
 from diffusax.models.network import cast_params, initialize_params
+from diffusax.networks import load_network
 from diffusax.runtime.programs.compilations import count_compilations
 
 # Rows of one batch that take different adapters, also none.

@@ -7,8 +7,9 @@ from support.effort import first
 from support.tiny import randomize
 
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network, named, save_network
-from diffusax.models import AsymmetricAutoencoderKLConfig
+from diffusax.checkpoints import save_network
+from diffusax.models import AsymmetricAutoencoderKL, AsymmetricAutoencoderKLConfig
+from diffusax.networks import load_network
 
 TINY = {
     "down_block_types": ("DownEncoderBlock2D",) * 3,
@@ -113,7 +114,7 @@ def test_network_runs_in_the_dtype_of_its_parameters(tmp_path):
 
 def test_saved_autoencoder_is_the_same_file(tmp_path):
     vae = save(tmp_path / "in", scaling_factor=0.5, sample_size=64)
-    save_network(named.AsymmetricAutoencoderKL.from_pretrained(tmp_path / "in"), tmp_path / "out")
+    save_network(AsymmetricAutoencoderKL.from_pretrained(tmp_path / "in"), tmp_path / "out")
     name = "diffusion_pytorch_model.safetensors"
     again = diffusers.AsymmetricAutoencoderKL.from_pretrained(tmp_path / "out")
     assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "in" / name).read_bytes()

@@ -7,11 +7,12 @@ import torch
 from support.tiny_transformers import klein_autoencoder
 
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints import save_network
 from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import AutoencoderKLFlux2, AutoencoderKLFlux2Config
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network
+from diffusax.networks import load_network
 from diffusax.pipelines.run import programs
 
 WIDER = {"decoder_block_out_channels": (8, 16), "block_out_channels": (8, 8)}

@@ -6,8 +6,9 @@ from support.effort import first
 from support.tiny import randomize
 
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints import save_network
 from diffusax.models import AutoencoderTinyConfig
+from diffusax.networks import load_network
 
 TINY = {
     "encoder_block_out_channels": (16, 16),

@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from support.tiny import randomize
 
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints import save_network
 from diffusax.models import CLIPTextConfig
+from diffusax.networks import load_network
 
 TINY = {
     "vocab_size": 100,

@@ -11,8 +11,9 @@ from support.tiny import randomize
 
 import diffusax
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints import save_network
 from diffusax.models import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
+from diffusax.networks import load_network
 
 VISION = {
     "hidden_size": 24,

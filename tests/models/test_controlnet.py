@@ -10,9 +10,9 @@ from support.effort import first
 from support.tiny import randomize
 
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network
 from diffusax.models import ControlNetConfig
 from diffusax.models.unet.controlnet import guess_scales, scale_residuals
+from diffusax.networks import load_network
 
 CONTEXT = 24
 SD1 = {

@@ -9,11 +9,11 @@ from support.tiny_transformers import flux_arguments, flux_inputs, flux_transfor
 from support.torch_params import assert_close, params_of
 
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints import save_network
 from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import FluxTransformer2DConfig, FluxTransformer2DModel
 from diffusax.models.autoencoders.latents import patchify, unpatchify
-from diffusax.models.network import Model, Network, cast_params
+from diffusax.models.network import Network, cast_params
 from diffusax.models.transformers import blocks
 from diffusax.models.transformers.flux import (
     FluxSingleTransformerBlock,
@@ -21,6 +21,7 @@ from diffusax.models.transformers.flux import (
     add_residual,
     image_rotation,
 )
+from diffusax.networks import Model, load_network
 
 REAL = {
     "attention_head_dim": 128,

@@ -10,11 +10,11 @@ from support.tiny_transformers import klein_inputs, klein_transformer, upstream_
 from support.torch_params import assert_close, params_of
 
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints import save_network
 from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import Flux2Transformer2DConfig, Flux2Transformer2DModel
 from diffusax.models.layers.layers import SplitLinear
-from diffusax.models.network import Model, Network, cast_params
+from diffusax.models.network import Network, cast_params
 from diffusax.models.ops.matmul import SPLIT_PRODUCTS
 from diffusax.models.transformers.blocks import rotation_at
 from diffusax.models.transformers.flux2 import (
@@ -23,6 +23,7 @@ from diffusax.models.transformers.flux2 import (
     image_ids,
     text_ids,
 )
+from diffusax.networks import Model, load_network
 
 REAL = {
     "attention_head_dim": 128,

@@ -4,7 +4,7 @@ import torch
 from support.tiny_transformers import flux_arguments, flux_controlnet, flux_inputs
 from support.torch_params import assert_close
 
-from diffusax.checkpoints import load_network
+from diffusax.networks import load_network
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from diffusers.utils.torch_utils import apply_freeu as reference
 from support.effort import first
 from support.tiny import UNET, randomize
 
-from diffusax.checkpoints import load_network
 from diffusax.models.adapters.freeu import apply_freeu, check_freeu, of_level
+from diffusax.networks import load_network
 from diffusax.runtime.programs.compilations import count_compilations
 
 NUMBERS = {"s1": 0.9, "s2": 0.2, "b1": 1.3, "b2": 1.4}

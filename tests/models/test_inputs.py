@@ -17,10 +17,10 @@ from diffusax.models import (
     CLIPTextModel,
     ControlNetModel,
     UNet2DConditionModel,
-    initialize,
 )
 from diffusax.models.network import Network
 from diffusax.models.unet.context_keys import project_context
+from diffusax.networks import initialize
 
 TIME = np.float32(7)
 MAP, CONTEXT = np.zeros((1, 8, 6, 4), np.float32), np.zeros((1, 5, 32), np.float32)

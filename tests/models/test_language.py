@@ -20,13 +20,14 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import diffusax
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints import save_network
 from diffusax.interop.torch.models import to_model
 from diffusax.models import Network, Qwen3Config, Qwen3Model, T5Config, T5EncoderModel
 from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes
 from diffusax.models.encoders.qwen3 import TENSOR_RULES
 from diffusax.models.encoders.t5 import distance_buckets
 from diffusax.models.network import cast_params
+from diffusax.networks import load_network
 from diffusax.runtime.devices.mesh import AXES, param_sharding
 
 LENGTHS = np.array([13, 5, 1], np.int32)

@@ -9,8 +9,9 @@ from flax import nnx
 from flax.core import FrozenDict
 from support.tiny import TEXT
 
-from diffusax.models import CLIPTextModel, Model, initialize
+from diffusax.models import CLIPTextModel
 from diffusax.models.parameter_tree import fitted_tree
+from diffusax.networks import Model, initialize
 
 IDS = np.array([[5, 3, 7]])
 

@@ -13,9 +13,9 @@ from support.tiny import randomize
 
 import diffusax
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network
 from diffusax.models import T2IAdapterConfig
 from diffusax.models.unet.t2i_adapter import weigh_maps
+from diffusax.networks import load_network
 
 CONTEXT = 24
 SMALL = {"channels": [8, 16, 24], "num_res_blocks": 2, "downscale_factor": 4}

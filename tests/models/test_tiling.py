@@ -5,8 +5,8 @@ import pytest
 import torch
 from support.tiny import randomize
 
-from diffusax.checkpoints import load_network
 from diffusax.models.autoencoders.tiling import tiled_decode
+from diffusax.networks import load_network
 
 
 def kl(levels, sample_size):

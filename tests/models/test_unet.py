@@ -8,8 +8,8 @@ from support.effort import first
 from support.tiny import randomize
 
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network
 from diffusax.models import UNet2DConditionConfig
+from diffusax.networks import load_network
 
 CONTEXT = 24
 BASE = {

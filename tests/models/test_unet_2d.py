@@ -13,9 +13,9 @@ from support.tiny import randomize
 
 import diffusax
 from diffusax.boundary.config import config_to_dict
-from diffusax.checkpoints import load_network
 from diffusax.models import UNet2DConfig, UNet2DModel
-from diffusax.models.network import Network, initialize
+from diffusax.models.network import Network
+from diffusax.networks import initialize, load_network
 
 BASE = {
     "sample_size": 8,

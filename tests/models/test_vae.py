@@ -8,8 +8,9 @@ from support.effort import first
 from support.tiny import randomize
 
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints import save_network
 from diffusax.models import AutoencoderKLConfig
+from diffusax.networks import load_network
 
 
 def kl(folder, levels, **config):

@@ -9,13 +9,14 @@ from support.tiny_transformers import upstream_z_image, z_image_inputs, z_image_
 from support.torch_params import assert_close, params_of
 
 from diffusax.boundary.config import config_from_dict
-from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints import save_network
 from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import ZImageTransformer2DConfig, ZImageTransformer2DModel
-from diffusax.models.network import Model, Network, cast_params
+from diffusax.models.network import Network, cast_params
 from diffusax.models.ops.rotation import ROTATIONS
 from diffusax.models.transformers.blocks import rotary_positions
 from diffusax.models.transformers.z_image import ZImageTransformerBlock
+from diffusax.networks import Model, load_network
 
 REAL = {
     "all_patch_size": [2],

@@ -12,8 +12,8 @@ from full_size import FLUX_DEV, QWEN3_4B, SD1, SD2, SDXL, T5_XXL, VAE, VIT_H, VI
 from support.tiny import randomize
 from support.tiny_transformers import flux_inputs, upstream_flux, upstream_z_image, z_image_inputs
 
-from diffusax.checkpoints import load_network
 from diffusax.models.transformers.flux import image_rotation
+from diffusax.networks import load_network
 
 pytestmark = pytest.mark.full_size
 

@@ -12,7 +12,7 @@ from support.tiny import build_stable_diffusion
 
 import diffusax
 from diffusax import samplers
-from diffusax.models.network import Model
+from diffusax.networks import Model
 from diffusax.runtime.programs.compilations import count_compilations
 
 PROMPT = "a photo of a cat"

@@ -11,8 +11,8 @@ from support.tiny_transformers import FLUX_FILL, flux_pipeline, klein_pipeline, 
 
 import diffusax
 from diffusax.pipelines.components.adapters import resolve_adapters
-from diffusax.pipelines.plan.arguments import bound_arguments, check_call
-from diffusax.pipelines.tasks.unused import prepared
+from diffusax.pipelines.plan.arguments import read_call
+from diffusax.pipelines.tasks.unused import prepare_call
 
 
 def rule(predictions, step):
@@ -107,10 +107,8 @@ def outcome(pipe, caplog, call, name, value):
 
 def fingerprint(pipe, call):
     """All numbers of the run that a call prepares."""
-    signature = inspect.signature(type(pipe).__call__)
-    given = bound_arguments(signature, pipe, (), {"seed": 3, **call})
-    c, checked = resolve_adapters(pipe.parts, check_call(given))
-    run = prepared(pipe.task, c, checked)
+    c, checked = resolve_adapters(pipe.parts, read_call(pipe, (), {"seed": 3, **call}))
+    run = prepare_call(pipe.task, c, checked)
     numbers = jax.tree.leaves((run.plan, run.schedule.levels, run.decoder_condition))
     shown = [np.asarray(jax.random.key_data(x) if is_key(x) else x).tobytes() for x in numbers]
     loras = [(name, lora.digest) for name, lora in run.loras.items()]

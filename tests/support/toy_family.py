@@ -20,7 +20,7 @@ from diffusax.models import MODELS
 from diffusax.models.autoencoders.kl import AutoencoderKL, AutoencoderKLConfig
 from diffusax.models.layers.embeddings import timestep_embedding
 from diffusax.models.layers.layers import Embedding, Linear
-from diffusax.models.network import initialize
+from diffusax.networks import initialize
 from diffusax.pipelines.families import Denoiser, Family, diffusers_components
 from diffusax.pipelines.plan.arguments import documented
 from diffusax.pipelines.plan.guidance import apply_guidance

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints import save_network
 from diffusax.checkpoints.networks import read_network
-from diffusax.models import AutoencoderKL, AutoencoderKLConfig, initialize
+from diffusax.models import AutoencoderKL, AutoencoderKLConfig
+from diffusax.networks import initialize, load_network
 from diffusax.training import (
     AutoencoderConfig,
     AutoencoderValidationConfig,

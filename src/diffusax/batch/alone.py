@@ -8,7 +8,9 @@ import jax
 
 from diffusax.batch.request import Request, prepare, preview_of
 from diffusax.pipelines.plan.plan import PreparedRun
-from diffusax.pipelines.run.callbacks import view_of, watch_call
+from diffusax.pipelines.run.callbacks import row_callback, view_of
+from diffusax.pipelines.run.images import finish
+from diffusax.pipelines.run.sample import OnRow, watch
 
 _AHEAD = 16
 """The calls that wait with what was prepared of them; those beyond are prepared at their turn."""
@@ -86,25 +88,32 @@ def _run(request: Request, run: PreparedRun | None) -> None:
     generation = request.generation
     try:
         run = prepare(request) if run is None else run
-        request.finish = run.finish
-        pipe = view_of(request.pipe, request.c)
-        latents = watch_call(
-            *(pipe, request.c, request.call, run),
-            on_rows=functools.partial(_tell, request, run),
+        pipe, call = view_of(request.pipe, request.c), request.call
+        pipe._note(call, run)
+        on_row = None if call.callback_on_step_end is None else row_callback(pipe, call)
+        latents = watch(
+            request.c,
+            run,
+            functools.partial(_tell, request, on_row),
             interrupted=lambda: pipe.interrupt or generation.done(),
             bar={"disable": True},
         )
         if not generation.done():
-            request.complete(request.decode(latents, run.decoding, run.decoder_condition))
+            flags = request.pipe.returns_flags
+            generation.settle(finish(request.c, call, run, latents, flags=flags))
     except BaseException as error:  # Whatever a callback raises ends its own call alone.
         generation.settle(error=error)
 
 
-def _tell(request: Request, run: PreparedRun, rows: int, state: jax.Array) -> None:
-    """Says how many rows are computed, and shows the images to those who wait for a preview."""
+def _tell(
+    request: Request, on_row: OnRow | None, row: int, state: jax.Array, run: PreparedRun
+) -> tuple[jax.Array, PreparedRun, bool]:
+    """Tells how many rows are computed, answers previews, and calls the call's own callback."""
     # Otherwise rows that are dispatched ahead could not be cancelled.
     state.block_until_ready()
+    rows = row + 1
     request.generation.set_rows(0, rows, len(run.schedule))
     if request.generation.wants_preview():
         now = state[0], run.schedule.levels[rows], run.decoding, run.decoder_condition
         request.generation.answer_previews(lambda: preview_of(request.c, *now))
+    return (state, run, False) if on_row is None else on_row(row, state, run)

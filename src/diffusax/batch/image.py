@@ -23,7 +23,7 @@ from diffusax.pipelines.plan.plan import (
     StepInputs,
 )
 from diffusax.pipelines.run import programs
-from diffusax.pipelines.run.sample import bind
+from diffusax.pipelines.run.sample import load_denoiser
 from diffusax.pipelines.tasks.tasks import Task, most_branches
 from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.random.noise import TorchNoise
@@ -84,7 +84,7 @@ def prepare_pictures(
         if conditions.control:
             table = plan.step_inputs.adapters
             weights = None if table is None else np.asarray(table[0])
-            params = bind(c, run.loras).params
+            params = load_denoiser(c, run.loras).params
             hints = programs.embed_control(c.denoiser, params, conditions.control, weights)
             conditions = conditions._replace(control=hints)
         given = plan.latents, plan.noise, conditions, plan.inpainting

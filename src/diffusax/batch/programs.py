@@ -24,7 +24,7 @@ from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.plan.branches import Anywhere
 from diffusax.pipelines.plan.guidance import guide_with
 from diffusax.pipelines.plan.plan import Conditions, Inpainting
-from diffusax.pipelines.run.programs import arrange, guided, keep_known
+from diffusax.pipelines.run.programs import arrange_kernels, guided, keep_known
 from diffusax.runtime.devices.shares import images_sharding
 from diffusax.runtime.programs.program import Program
 from diffusax.runtime.random.noise import draw_rows
@@ -211,7 +211,7 @@ def advance_batch(
     hints = jax.tree.map(lanes.each, batch.control)
     conditions = batch.conditions._replace(control=hints)
     given = batch.step_inputs._replace(adapters=adapters)
-    params = arrange(denoiser, params)
+    params = arrange_kernels(denoiser, params)
     conditions = denoiser.prepare(params, conditions, given)
 
     def one(i: jax.Array, state: jax.Array) -> jax.Array:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
@@ -18,11 +17,11 @@ from diffusax.boundary.convert import shortened
 from diffusax.boundary.messages import require_extra
 from diffusax.pipelines.components.adapters import Mixture, choose_adapters, with_mixture
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.plan.arguments import Call, bound_arguments, check_call
+from diffusax.pipelines.plan.arguments import Call, read_call
 from diffusax.pipelines.plan.plan import Decoding, PreparedRun
 from diffusax.pipelines.run.images import output, result_of
 from diffusax.pipelines.tasks.text_cache import TextCache
-from diffusax.pipelines.tasks.unused import prepared
+from diffusax.pipelines.tasks.unused import prepare_call
 from diffusax.samplers import Scheduler, scheduler_from_name
 
 
@@ -233,10 +232,8 @@ def make_request(
         TypeError: the arguments do not fit the pipeline's call.
     """
     parts = check_pipeline(pipe).parts
-    signature = inspect.signature(type(pipe).__call__)
-    call = check_call(bound_arguments(signature, pipe, args, kwargs))
     # It is prepared later, in another thread, and so its noise is that of the generators' seeds.
-    call = _kept(dataclasses.replace(call, generators=()))
+    call = _kept(dataclasses.replace(read_call(pipe, args, kwargs), generators=()))
     scheduler = parts.scheduler if sampler is None else sampler
     if isinstance(scheduler, str):
         scheduler = scheduler_from_name(scheduler, parts.scheduler)
@@ -275,7 +272,7 @@ def prepare(request: Request, call: Call | None = None) -> PreparedRun:
         ValueError: an argument of its call is not valid.
     """
     request.c = with_mixture(request.c, request.mixture)
-    return prepared(request.pipe.task, request.c, request.call if call is None else call)
+    return prepare_call(request.pipe.task, request.c, request.call if call is None else call)
 
 
 def _kept(call: Call) -> Call:

@@ -17,7 +17,7 @@ from diffusax.lora.lora import Lora
 from diffusax.lora.stacks import Shapes, WeightGroups, covers, room_for, stack_shapes
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.run.sample import bind
+from diffusax.pipelines.run.sample import load_denoiser
 from diffusax.runtime.devices.mesh import batch_size, in_mesh
 from diffusax.runtime.programs.program import Request
 
@@ -100,7 +100,7 @@ class BatchRun:
             kind: a kind of batch that the image fits; by default its own with the least rank.
         """
         self.key, self.kind = picture.key, kind or kind_of(c, picture)
-        self._c, self._params = c, bind(c, None, picture.ip_adapters).params
+        self._c, self._params = c, load_denoiser(c, None, picture.ip_adapters).params
         self._networks = _networks(c)
         self._groups = WeightGroups(adaptable_networks(c)).count
         self._columns: tuple[Lora, ...] = ()

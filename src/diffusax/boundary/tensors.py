@@ -172,7 +172,8 @@ def function_wants_tensors(function: Any, otherwise: bool) -> bool:
     if not hasattr(function, "__globals__"):
         function = type(function).__call__
     found = _packages(getattr(function, "__globals__", {}))
-    found |= _names(function.__code__) if hasattr(function, "__code__") else set()
+    if hasattr(function, "__code__"):
+        found |= _names(function.__code__)
     wanted = _prefers_tensors(found)
     return otherwise if wanted is None else wanted
 
@@ -207,16 +208,16 @@ def _caller() -> types.FrameType | None:
     return frame
 
 
+def _is_own(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == _OWN
+
+
 def _outer(count: int) -> types.FrameType | None:
     """Returns a frame outside the function that asks: its own caller's for 1, and so on."""
     frame = inspect.currentframe()
     for _ in range(count + 1):
         frame = None if frame is None else frame.f_back
     return frame
-
-
-def _is_own(frame: types.FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == _OWN
 
 
 def _imports(frame: types.FrameType | None) -> set[str]:
@@ -239,9 +240,21 @@ def _names(code: types.CodeType) -> set[str]:
     return {name.partition(".")[0] for name in (*code.co_names, *code.co_freevars)}
 
 
+_NAMED = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType)
+
+
 def _packages(module: Mapping[str, Any]) -> set[str]:
-    """Returns the packages of the modules, classes and functions that a module has."""
-    return {_package(value) for value in list(module.values())}
+    """Returns the packages of the modules, classes and functions that a module has.
+
+    Arrays and tensors do not count: a program may have been given them.
+    """
+    found = set()
+    for value in list(module.values()):
+        if isinstance(value, _NAMED):
+            is_module = isinstance(value, types.ModuleType)
+            name = value.__name__ if is_module else value.__module__
+            found.add(str(name).partition(".")[0])
+    return found
 
 
 def _prefers_tensors(packages: set[str]) -> bool | None:
@@ -249,17 +262,3 @@ def _prefers_tensors(packages: set[str]) -> bool | None:
     if not packages.isdisjoint(_JAX):
         return False
     return True if "torch" in packages else None
-
-
-def _package(value: Any) -> str:
-    """Returns the package of a module, class or function, and nothing for any other value.
-
-    Arrays and tensors do not count: a program may have been given them.
-    """
-    if isinstance(value, types.ModuleType):
-        name = value.__name__
-    elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
-        name = value.__module__
-    else:
-        return ""
-    return str(name).partition(".")[0]

@@ -1,12 +1,11 @@
 """Reads and writes networks on disk and from the Hub, as safetensors only."""
 
-from diffusax.checkpoints import named as named
+from diffusax.checkpoints import processors as processors
 from diffusax.checkpoints.files import read_call_defaults, read_model_index, write_model_index
 from diffusax.checkpoints.hub import resolve
-from diffusax.checkpoints.networks import load_network, save_network
+from diffusax.checkpoints.networks import save_network
 
 __all__ = [
-    "load_network",
     "read_call_defaults",
     "read_model_index",
     "resolve",

@@ -1,4 +1,4 @@
-"""Loads a Model from a component's folder (config.json and safetensors), and saves it."""
+"""Reads a network and its parameters from a component's folder, and writes them there."""
 
 import functools
 import logging
@@ -22,7 +22,7 @@ from diffusax.checkpoints.tree import (
     torch_shapes,
 )
 from diffusax.models import MODELS
-from diffusax.models.network import Model, Network, parse_dtype
+from diffusax.models.network import Network, Params, parse_dtype
 from diffusax.runtime.devices.mesh import param_sharding, tree_name
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _ENCODERS = {"T5ForConditionalGeneration": "T5EncoderModel", "T5Model": "T5Encod
 """Whole models of transformers by the encoder that is read of them."""
 
 
-def load_network(
+def read_parameters(
     path_or_repo: str | Path,
     *,
     subfolder: str | None = None,
@@ -40,23 +40,10 @@ def load_network(
     device: Any = None,
     changes: Mapping[str, Any] | None = None,
     **hub: Any,
-) -> Model:
-    """Loads the network in a folder or Hub repository, as diffusers or transformers saved it.
+) -> tuple[Network, Params]:
+    """Reads the network in a folder or Hub repository and its parameters.
 
-    Args:
-        path_or_repo: a folder that holds config.json and safetensors files (one, or several with an
-            index), or a Hub repository id.
-        subfolder: the folder inside it, such as "unet" for a pipeline's checkpoint.
-        dtype: a name such as "bfloat16" or a JAX dtype; None keeps the file's.
-        variant: a variant such as "fp16", for `diffusion_pytorch_model.fp16.safetensors`.
-        device: a device or sharding for `jax.device_put`, or a mesh over which each tensor is
-            spread when it is read, see `runtime.mesh.param_sharding`.
-        changes: options that replace those of the config; tensors that the network does not have
-            with them are left out.
-        **hub: revision, token, local_files_only, cache_dir: see `resolve`.
-
-    Raises:
-        ValueError: diffusax cannot read the folder or its config; says which and why.
+    Arguments and errors are those of `diffusax.load_network`.
     """
     folder = resolve(path_or_repo, subfolder=subfolder, variant=variant, **hub)
     written = read_network(folder)
@@ -74,7 +61,7 @@ def load_network(
         dtype=None if dtype is None else parse_dtype(dtype),
         device=placing(network, device),
     )
-    return Model(network, params)
+    return network, params
 
 
 def stored_tensors(folder: Path, variant: str | None = None) -> list[dict[str, Entry]]:
@@ -156,7 +143,7 @@ def check_safe(safe_serialization: bool) -> None:
         raise ValueError("safe_serialization must be True: diffusax writes safetensors only")
 
 
-def check_saveable(model: Model) -> None:
+def check_saveable(model: Any) -> None:
     """Raises ValueError for a PyTorch module, which has no format here, and what was freed."""
     if not isinstance(model.network, Network):
         raise ValueError(
@@ -170,7 +157,7 @@ def check_saveable(model: Model) -> None:
 
 
 def save_network(
-    model: Model,
+    model: Any,
     folder: str | Path,
     *,
     variant: str | None = None,

@@ -11,12 +11,13 @@ import numpy as np
 from jax.sharding import Mesh
 from PIL import Image
 
-from diffusax.checkpoints import load_network, resolve
+from diffusax.checkpoints import resolve
 from diffusax.checkpoints.tree import load_params
 from diffusax.evaluation.inception import SIDE, InceptionConfig, InceptionV3
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.images.reading import load_image
-from diffusax.models.network import Model, Network
+from diffusax.models.network import Network
+from diffusax.networks import Model, load_network
 from diffusax.pipelines.families.placement import put
 from diffusax.runtime.devices.mesh import in_mesh, make_mesh, replicated
 from diffusax.text.tokenizer import CLIPTokenizer

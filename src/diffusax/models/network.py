@@ -1,27 +1,22 @@
-"""A network as a pure function of (parameters, inputs), and a network with its parameters."""
+"""A network as a pure function of (parameters, inputs); the parameters' dtypes and first values."""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from diffusax.boundary.messages import NETWORK, hinting
-from diffusax.boundary.tensors import for_reader
-from diffusax.models.adapters.freeu import FreeU, check_freeu
 from diffusax.models.adapters.image_prompts import ImagePrompts, attach_images
 from diffusax.models.adapters.low_rank import Attachable, attach, layer_at
 from diffusax.models.layers.rngs import ShapeRngs
-from diffusax.models.module_methods import ModuleMethods
 from diffusax.models.parameter_tree import fitted_tree
 from diffusax.runtime.devices.mesh import Rule, Rules, counted_rules
-from diffusax.runtime.programs.program import Program
-from diffusax.runtime.switches import in_auto_axes, settled, standard_promotion
+from diffusax.runtime.switches import in_auto_axes, standard_promotion
 
 Params = Any
 """A plain nested dict of arrays, keyed by the names in the checkpoint (list indices are ints)."""
@@ -36,9 +31,13 @@ class Network:
     """
 
     module_class: Any
-    """A Flax NNX module class with a `config_class`."""
+    """A Flax NNX module class with a `config_class`; a class of models stands for its own."""
     config: Any
     """The network's options, a frozen dataclass."""
+
+    def __post_init__(self) -> None:
+        module_class = getattr(self.module_class, "module_class", self.module_class)
+        object.__setattr__(self, "module_class", module_class)
 
     @property
     def class_name(self) -> str:
@@ -123,246 +122,6 @@ class Network:
         return fitted_tree(self.shapes, params, self.class_name)
 
 
-_CALLS = {"__call__", "encode", "decode"}
-"""The methods of models in which a network is called."""
-
-
-@dataclasses.dataclass
-class Switches:
-    """The features of a model that can be turned on and off."""
-
-    tiling: bool = False
-    """Whether an autoencoder decodes images larger than its sample_size in tiles."""
-    freeu: FreeU | None = None
-    """The numbers of a UNet's FreeU, if it is on."""
-    own_rows: int | None = None
-    """The rows of a text encoder's table of embeddings before it grew; None if it has not grown."""
-    trainable: bool = True
-    """Whether `requires_grad_` says that the model is to be trained."""
-
-
-@hinting(NETWORK)
-class Model(ModuleMethods):
-    """A network with its parameters, which is loaded, saved and put into a pipeline.
-
-    It is called as diffusers' and transformers' models are, with images and latents b c h w; what a
-    network takes and returns is in `diffusax.models.calls`. `run` is the compiled network as its
-    module in `diffusax.models` is called: images and latents b h w c, outputs of text encoders
-    b s d, tokens b t. Another layout is an error if its shape shows it; latents of eight channels
-    and 8x8 look alike in both.
-
-    Attributes:
-        network: the static description.
-        params: the parameters. A pipeline's model keeps them in `pipe.params`.
-        switches: tiling, FreeU, and the growth of a text encoder's table.
-    """
-
-    kinds: ClassVar[dict[str, type["Model"]]] = {}
-    """The subclass for each network that is called as in diffusers, by the network's class."""
-    class_names: ClassVar[tuple[str, ...]] = ()
-    """The classes of networks that a subclass is for."""
-
-    def __init_subclass__(cls) -> None:
-        Model.kinds.update(dict.fromkeys(cls.class_names, cls))
-        for name in _CALLS & vars(cls).keys():
-            setattr(cls, name, settled(vars(cls)[name]))
-
-    def __new__(cls, network: Any = None, *_: Any, **__: Any) -> "Model":
-        """Makes an instance of the subclass for the network."""
-        kind = Model.kinds.get(getattr(network, "class_name", ""), cls) if cls is Model else cls
-        return super().__new__(kind)
-
-    def __init__(self, network: Network, params: Params, *, switches: Switches | None = None):
-        """Makes a model of a network and its parameters; of None or {}, one without any.
-
-        Raises:
-            ValueError: the parameters are not the network's; names the first that is wrong.
-        """
-        self.network, self.switches = network, switches or Switches()
-        params = fit(network, params) if params else params
-        self._store, self._name = {"params": params}, "params"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy or a file of the model holds: its parameters, and no pipeline's."""
-        return {"network": self.network, "switches": self.switches, "params": self.params}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["network"], state["params"], switches=state["switches"])  # type: ignore[misc]
-
-    def bound_to(self, store: dict[str, Params], name: str) -> "Model":
-        """Returns a model of the same network that keeps its parameters in `store[name]`."""
-        store[name] = self.params
-        model = Model(self.network, None, switches=dataclasses.replace(self.switches))
-        model._store, model._name = store, name
-        return model
-
-    def keep_params(self) -> None:
-        """Makes the model keep its parameters itself, whatever happens to a store that had them."""
-        self._store, self._name = {"params": self.params}, "params"
-
-    @property
-    def params(self) -> Params:
-        """The parameters, a nested dict of arrays.
-
-        What is assigned is checked, and may have texts such as "10" as indices of lists.
-        """
-        return self._store[self._name]
-
-    @params.setter
-    def params(self, params: Params) -> None:
-        self._store[self._name] = fit(self.network, params)
-
-    @property
-    def config(self) -> Any:
-        """The network's configuration."""
-        return self.network.config
-
-    @property
-    def class_name(self) -> str:
-        """The network's class."""
-        return self.network.class_name
-
-    @property
-    def tiling(self) -> bool:
-        """Whether an autoencoder decodes images larger than its sample_size in tiles."""
-        return self.switches.tiling
-
-    @property
-    def apply(self) -> Any:
-        """The pure function of (params, inputs), see `Network.apply`."""
-        return self.network.apply
-
-    @property
-    def num_params(self) -> int:
-        """The number of parameters."""
-        return self.num_parameters()
-
-    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """Returns the number of parameters, like diffusers' and transformers' method.
-
-        Args:
-            only_trainable: whether to count none where `requires_grad_(False)` was called.
-            exclude_embeddings: whether to leave out the tables of embeddings.
-        """
-        leaves = jax.tree_util.tree_leaves_with_path(self.params)
-        if only_trainable and not self.switches.trainable:
-            return 0
-        kept = (
-            leaf.size
-            for path, leaf in leaves
-            if not (exclude_embeddings and path[-1].key == "embedding")
-        )
-        return sum(kept)
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of the parameters, in which the network computes; see `for_reader`."""
-        return for_reader(jax.tree.leaves(self.params)[0].dtype)
-
-    @property
-    def device(self) -> Any:
-        """The device of the parameters, the first one of several; see `for_reader`."""
-        devices = jax.tree.leaves(self.params)[0].devices()
-        return for_reader(min(devices, key=lambda device: device.id))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the network as diffusers or transformers does; see `diffusax.models.calls`.
-
-        A network that has no such call there runs as `run` does.
-        """
-        return self.run(*args, **kwargs)
-
-    @property
-    def is_double(self) -> bool:
-        """Whether the parameters are of 64 bits."""
-        return any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(self.params)[:1])
-
-    @settled
-    def run(
-        self, *args: Any, method: str = "__call__", channels_first: bool = False, **kwargs: Any
-    ) -> Any:
-        """Runs a method of the network on arrays, compiled.
-
-        Args:
-            *args: the method's arguments.
-            method: the name of the module's method.
-            channels_first: whether images and latents, which are all arrays of four axes, come and
-                go as b c h w instead of b h w c.
-            **kwargs: the method's arguments by name.
-
-        Raises:
-            ValueError: an array does not have the shape that the network takes.
-        """
-        if self.switches.freeu is not None and method == "__call__":
-            kwargs = {"freeu": np.array(self.switches.freeu, np.float32), **kwargs}
-        return _apply(self.network, self.params, method, channels_first, args, kwargs)
-
-    def to(self, *args: Any, dtype: Any = None, **_: Any) -> "Model":
-        """Returns the model itself, cast if a floating-point dtype is given.
-
-        Devices are accepted and change nothing: JAX has placed the parameters already.
-        """
-        dtypes = [dtype, *args]
-        found = next((d for d in map(floating_dtype, dtypes) if d is not None), None)
-        if found is not None:
-            self.params = cast_params(self.params, found)
-        return self
-
-    def enable_tiling(self) -> None:
-        """Makes an autoencoder take images larger than its sample_size in overlapping tiles.
-
-        AutoencoderKL and AutoencoderKLFlux2 encode and decode in tiles, the others decode.
-        """
-        self.switches.tiling = True
-
-    def disable_tiling(self) -> None:
-        """Makes an autoencoder take every image in one piece."""
-        self.switches.tiling = False
-
-    def enable_freeu(self, s1: float, s2: float, b1: float, b2: float) -> None:
-        """Runs a UNet with FreeU (Si et al. 2023) until `disable_freeu`, like diffusers' method.
-
-        Changing the numbers compiles nothing. A zero among them means no FreeU, as in diffusers.
-
-        Args:
-            s1: the factor of the skip connections' low frequencies at the smallest maps.
-            s2: the same at the next larger maps.
-            b1: the factor of half the backbone's channels at the smallest maps.
-            b2: the same at the next larger maps.
-
-        Raises:
-            ValueError: a factor is not a finite number, or the network is not a UNet.
-        """
-        if self.class_name != "UNet2DConditionModel":
-            raise ValueError(f"FreeU is for a UNet2DConditionModel, not for a {self.class_name}")
-        self.switches.freeu = check_freeu(s1, s2, b1, b2)
-
-    def disable_freeu(self) -> None:
-        """Runs the UNet without FreeU."""
-        self.switches.freeu = None
-
-    def __repr__(self) -> str:
-        if not jax.tree.leaves(self.params):
-            return f"{self.class_name}(without parameters)"
-        size = f"{self.num_params / 1e6:.1f} M parameters"
-        return f"{self.class_name}({size}, {self.dtype})"
-
-
-@functools.partial(Program, static=("network", "method", "channels_first"))
-def _apply(
-    network: Network, params: Params, method: str, channels_first: bool, args: Any, kwargs: Any
-) -> Any:
-    if not channels_first:
-        return network.apply(params, *args, method=method, **kwargs)
-    args, kwargs = jax.tree.map(functools.partial(_transpose, axes=(0, 2, 3, 1)), (args, kwargs))
-    result = network.apply(params, *args, method=method, **kwargs)
-    return jax.tree.map(functools.partial(_transpose, axes=(0, 3, 1, 2)), result)
-
-
-def _transpose(x: Any, axes: tuple[int, ...]) -> Any:
-    return x.transpose(axes) if len(x.shape) == len(axes) else x
-
-
 def fit(network: Any, params: Params) -> Params:
     """Returns parameters in the form of a network, which may be another library's, checked.
 
@@ -423,14 +182,6 @@ def cast_params(params: Params, dtype: Any) -> Params:
 def cast_shapes(params: Params, dtype: Any) -> Params:
     """Returns the shapes of the result of `cast_params`; parameters may be shapes."""
     return jax.eval_shape(lambda tree: cast_params(tree, dtype), params)
-
-
-def initialize(
-    module_class: type[nnx.Module], config: Any, *, seed: int = 0, dtype: Any = np.float32
-) -> Model:
-    """Makes a model with random parameters, see `initialize_params`."""
-    network = Network(module_class, config)
-    return Model(network, initialize_params(network.shapes, seed=seed, dtype=dtype))
 
 
 def initialize_params(

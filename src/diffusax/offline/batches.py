@@ -16,8 +16,13 @@ from diffusax.offline.requests import Picture
 from diffusax.offline.seating import Seated
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.run import programs
-from diffusax.pipelines.tasks.tasks import most_branches, prepare_run, text_to_image
+from diffusax.pipelines.tasks.start import start_run
+from diffusax.pipelines.tasks.tasks import (
+    most_branches,
+    prepare_run,
+    pure_noise,
+    text_to_image,
+)
 from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.random.noise import JaxNoise, image_keys
@@ -38,14 +43,12 @@ def new_lanes(c: Components, images: int) -> Lanes:
 def prepare(c: Components, picture: Picture) -> image.Picture:
     """Encodes an image's prompt and draws its noise, to join a running batch."""
     c = dataclasses.replace(c, scheduler=picture.scheduler)
-    height, width = picture.kind[:2]
     call = picture.call
     keys = image_keys(np.array([call.seed], np.uint32), np.array([picture.number], np.uint32))
     with in_mesh(c.local_mesh):
-        noise = JaxNoise(keys)
-        x = noise.draw("start", c.latents.shape(height, width))
-        x = programs.begin(x, np.float32(picture.schedule.init_noise_sigma), None, None)
-        run = prepare_run(c, call, picture.schedule, noise, x, size=(height, width))
+        start = start_run(c, call, picture.kind[:2])
+        start = dataclasses.replace(start, noise=JaxNoise(keys))
+        run = prepare_run(start, pure_noise(start))
     prepared = image.prepare_pictures(c, text_to_image, run)[0]
     # All images of a batch have the same adapters in the same order, some with a weight of zero.
     groups = WeightGroups(adaptable_networks(c)).count

@@ -20,8 +20,12 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan import guidance
 from diffusax.pipelines.plan.arguments import Call, check_call
 from diffusax.pipelines.tasks.composed_prompts import compose
-from diffusax.pipelines.tasks.schedules import make_schedule
-from diffusax.pipelines.tasks.start import image_size, require_channels
+from diffusax.pipelines.tasks.start import (
+    check_memory,
+    image_size,
+    make_schedule,
+    require_channels,
+)
 from diffusax.pipelines.tasks.tasks import text_to_image
 from diffusax.samplers import Schedule, Scheduler, scheduler_from_name
 from diffusax.text.lora_tags import read_tags
@@ -62,13 +66,14 @@ def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) ->
     """
     c = dataclasses.replace(c, scheduler=scheduler)
     size = image_size(c, call)
+    check_memory(c, 1, *size)
     require_channels(c, c.latents.channels, "text to image")
     if call.noise != "jax":
         raise ValueError(f"noise must be 'jax' in a batch of several seeds (got {call.noise!r})")
     if not isinstance(call.seed, int) or not 0 <= call.seed < 2**32:
         raise ValueError(f"seed must be an integer from 0 to {2**32 - 1} (got {call.seed})")
     schedule = make_schedule(c, call, size)
-    texts = compose(c, call, schedule)
+    texts = compose(c, call, schedule) if call.prompt_weighting else None
     if texts is not None and not (texts.is_plain and len(texts.stretches) == 1):
         raise ValueError(
             "prompt has AND, a weight of its own or text that changes from step to step, which "

@@ -56,15 +56,16 @@ def own_switches(*, x64: bool = False) -> Iterator[None]:
         for name, guard in _GUARDS.items():
             if getattr(jax.config, name, None) not in _PERMISSIVE:
                 stack.enter_context(guard("allow"))
-        if not is_tracing():
+        is_double = jax.config.read("jax_enable_x64") and not _DOUBLE.get()
+        if (is_double or is_explicit()) and not is_tracing():
             if is_explicit():
                 stack.enter_context(jax.set_mesh(_no_mesh()))
-            if jax.config.read("jax_enable_x64") and not _DOUBLE.get():
+            if is_double:
                 stack.enter_context(jax.enable_x64(False))
         yield
 
 
-def settled(function: F) -> F:
+def under_own_switches(function: F) -> F:
     """Makes a public function run under `own_switches`.
 
     Its arrays of 64 bits become ones of 32, unless the object whose method it is has parameters of
@@ -74,17 +75,23 @@ def settled(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        x64 = bool(getattr(args[0], "is_double", False)) if args else False
-        return call_settled(x64, function, *args, **kwargs)
+        may_be = jax.config.read("jax_enable_x64") and bool(args)
+        x64 = may_be and bool(getattr(args[0], "is_double", False))
+        return call_under_own_switches(x64, function, *args, **kwargs)
 
     return call  # type: ignore[return-value]
 
 
-def call_settled(x64: bool, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a function as `settled` does. x64: whether arrays of 64 bits stay as they are."""
+def call_under_own_switches(
+    x64: bool, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Calls a function as `under_own_switches` does.
+
+    x64: whether arrays of 64 bits stay as they are.
+    """
     if jax.config.read("jax_enable_x64") and not x64:
         args, kwargs = jax.tree.map(_in_32_bits, (args, kwargs))
-    outside = None if is_tracing() or not is_explicit() else jax.sharding.get_mesh()
+    outside = jax.sharding.get_mesh() if is_explicit() and not is_tracing() else None
     if outside is None:
         with own_switches(x64=x64):
             return function(*args, **kwargs)
@@ -122,8 +129,7 @@ def is_double(tree: Any) -> bool:
 
 def is_explicit() -> bool:
     """Returns whether the user has set a mesh with explicit axes."""
-    kinds = jax.sharding.get_abstract_mesh().axis_types
-    return any(kind == AxisType.Explicit for kind in kinds)
+    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
 
 
 def in_auto_axes(function: Callable[..., Any], *args: Any, rows: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from diffusax.boundary.tensors import Output, alike, as_numpy
 from diffusax.runtime.programs.program import Program
 from diffusax.runtime.random.step_noise import StepNoise, default_generator, is_stateful
-from diffusax.runtime.switches import is_traced, settled
+from diffusax.runtime.switches import is_traced, under_own_switches
 from diffusax.samplers.rows import SLOTS, Row, Schedule, Table
 from diffusax.samplers.runs import Sampler, cached_schedule
 from diffusax.samplers.step import step
@@ -101,7 +101,7 @@ def new_run(scheduler: Stepping, options: dict[str, Any]) -> HandRun:
     return HandRun(options, whole, StepNoise(whole.motion))
 
 
-@settled
+@under_own_switches
 def take_step(
     scheduler: Stepping,
     run: HandRun,

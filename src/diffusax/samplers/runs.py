@@ -79,12 +79,16 @@ def cached_schedule(scheduler: Sampler, **options: Any) -> Schedule:
     Raises:
         ValueError: for the reasons of `Scheduler.schedule`.
     """
-    # The cache outlives the scheduler, whose run by hand holds samples.
-    return _schedule(scheduler._without_run(), **options)
+    return compute_schedule(without_run(scheduler), **options)
+
+
+def without_run(scheduler: Any) -> Any:
+    """Returns an equal scheduler without its run by hand, which holds samples, to be kept."""
+    return scheduler._without_run()
 
 
 @functools.lru_cache(maxsize=64)
-def _schedule(
+def compute_schedule(
     scheduler: Sampler,
     *,
     steps: int | None = None,
@@ -99,7 +103,10 @@ def _schedule(
     use_clipped_model_output: bool = False,
     uncut: bool = False,
 ) -> Schedule:
-    """Computes `cached_schedule`; the arguments must have exactly these types."""
+    """Computes `cached_schedule`; the arguments must have exactly these types.
+
+    The cache keeps the scheduler, which must have no run by hand, see `without_run`.
+    """
     custom = {"timesteps": timesteps, "sigmas": sigmas}
     given = [name for name, value in custom.items() if value is not None]
     if not 0 <= strength <= 1:

@@ -6,7 +6,8 @@ XLA_FLAGS=--xla_force_host_platform_device_count=4 python language_on_meshes.py
 import jax
 import numpy as np
 
-from diffusax.models import Qwen3Config, Qwen3ForCausalLM, T5Config, T5EncoderModel, initialize
+from diffusax.models import Qwen3Config, Qwen3ForCausalLM, T5Config, T5EncoderModel
+from diffusax.networks import initialize
 from diffusax.runtime.devices import mesh as meshes
 from support.many_devices import split_small_arrays
 

@@ -14,7 +14,7 @@ from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unet import UNetDenoiser
 from diffusax.pipelines.plan.plan import Conditions, Plan, Prompt, StepInputs, Tokens
 from diffusax.pipelines.run import programs
-from diffusax.pipelines.run.sample import BoundDenoiser, differentiably, sample
+from diffusax.pipelines.run.sample import LoadedDenoiser, differentiably, sample
 from diffusax.runtime.random.noise import as_key
 from diffusax.samplers import Schedule
 
@@ -120,7 +120,7 @@ def denoise(
     inputs = StepInputs(jnp.broadcast_to(weights, (n, *weights.shape)), jnp.zeros(n), control)
     table = jax.tree.map(lambda column: column[:n], schedule.table())
     plan = Plan(latents, conditions, table, inputs, _row_keys(key, b))
-    return sample(BoundDenoiser(denoiser, narrowed), plan, differentiably(n))
+    return sample(LoadedDenoiser(denoiser, narrowed), plan, differentiably(n))
 
 
 def decode(pipe: Any, params: Params, latents: jax.Array) -> jax.Array:

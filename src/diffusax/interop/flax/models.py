@@ -21,9 +21,9 @@ from diffusax.interop.flax.outputs import (
     FlaxUNet2DConditionOutput,
 )
 from diffusax.interop.flax.weights import fetch, load_weights
-from diffusax.models import AutoencoderKL, ControlNetModel, UNet2DConditionModel
-from diffusax.models.network import Model, Network, Params, cast_params, initialize_params
+from diffusax.models.network import Network, Params, cast_params, initialize_params
 from diffusax.models.unet.controlnet import scale_residuals
+from diffusax.networks import AutoencoderKL, ControlNetModel, Model, UNet2DConditionModel
 from diffusax.samplers.schedulers.options import Options
 
 LOADING = frozenset(

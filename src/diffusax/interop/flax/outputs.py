@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from diffusax.boundary.tensors import Output
-from diffusax.models.calls.outputs import DiagonalGaussianDistribution
+from diffusax.networks.outputs import DiagonalGaussianDistribution
 from diffusax.runtime.random.noise import as_key
 
 

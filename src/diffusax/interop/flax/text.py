@@ -9,9 +9,9 @@ import numpy as np
 
 from diffusax.interop.flax.models import FlaxModelMixin
 from diffusax.interop.flax.outputs import FlaxCLIPTextOutput
-from diffusax.models import CLIPTextModel, CLIPTextModelWithProjection
 from diffusax.models.layers.inputs import check_token_ids
 from diffusax.models.network import Params
+from diffusax.networks import CLIPTextModel, CLIPTextModelWithProjection
 from diffusax.samplers.schedulers.options import Options
 from diffusax.text.prompts import tokenize_prompts
 from diffusax.text.tokenizer import CLIPTokenizer

@@ -31,7 +31,8 @@ from diffusax.interop.torch.networks import (
 )
 from diffusax.interop.torch.tensors import to_array
 from diffusax.models import MODELS
-from diffusax.models.network import Model, Network, Params
+from diffusax.models.network import Network, Params
+from diffusax.networks import Model
 from diffusax.runtime.devices.mesh import param_sharding
 
 log = logging.getLogger(__name__)

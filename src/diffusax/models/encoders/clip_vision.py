@@ -12,7 +12,7 @@ from diffusax.models.encoders.clip import TENSOR_RULES, CLIPEncoder, CLIPTextTra
 from diffusax.models.encoders.configs import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
 from diffusax.models.layers.layers import Conv2d, Embedding, LayerNorm, Linear
 from diffusax.models.layers.rngs import shaped
-from diffusax.models.network import Model, Network
+from diffusax.models.network import Network
 
 
 class CLIPVisionOutput(NamedTuple):
@@ -167,12 +167,11 @@ class CLIPModel(nnx.Module):
         return self.text_projection(self.text_model(input_ids)[-1])
 
 
-def tower(model: Model, module_class: Any) -> Model:
-    """Returns one tower of a CLIPModel, with or without its projection; nothing is copied."""
-    config = model.config
+def tower(network: Network, module_class: Any) -> Network:
+    """Returns one tower of a CLIPModel, with or without its projection."""
+    config = network.config
     own = (
         config.text_config if module_class.config_class is CLIPTextConfig else config.vision_config
     )
     own = dataclasses.replace(own, projection_dim=config.projection_dim)
-    network = Network(module_class, own)
-    return Model(network, {name: model.params[name] for name in network.shapes})
+    return Network(module_class, own)

@@ -13,20 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.models.encoders.clip import CLIPTextModel
-from diffusax.models.network import Model, Network, Params
+from diffusax.models.network import Network, Params
 
 ROWS = 256
 """The number of rows of a table that has grown is a multiple of this."""
 _PATH = ("text_model", "embeddings", "token_embedding", "embedding")
 
 
-def has_table(model: Model) -> bool:
+def has_table(model: Any) -> bool:
     """Returns whether a model is a text encoder of diffusax's own, whose table can grow."""
     network = model.network
     return isinstance(network, Network) and issubclass(network.module_class, CLIPTextModel)
 
 
-def read_rows(model: Model, ids: Mapping[int, int]) -> dict[int, np.ndarray]:
+def read_rows(model: Any, ids: Mapping[int, int]) -> dict[int, np.ndarray]:
     """Returns rows of a model's table on the host, by the new ids of their tokens.
 
     ids: the present id of each token by its new id.
@@ -36,7 +36,7 @@ def read_rows(model: Model, ids: Mapping[int, int]) -> dict[int, np.ndarray]:
 
 
 def write_rows(
-    model: Model,
+    model: Any,
     rows: Mapping[int, np.ndarray],
     count: int,
     place: Callable[[np.ndarray], Any],
@@ -64,20 +64,20 @@ def write_rows(
     model.switches.own_rows = None if size == own else own
 
 
-def replace_table(model: Model, table: Any) -> None:
+def replace_table(model: Any, table: Any) -> None:
     """Gives a model another table of any number of rows, which are its own from then on."""
     model.network = _with_size(model.network, len(table))
     model.params = _with_table(model.params, table)
     model.switches.own_rows = None
 
 
-def own_rows(model: Model) -> int:
+def own_rows(model: Any) -> int:
     """Returns the number of rows that a model's table has without further tokens."""
     size: int = model.config.vocab_size
     return size if model.switches.own_rows is None else model.switches.own_rows
 
 
-def without_spare_rows(model: Model, count: int) -> Model:
+def without_spare_rows(model: Any, count: int) -> Any:
     """Returns a model to save, whose table has no rows beyond its own and those of `count` tokens.
 
     The model itself is returned where its table has not grown.
@@ -86,7 +86,7 @@ def without_spare_rows(model: Model, count: int) -> Model:
         return model
     size = max(count, own_rows(model))
     table = np.asarray(_table(model.params))[:size]
-    return Model(_with_size(model.network, size), _with_table(model.params, table))
+    return type(model)(_with_size(model.network, size), _with_table(model.params, table))
 
 
 def _table(params: Params) -> Any:

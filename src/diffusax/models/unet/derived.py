@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from diffusax.models.network import Model, Network, Params, initialize_params
+from diffusax.models.network import Network, Params, initialize_params
 from diffusax.models.unet.controlnet import ControlNetConfig, ControlNetModel
 
 
@@ -31,11 +31,6 @@ def widen_params(params: Params, in_channels: int) -> Params:
         )
     conv_in = {**params["conv_in"], "kernel": _pad_inputs(kernel, missing)}
     return {**params, "conv_in": conv_in}
-
-
-def widen_input(model: Model, in_channels: int) -> Model:
-    """Returns the UNet with more input channels, whose weights are zero; see `widen_params`."""
-    return Model(widen_network(model.network, in_channels), widen_params(model.params, in_channels))
 
 
 def _pad_inputs(kernel: jax.Array, count: int) -> jax.Array:
@@ -64,9 +59,3 @@ def controlnet_params(network: Network, unet: Params, *, seed: int = 0) -> Param
     zeros = {name: jax.tree.map(jnp.zeros_like, drawn[name]) for name in closed}
     copied = {name: unet[name] for name in drawn if name in unet}
     return {**drawn, **zeros, **copied}
-
-
-def controlnet_from_unet(unet: Model, *, seed: int = 0) -> Model:
-    """Makes a ControlNet model from a UNet; it changes nothing until it is trained."""
-    network = controlnet_of(unet.network)
-    return Model(network, controlnet_params(network, unet.params, seed=seed))

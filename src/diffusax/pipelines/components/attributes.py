@@ -3,8 +3,8 @@
 from typing import Any
 
 from diffusax.checkpoints.files import numbered
-from diffusax.checkpoints.multi_adapter import MultiAdapter
 from diffusax.models.unet.t2i_adapter import check_alike
+from diffusax.networks import MultiAdapter
 from diffusax.pipelines.components.components import MultiControlNetModel
 from diffusax.pipelines.components.foreign import full_name, own_component
 from diffusax.pipelines.families import Component
@@ -100,7 +100,7 @@ class ComponentAttribute:
     def _set_model(self, parts: Any, name: str, model: Any) -> None:
         _remove_model(parts, name)
         parts.models[name] = model.bound_to(parts.params, name)
-        parts.params[name] = parts.settled(name, parts.params[name])
+        parts.params[name] = parts.placed(name, parts.params[name])
 
     def _own(self, value: Any) -> Any:
         return own_component(self.component, value)

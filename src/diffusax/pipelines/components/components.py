@@ -7,19 +7,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from diffusax.models.adapters.freeu import FreeU
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.autoencoders.pixels import pixels
-from diffusax.models.network import Model, Network, Params, fit
+from diffusax.models.network import Network, Params, fit
+from diffusax.networks import Model
 from diffusax.pipelines.components.adapters import AdapterStore
 from diffusax.pipelines.components.ip_adapters import IPAdapterStore
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role
-from diffusax.pipelines.families.placement import device_of, on_host, put_params, to_host
+from diffusax.pipelines.families.placement import device_of, put_params, to_host
 from diffusax.pipelines.plan.plan import Decoding
 from diffusax.runtime.devices.layouts import in_order
-from diffusax.samplers.processes import Kind
+from diffusax.samplers.processes import Kind, check_process
+from diffusax.samplers.runs import without_run
 
 OFFLOADED = ("text_encoder", "autoencoder", "image_encoder")
 """The roles of components that may stay in the host's memory except for their turn."""
@@ -110,8 +113,9 @@ class Components:
     def require(self, *names: str) -> None:
         """Raises ValueError where a component that a call needs is not there."""
         for name in names:
-            there = self.scheduler if name == self.family.scheduler_name else self.models.get(name)
-            if there is None:
+            if name in self.models:
+                continue
+            if name != self.family.scheduler_name or self.scheduler is None:
                 raise ValueError(
                     f"this pipeline has no {name}, which was loaded as None or taken out; assign "
                     f"one, pipe.{name} = ..., or load the pipeline with it"
@@ -145,6 +149,19 @@ class Components:
         )
 
     @functools.cached_property
+    def sampler(self) -> Any:
+        """The scheduler without a run by hand, which is one for the networks.
+
+        Raises:
+            ValueError: there is none, or it is for networks that were trained otherwise.
+        """
+        self.require(self.family.scheduler_name)
+        # CosXL is trained as EDM is, and its checkpoints may come with any scheduler.
+        if self.process is not None and not self.options.get("is_cosxl_edit"):
+            check_process(f"scheduler={self.scheduler.class_name}", self.scheduler, self.process)
+        return without_run(self.scheduler)
+
+    @functools.cached_property
     def local_mesh(self) -> Mesh | None:
         """The part of the mesh that belongs to this process."""
         return None if self.mesh is None else self.mesh.local_mesh
@@ -152,9 +169,10 @@ class Components:
     @property
     def denoiser_params(self) -> dict[str, Params]:
         """The parameters that `denoiser` reads, by component."""
-        return {name: self.params[name] for name in self.denoiser.components}
+        params = self.params
+        return {name: params[name] for name in self.denoiser.components}
 
-    def settled(self, name: str, params: Params) -> Params:
+    def placed(self, name: str, params: Params) -> Params:
         """Returns a component's parameters where they stay between calls, checked.
 
         Raises:
@@ -216,7 +234,7 @@ class Components:
             self.require(denoiser)
         return leaf
 
-    @property
+    @functools.cached_property
     def context_dim(self) -> int | None:
         """The width of the text embeddings; None where any is accepted, and without a denoiser."""
         there = self.family.names("denoiser")[0] in self.models
@@ -230,9 +248,9 @@ class Components:
             ValueError: there is none; embeddings must be given then.
         """
         found = [
-            (self.tokenizers[encoder.tokenizer], self.networks[encoder.name], encoder.name)
+            (self.tokenizers[encoder.tokenizer], self.models[encoder.name].network, encoder.name)
             for encoder in self.family.text_encoders
-            if encoder.name in self.networks and encoder.tokenizer in self.tokenizers
+            if encoder.name in self.models and encoder.tokenizer in self.tokenizers
         ]
         if not found:
             raise ValueError(
@@ -299,6 +317,11 @@ class Components:
         besides the scaling factor.
         """
         return Decoding(self.latents.upcast, normalize and self.latents.normalize)
+
+
+def on_host(params: Params) -> bool:
+    """Returns whether parameters lie in the host's memory, as NumPy arrays."""
+    return isinstance(next(iter(jax.tree.leaves(params)), None), np.ndarray)
 
 
 class MultiControlNetModel:

@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from diffusax.boundary.files import load_json
-from diffusax.checkpoints import load_network, read_model_index, save_network
+from diffusax.checkpoints import read_model_index, save_network
 from diffusax.checkpoints.files import (
     component_folder,
     fitting_variant,
@@ -19,7 +19,7 @@ from diffusax.checkpoints.files import (
 from diffusax.checkpoints.keywords import take_keywords
 from diffusax.checkpoints.networks import check_saveable
 from diffusax.models.encoders.token_table import without_spare_rows
-from diffusax.models.network import Model
+from diffusax.networks import Model, load_network
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.families.family import CONTROLNET, NUMBERED_ROLES, T2I_ADAPTER
 from diffusax.pipelines.families.placement import component_mesh

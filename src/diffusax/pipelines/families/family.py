@@ -8,7 +8,8 @@ from typing import Any, Literal
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.models.autoencoders.kl import AutoencoderKLConfig
 from diffusax.models.autoencoders.latents import LatentFormat
-from diffusax.models.network import Model, Network
+from diffusax.models.network import Network
+from diffusax.networks import Model
 from diffusax.pipelines.families.denoiser import Denoiser
 from diffusax.pipelines.families.embeddings import OneLength
 from diffusax.pipelines.families.policies import (

@@ -30,11 +30,6 @@ def put_params(mesh: Mesh, role: Role, network: Network, params: Params) -> Para
     return in_order(jax.device_put(params, shardings))
 
 
-def on_host(params: Params) -> bool:
-    """Returns whether parameters lie in the host's memory, as NumPy arrays."""
-    return isinstance(next(iter(jax.tree.leaves(params)), None), np.ndarray)
-
-
 def to_host(params: Params) -> Params:
     """Copies parameters to the host's memory; those that a CPU computes with are there already."""
     first = jax.local_devices()[0]
@@ -56,10 +51,8 @@ def device_of(params: Params) -> Any:
     return None if first else sharding
 
 
-def put_plan(mesh: Mesh | None, plan: Plan) -> Plan:
+def put_plan(mesh: Mesh, plan: Plan) -> Plan:
     """Puts the plan on the devices, padded and split by images, so that no later call moves it."""
-    if mesh is None:
-        return jax.device_put(plan)
     return jax.tree.map(lambda x, axis: put(mesh, x, axis), plan, image_axes(plan))
 
 

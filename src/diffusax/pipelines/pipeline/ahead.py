@@ -15,15 +15,16 @@ from PIL import Image
 
 from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import read_network
-from diffusax.models.network import Model, cast_shapes
+from diffusax.models.network import cast_shapes
+from diffusax.networks import Model
 from diffusax.pipelines.components.adapters import resolve_adapters
-from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.components.components import Components, on_host
 from diffusax.pipelines.components.loading import class_for
 from diffusax.pipelines.families import placement
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
-from diffusax.pipelines.plan.arguments import Call, check_call
+from diffusax.pipelines.plan.arguments import Call, read_call
 from diffusax.pipelines.plan.plan import Plan
-from diffusax.pipelines.run.sample import at_once, bind, decode, sample
+from diffusax.pipelines.run.sample import at_once, decode, load_denoiser, sample
 from diffusax.pipelines.tasks.tasks import Task, text_to_image
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.layouts import place_of, tree_places
@@ -74,12 +75,10 @@ def example_call(pipe: Any, b: int, size: tuple[int, int] | None, given: dict[st
     if "height" in signature.parameters:
         arguments |= {"height": height, "width": width}
     try:
-        bound = signature.bind(pipe, **arguments)
+        signature.bind(pipe, **arguments)
     except TypeError as error:
         raise ValueError(f"{type(pipe).__name__}: {error}") from None
-    bound.apply_defaults()
-    _, call = resolve_adapters(pipe.parts, check_call(bound.arguments))
-    return call
+    return resolve_adapters(pipe.parts, read_call(pipe, (), arguments, pure=True))[1]
 
 
 def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) -> list[Request]:
@@ -178,7 +177,7 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
             lambda x, axis: pad_images(x, parts, axis), plan, placement.image_axes(plan)
         )
     rows = len(plan.table.timestep)
-    latents = sample(bind(c, run.loras, run.ip_adapters), plan, at_once(rows))
+    latents = sample(load_denoiser(c, run.loras, run.ip_adapters), plan, at_once(rows))
     return decode(c, latents, run.decoding, shown)
 
 
@@ -318,7 +317,7 @@ def parameter_shares(c: Components, mesh: Mesh) -> dict[str, float]:
     """
     shares = {}
     for name, params in c.params.items():
-        if not placement.on_host(params):
+        if not on_host(params):
             part = placement.component_mesh(mesh, c.family.role(name))
             places = tree_sharding(part, params, c.models[name].network.tensor_rules)
             shares[name] = sum(map(_share, jax.tree.leaves(params), jax.tree.leaves(places)))

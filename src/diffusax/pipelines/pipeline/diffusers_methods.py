@@ -24,11 +24,16 @@ from diffusax.models.layers.embeddings import guidance_scale_embedding
 from diffusax.models.network import floating_dtype
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, check_call
-from diffusax.pipelines.tasks.prompts import count_prompts
-from diffusax.pipelines.tasks.start import image_size
+from diffusax.pipelines.tasks.start import check_memory, count_images, image_size
 from diffusax.runtime.random.noise import draw_like
 
 log = logging.getLogger(__name__)
+
+LAST_CALL = (
+    *("clip_skip", "guidance_rescale", "image_guidance_scale", "lora_scale"),
+    *("denoising_start", "denoising_end"),
+)
+"""The arguments that properties tell of the last call."""
 
 
 class DiffusersMethods:
@@ -209,9 +214,9 @@ class DiffusersMethods:
             raise ValueError(f"callback_steps must be an integer of at least 1 (got {steps!r})")
         call = check_call({k: v for k, v in values.items() if v is not None})
         if self.parts.family.text_encoders:
-            count_prompts(call)
+            images = count_images(call)
             if call.height or call.width:
-                image_size(self.parts, call)
+                check_memory(self.parts, images, *image_size(self.parts, call))
 
     def upcast_vae(self) -> None:
         """Casts the autoencoder to float32."""

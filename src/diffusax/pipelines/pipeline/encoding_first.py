@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from diffusax.models.network import Model
+from diffusax.networks import Model
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.components.loading import load_components
 from diffusax.pipelines.plan.arguments import Call, check_call
@@ -173,7 +173,7 @@ def _encode(
             for texts in _texts_of(components, call):
                 key = texts, _values(call)
                 if key not in found:
-                    prompt = embed_prompts(components, _one_call(call, texts), 1)
+                    prompt = embed_prompts(components, _one_call(call, texts), 1, branches=1)
                     found[key] = jax.block_until_ready(jax.tree.map(lambda x: x[:, 0], prompt))
     return found
 

@@ -11,8 +11,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from diffusax.boundary.files import written_whole
-from diffusax.checkpoints import load_network
 from diffusax.checkpoints.tensors import write_tensors
+from diffusax.networks import load_network
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks.tasks import Task

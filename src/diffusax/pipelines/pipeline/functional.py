@@ -24,7 +24,7 @@ from diffusax.pipelines.plan.plan import (
     Tokens,
 )
 from diffusax.pipelines.run import programs
-from diffusax.pipelines.run.sample import BoundDenoiser, differentiably, sample
+from diffusax.pipelines.run.sample import LoadedDenoiser, differentiably, sample
 from diffusax.pipelines.tasks.prompts import (
     encode_adapted,
     given_embeds,
@@ -33,10 +33,10 @@ from diffusax.pipelines.tasks.prompts import (
     token_groups,
 )
 from diffusax.pipelines.tasks.tasks import Task
-from diffusax.pipelines.tasks.unused import prepared
+from diffusax.pipelines.tasks.unused import prepare_call
 from diffusax.runtime.programs.program import Program, make_room
 from diffusax.runtime.switches import (
-    call_settled,
+    call_under_own_switches,
     in_auto_axes,
     is_double,
     is_traced,
@@ -89,7 +89,7 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
             raise ValueError(f"generate_fn, for which inputs are prepared, has no {name}; {mend}")
     # A caller that jits generate_fn compiles next, where nothing here can make room.
     make_room()
-    run = prepared(task, c, call)
+    run = prepare_call(task, c, call)
     n, guided = len(run.schedule), bool(run.weights)
     columns = run.plan.table, run.plan.step_inputs
     table, inputs = jax.tree.map(lambda column: jnp.asarray(column[:n]), columns)
@@ -120,7 +120,7 @@ def _run(*args: Any) -> jax.Array:
     """Runs `_generate`, compiled unless the caller is being traced."""
     _check(*args)
     if not is_traced(args):
-        return call_settled(is_double(args[-2]), _compiled, *args)
+        return call_under_own_switches(is_double(args[-2]), _compiled, *args)
     with standard_promotion():
         return in_auto_axes(_generate, *args, rows=args[-1])
 
@@ -169,7 +169,7 @@ def _generate(
         params = {**params, "adapters": inputs.adapters}
     if inputs.ip_adapters:
         params = {**params, "ip_adapters": inputs.ip_adapters}
-    latents = sample(BoundDenoiser(denoiser, params), plan, differentiably(rows))
+    latents = sample(LoadedDenoiser(denoiser, params), plan, differentiably(rows))
     options = dataclasses.asdict(inputs.decoding)
     shown = inputs.decoder_condition
     name, network = vae

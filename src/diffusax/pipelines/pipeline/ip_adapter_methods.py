@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from diffusax.boundary.tensors import as_tensors, wants_tensors
-from diffusax.checkpoints import load_network
 from diffusax.checkpoints.ip_adapter import IPAdapter, find_ip_adapter, read_ip_adapter
 from diffusax.checkpoints.keywords import take_keywords
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.models.adapters.image_prompts import cross_attentions
-from diffusax.models.network import Model, Network
+from diffusax.models.network import Network
+from diffusax.networks import Model, load_network
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, as_list
 from diffusax.pipelines.tasks.image_prompts import call_features, encode_images

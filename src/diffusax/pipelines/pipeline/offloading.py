@@ -4,8 +4,7 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-from diffusax.pipelines.components.components import OFFLOADED, Components
-from diffusax.pipelines.families.placement import on_host
+from diffusax.pipelines.components.components import OFFLOADED, Components, on_host
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +31,13 @@ class Offloading:
         self.maybe_free_model_hooks()
 
     def maybe_free_model_hooks(self) -> None:
-        """Takes off the device what `enable_model_cpu_offload` keeps off it, if that was called.
+        """Moves offloaded components back to host memory.
 
         Every call ends with it, so that it concerns only what was assigned since.
         """
         for name in _offloaded_names(self.parts):
             if not on_host(self.parts.params[name]):
-                self.parts.params[name] = self.parts.settled(name, self.parts.params[name])
+                self.parts.params[name] = self.parts.placed(name, self.parts.params[name])
 
     def remove_all_hooks(self) -> None:
         """Puts the components that `enable_model_cpu_offload` moved back on the device for good."""

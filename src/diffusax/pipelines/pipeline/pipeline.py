@@ -1,7 +1,7 @@
 """Pipelines: components and their parameters, loaded, shared and saved."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -30,7 +30,7 @@ from diffusax.pipelines.components.loading import (
 from diffusax.pipelines.families import Component, Family
 from diffusax.pipelines.families.family import CONTROLNET, T2I_ADAPTER
 from diffusax.pipelines.pipeline.ahead_of_time import AheadOfTime
-from diffusax.pipelines.pipeline.diffusers_methods import DiffusersMethods
+from diffusax.pipelines.pipeline.diffusers_methods import LAST_CALL, DiffusersMethods
 from diffusax.pipelines.pipeline.encoding_first import load_encoding_first
 from diffusax.pipelines.pipeline.functional import Inputs, generate_fn, prepare_inputs
 from diffusax.pipelines.pipeline.ip_adapter_methods import IPAdapterMethods
@@ -38,10 +38,12 @@ from diffusax.pipelines.pipeline.lora_methods import LoraMethods
 from diffusax.pipelines.pipeline.offloading import Offloading
 from diffusax.pipelines.pipeline.single_file import SingleFile, custom_class
 from diffusax.pipelines.pipeline.textual_inversion import TextualInversion
-from diffusax.pipelines.plan.arguments import check_call, with_default_generator
-from diffusax.pipelines.run.callbacks import watch_call
-from diffusax.pipelines.run.images import output, result_of
-from diffusax.pipelines.tasks.unused import prepared
+from diffusax.pipelines.plan.arguments import Call, read_call, with_default_generator
+from diffusax.pipelines.plan.plan import PreparedRun
+from diffusax.pipelines.run.callbacks import row_callback
+from diffusax.pipelines.run.images import finish
+from diffusax.pipelines.run.sample import watch
+from diffusax.pipelines.tasks.unused import prepare_call
 from diffusax.runtime.devices.mesh import (
     check_processes,
     devices_for,
@@ -51,7 +53,7 @@ from diffusax.runtime.devices.mesh import (
     mesh_on,
 )
 from diffusax.runtime.programs.cache import enable_compilation_cache
-from diffusax.runtime.switches import check_untraced, settled
+from diffusax.runtime.switches import under_own_switches
 from diffusax.samplers.schedulers.options import Options
 
 
@@ -86,6 +88,8 @@ class DiffusionPipeline(
     """The components of this class, in diffusers' order."""
     component_names: ClassVar[tuple[str, ...]] = ()
     """The names of the components of this class."""
+    needed_components: ClassVar[tuple[tuple[str, bool], ...]] = ()
+    """The names of the networks that every call needs, and whether it is to decode alone."""
     returns_flags: ClassVar[bool] = False
     """Whether a call with return_dict=False returns a second value, a safety checker's result."""
     scheduler_options: ClassVar[dict[str, Any]] = {}
@@ -104,6 +108,9 @@ class DiffusionPipeline(
             )
         cls.all_components = (*cls.family.components, *cls.extra_components)
         cls.component_names = tuple(component.name for component in cls.all_components)
+        steering = [c for c in (CONTROLNET, T2I_ADAPTER) if c in cls.all_components][:1]
+        needed = [c for c in cls.family.components if c.role in ("denoiser", "autoencoder")]
+        cls.needed_components = tuple((c.name, c.role == "autoencoder") for c in needed + steering)
         for component in cls.all_components:
             setattr(cls, component.name, ComponentAttribute(component))
         if hasattr(cls, "task"):
@@ -182,7 +189,7 @@ class DiffusionPipeline(
                 f"params must have the components {', '.join(self.parts.params)} "
                 f"(got {', '.join(params)})"
             )
-        self.parts.params.update({name: self.parts.settled(name, p) for name, p in params.items()})
+        self.parts.params.update({name: self.parts.placed(name, p) for name, p in params.items()})
         # The parameters before a merge are no longer those to go back to.
         self.parts.fused.clear()
 
@@ -203,6 +210,7 @@ class DiffusionPipeline(
             if name not in self.parts.options:
                 raise ValueError(f"{type(self).__name__} has no option {name!r}")
             self.parts.options[name] = bool(value)
+        self.parts.forget()
 
     @classmethod
     def from_pipe(cls, pipe: "DiffusionPipeline", **components: Any) -> Self:
@@ -415,19 +423,18 @@ class DiffusionPipeline(
         """
         return generate_fn(self.parts)
 
-    @settled
+    @under_own_switches
     def prepare_inputs(self, *args: Any, **kwargs: Any) -> Inputs:
         """Returns the inputs of `generate_fn` for the arguments of a call."""
-        bound = inspect.signature(type(self).__call__).bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        self._require()
-        if bound.arguments.get("generator") is not None:
+        call = read_call(self, args, kwargs, pure=True)
+        self._check_complete()
+        if call.generators:
             raise ValueError(
                 "generator stands for PyTorch's numbers, which generate_fn, for which inputs are "
                 "prepared, does not draw; give seed, or latents with these numbers"
             )
         with in_mesh(self.parts.local_mesh):
-            c, call = resolve_adapters(self.parts, check_call(bound.arguments))
+            c, call = resolve_adapters(self.parts, call)
             if c is not self.parts:
                 raise ValueError(
                     "adapters that are no products of low rank are merged into the parameters, "
@@ -445,42 +452,41 @@ class DiffusionPipeline(
         lines = [f"  {name}: {value!r}" for name, value in self.components.items()]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
-    @settled
-    def _generate(self, given: dict[str, Any]) -> Any:
-        """Returns the result of a call with these arguments, by name."""
-        self._require(decodes=given.get("output_type") != "latent")
-        check_untraced(
-            {name: value for name, value in given.items() if name != "self"},
-            "a call makes images; pipe.generate_fn(params, inputs) is its pure function, and "
-            "pipe.prepare_inputs gives the inputs",
+    def _generate(self, call: Call) -> Any:
+        """Returns the result of a call whose arguments are checked."""
+        self._check_complete(decodes=call.output_type != "latent")
+        c = self.parts
+        if call.tensors:
+            call = with_default_generator(call)
+        if call.adapters is not None or c.adapters.active:
+            c, call = resolve_adapters(c, call)
+        run = prepare_call(self.task, c, call)
+        self._note(call, run)
+        on_row = None if call.callback_on_step_end is None else row_callback(self, call)
+        latents = watch(
+            c, run, on_row, interrupted=lambda: self._interrupt, bar=self.progress_bar_options
         )
-        call = with_default_generator(check_call(given))
-        c, call = resolve_adapters(self.parts, call)
-        run = prepared(self.task, c, call)
-        vars(self)["_interrupt"] = False
-        latents = watch_call(
-            self,
-            c,
-            call,
-            run,
-            interrupted=lambda: self._interrupt,
-            bar=self.progress_bar_options,
-        )
-        images = output(c, latents, run.decoding, run.decoder_condition, call.output_type)
-        result = result_of(call, images, run.finish, flags=self.returns_flags)
-        self.maybe_free_model_hooks()
+        result = finish(c, call, run, latents, flags=self.returns_flags)
+        if self.parts.offloaded:
+            self.maybe_free_model_hooks()
         return result
 
-    def _require(self, *, decodes: bool = True) -> None:
-        """Raises ValueError where the pipeline lacks what a call needs."""
-        family = self.family
-        self.parts.require(*family.names("denoiser"), family.scheduler_name)
-        if decodes:
-            self.parts.require(*family.names("autoencoder"))
-        if CONTROLNET in self.all_components or T2I_ADAPTER in self.all_components:
-            steering = CONTROLNET if CONTROLNET in self.all_components else T2I_ADAPTER
-            if not self.parts.of_role(steering.role):
-                self.parts.require(steering.name)
+    def _note(self, call: Call, run: PreparedRun) -> None:
+        """Keeps what the properties tell of the last call, which callbacks read, too."""
+        vars(self).update(
+            _interrupt=False,
+            _guidance_scale=call.guidance_scale,
+            _num_timesteps=len(run.schedule.rows),
+            _last_call=dict(zip(LAST_CALL, attrgetter(*LAST_CALL)(call))),
+        )
+
+    def _check_complete(self, *, decodes: bool = True) -> None:
+        """Raises ValueError where the pipeline lacks a component that a call needs."""
+        for name, is_decoder in self.needed_components:
+            if name not in self.parts.models and (decodes or not is_decoder):
+                self.parts.require(name)
+        if self.parts.scheduler is None:
+            self.parts.require(self.family.scheduler_name)
 
     def _check_tokenizers(self) -> None:
         parts = self.parts

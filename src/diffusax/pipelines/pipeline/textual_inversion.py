@@ -10,10 +10,10 @@ import numpy as np
 from diffusax.checkpoints.embeddings import ENCODERS, Embedding, read_embeddings
 from diffusax.checkpoints.keywords import take_keywords
 from diffusax.models.encoders.token_table import has_table, read_rows, write_rows
-from diffusax.models.network import Model
-from diffusax.pipelines.components.components import Components
+from diffusax.networks import Model
+from diffusax.pipelines.components.components import Components, on_host
 from diffusax.pipelines.families import Component
-from diffusax.pipelines.families.placement import device_of, on_host
+from diffusax.pipelines.families.placement import device_of
 from diffusax.pipelines.plan.arguments import as_list
 from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.text.words import names_of, taken_name, token_names
@@ -273,5 +273,5 @@ def _replace(
 
     parts.tokenizers[component.tokenizer] = tokenizer
     write_rows(model, rows, tokenizer.max_id + 1, place)
-    model.params = parts.settled(component.name, model.params)
+    model.params = parts.placed(component.name, model.params)
     parts.forget()

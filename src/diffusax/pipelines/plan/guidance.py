@@ -53,8 +53,7 @@ def per_row(
     and end of guidance, in fractions of the rows (Kynkäänniemi et al. 2024).
     """
     table = np.zeros((height, len(weights)), np.float32)
-    start, stop = (round(fraction * rows) for fraction in interval)
-    table[start:stop] = weights
+    table[round(interval[0] * rows) : round(interval[1] * rows)] = weights
     return table
 
 

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import jax
@@ -21,7 +21,7 @@ from diffusax.pipelines.plan.arguments import Call, as_list, read_numbers
 from diffusax.pipelines.plan.guidance import call_rows
 from diffusax.pipelines.plan.plan import Conditions, PreparedRun
 from diffusax.pipelines.run.images import check_latents
-from diffusax.pipelines.run.sample import OnRow, watch
+from diffusax.pipelines.run.sample import OnRow
 
 _NEGATIVES = {
     "negative_prompt_embeds": "context",
@@ -33,57 +33,15 @@ _PICTURES = (
     *("latents", "image", "image_latents", "mask", "masked_image_latents", "control_image"),
 )
 """The pictures that callbacks may read, by diffusers' names."""
-_TOLD = (
-    *("clip_skip", "guidance_rescale", "image_guidance_scale", "lora_scale"),
-    *("denoising_start", "denoising_end"),
-)
-"""The arguments that the pipeline tells of its last call."""
 _CHANGEABLE = ("latents", "mask", "control_image")
 
 
-def watch_call(
-    pipe: Any,
-    c: Components,
-    call: Call,
-    run: PreparedRun,
-    *,
-    on_rows: Callable[[int, jax.Array], None] | None = None,
-    interrupted: Callable[[], bool] = lambda: False,
-    bar: Mapping[str, Any],
-) -> jax.Array:
-    """Runs a prepared call like `watch`, and calls its callback_on_step_end after each row.
+def row_callback(pipe: Any, call: Call) -> OnRow:
+    """Returns the function for `watch` that calls a call's callback_on_step_end after each row.
 
-    Args:
-        pipe: the pipeline, which is passed to the callback; it may set its `_guidance_scale`.
-        c: the components that run.
-        call: the call.
-        run: the run.
-        on_rows: called after each row with the number of rows until then and the sampler's state,
-            before the call's own callback.
-        interrupted: see `watch`.
-        bar: see `watch`.
+    pipe: the pipeline, which is passed to the callback; it may set its `_guidance_scale`.
     """
-    # Callbacks read these from the pipeline.
-    vars(pipe).update(_guidance_scale=call.guidance_scale, _num_timesteps=len(run.schedule))
-    vars(pipe)["_last_call"] = {name: getattr(call, name) for name in _TOLD}
-    on_row: OnRow | None = None
-    if call.callback_on_step_end is not None:
-        on_row = functools.partial(_call_back, pipe, call)
-    if on_rows is not None:
-        on_row = functools.partial(_tell_first, on_rows, on_row)
-    return watch(c, run, on_row, interrupted=interrupted, bar=bar)
-
-
-def _tell_first(
-    on_rows: Callable[[int, jax.Array], None],
-    on_row: OnRow | None,
-    row: int,
-    state: jax.Array,
-    run: PreparedRun,
-) -> tuple[jax.Array, PreparedRun, bool]:
-    """Tells of a row before the callback is called, if there is one."""
-    on_rows(row + 1, state)
-    return (state, run, False) if on_row is None else on_row(row, state, run)
+    return functools.partial(_call_back, pipe, call)
 
 
 def view_of(pipe: Any, c: Components) -> Any:

@@ -15,7 +15,7 @@ from diffusax.models.autoencoders.latents import LatentFormat, unpatchify
 from diffusax.models.autoencoders.tiling import TILED_ENCODERS, tile_of, tiled_encode
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, read_numbers
-from diffusax.pipelines.plan.plan import DecoderCondition, Decoding
+from diffusax.pipelines.plan.plan import DecoderCondition, Decoding, PreparedRun
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.sample import decode
 
@@ -51,6 +51,20 @@ def encode_pixels(
 
 def _in_tiles(c: Components) -> bool:
     return c.autoencoder.class_name in TILED_ENCODERS and c.autoencoder_model.switches.tiling
+
+
+def finish(
+    c: Components, call: Call, run: PreparedRun, latents: jax.Array, *, flags: bool = False
+) -> Any:
+    """Returns the result of a call, whose run has ended with these latents, b h w c.
+
+    flags: see `DiffusionPipeline.returns_flags`.
+
+    Raises:
+        FloatingPointError: the latents or the images are not finite.
+    """
+    images = output(c, latents, run.decoding, run.decoder_condition, call.output_type)
+    return result_of(call, images, run.finish, flags=flags)
 
 
 def output(

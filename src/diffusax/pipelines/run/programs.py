@@ -71,7 +71,7 @@ def advance(
     predict = jax.checkpoint(denoiser) if rematerialize else denoiser
     branches = Beside(plan.step_inputs.weights.shape[-1] + 1)
     conditions = jax.tree.map(branches.own, plan.conditions)
-    params = arrange(denoiser, params)
+    params = arrange_kernels(denoiser, params)
     conditions = denoiser.prepare(params, conditions, plan.step_inputs)
     row_keys = jnp.issubdtype(plan.noise.dtype, jax.dtypes.prng_key)
 
@@ -87,14 +87,14 @@ def advance(
     return run(model, state, plan.table, start, stop, draw, constrain)
 
 
-def arrange(denoiser: Denoiser, params: Params) -> Params:
+def arrange_kernels(denoiser: Denoiser, params: Params) -> Params:
     """Returns the parameters with kernels arranged for all steps of a run, see `tensor_kernels`.
 
     The denoiser's main network is an attribute with its component's name, or left as it is.
     """
     main = getattr(denoiser, denoiser.components[0], None)
     networks = zip(denoiser.components, (main, *denoiser.controlnets))
-    return {**params, **{name: arranged(net, params[name]) for name, net in networks}}
+    return {**params, **{name: _with_arranged_kernels(net, params[name]) for name, net in networks}}
 
 
 def guided(
@@ -352,7 +352,7 @@ def _upcast(params: Params) -> Params:
     return cast_params(params, jnp.float32) if half else params
 
 
-def arranged(network: Any, params: Params) -> Params:
+def _with_arranged_kernels(network: Any, params: Params) -> Params:
     """Returns a network's parameters with the kernels that are exchanged between devices arranged.
 
     The parameters are for calls of the network under the same mesh. Without a tensor axis, and

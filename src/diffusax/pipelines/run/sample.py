@@ -35,7 +35,7 @@ from diffusax.runtime.random.noise import TorchNoise
 _SECONDS_PER_PIECE = 0.1
 
 
-class BoundDenoiser(NamedTuple):
+class LoadedDenoiser(NamedTuple):
     """A denoiser with its parameters, and the devices that these lie on."""
 
     denoiser: Denoiser
@@ -43,11 +43,11 @@ class BoundDenoiser(NamedTuple):
     mesh: Mesh | None = None
 
 
-def bind(
+def load_denoiser(
     c: Components,
     loras: Mapping[str, Lora] | None = None,
     ip_adapters: tuple[ImageLayers, ...] = (),
-) -> BoundDenoiser:
+) -> LoadedDenoiser:
     """Returns the denoiser of a pipeline with its parameters, and with adapters, if any.
 
     loras: the LoRAs by name, as in `PreparedRun`; what they change elsewhere is left out.
@@ -55,34 +55,36 @@ def bind(
     """
     params = c.denoiser_params
     if ip_adapters:
-        params = {**params, "ip_adapters": ip_adapters}
-    own = c.adapters.stacked(c, loras, components=params) if loras else {}
-    return BoundDenoiser(c.denoiser, {**params, "adapters": own} if own else params, c.mesh)
+        params["ip_adapters"] = ip_adapters
+    if loras and (own := c.adapters.stacked(c, loras, components=params)):
+        params["adapters"] = own
+    return LoadedDenoiser(c.denoiser, params, c.mesh)
 
 
-Advance = Callable[[BoundDenoiser, jax.Array, Plan], jax.Array]
+Advance = Callable[[LoadedDenoiser, jax.Array, Plan], jax.Array]
 """A function (denoiser, the sampler's state, a plan on the devices) -> the state after the rows."""
 OnRow = Callable[[int, jax.Array, PreparedRun], tuple[jax.Array, PreparedRun, bool]]
 """A function (row, this process's state, run) -> (state, run, stop) that is called after each
 row."""
 
 
-def sample(bound: BoundDenoiser, plan: Plan, advance: Advance) -> jax.Array:
+def sample(model: LoadedDenoiser, plan: Plan, advance: Advance) -> jax.Array:
     """Returns the latents after a run, b h w c; on a mesh, those of this process's images.
 
     Args:
-        bound: the denoiser with its parameters and devices.
+        model: the denoiser with its parameters and devices.
         plan: the run, with arrays on the host or on any device.
         advance: goes through the rows: `at_once`, `differentiably`, or in pieces as in `watch`.
     """
-    images, placed = len(plan.latents), place(bound, plan)
-    state = advance(bound, programs.first_state(placed.latents), placed)
-    return own_images(bound.mesh, programs.final_latents(state), images)
+    placed = place(model, plan)
+    state = advance(model, programs.first_state(placed.latents), placed)
+    latents: jax.Array = programs.final_latents(state)
+    return latents if model.mesh is None else own_images(model.mesh, latents, len(plan.latents))
 
 
 def at_once(rows: int) -> Advance:
     """Returns a function that runs all rows in one dispatch of the compiled program."""
-    return lambda bound, state, plan: _rows(bound, state, plan, 0, rows)
+    return functools.partial(_run_rows, start=0, stop=rows)
 
 
 def differentiably(rows: int) -> Advance:
@@ -91,30 +93,32 @@ def differentiably(rows: int) -> Advance:
     For a gradient, activations are computed again instead of being kept in memory.
     """
 
-    def advance(bound: BoundDenoiser, state: jax.Array, plan: Plan) -> jax.Array:
+    def advance(model: LoadedDenoiser, state: jax.Array, plan: Plan) -> jax.Array:
         return programs.advance(
-            bound.denoiser, bound.params, state, plan, 0, rows, rematerialize=True
+            model.denoiser, model.params, state, plan, 0, rows, rematerialize=True
         )
 
     return advance
 
 
-def place(bound: BoundDenoiser, plan: Plan, before: Plan | None = None) -> Plan:
+def place(model: LoadedDenoiser, plan: Plan, before: Plan | None = None) -> Plan:
     """Returns the plan on the devices, with its control images embedded.
 
     before: an earlier plan of the same run on the devices, whose embedded control images are
     reused; None embeds them.
     """
-    if not plan.conditions.control:
-        return put_plan(bound.mesh, plan)
+    control, mesh = plan.conditions.control, model.mesh
+    if control and before is not None:
+        plan = plan._replace(conditions=plan.conditions._replace(control=()))
+    placed: Plan = jax.device_put(plan) if mesh is None else put_plan(mesh, plan)
+    if not control:
+        return placed
     if before is not None:
-        without = plan._replace(conditions=plan.conditions._replace(control=()))
-        placed, hints = put_plan(bound.mesh, without), before.conditions.control
+        hints = before.conditions.control
     else:
-        placed = put_plan(bound.mesh, plan)
-        given = bound.denoiser, bound.params, placed.conditions.control
-        with in_mesh(bound.mesh):
-            hints = programs.embed_control(*given, _first_weights(bound.mesh, plan))
+        given = model.denoiser, model.params, placed.conditions.control
+        with in_mesh(mesh):
+            hints = programs.embed_control(*given, _first_weights(mesh, plan))
     return placed._replace(conditions=placed.conditions._replace(control=hints))
 
 
@@ -141,28 +145,30 @@ def watch(
     Returns:
         The latents, b h w c, see `sample`.
     """
-    n, mesh = len(run.schedule), c.mesh
-    bound = bind(c, run.loras, run.ip_adapters)
-    row_noise = _row_noise(run, in_vain=getattr(c.scheduler, "draws_in_vain", False))
+    n, mesh = len(run.schedule.rows), c.mesh
+    model = load_denoiser(c, run.loras, run.ip_adapters)
+    row_noise = None
+    if isinstance(run.noise, TorchNoise) and run.schedule.draws_noise.any():
+        row_noise = _row_noise(run, run.noise, getattr(c.scheduler, "draws_in_vain", False))
     shown = tqdm(total=n, **{"leave": True, **bar, "desc": "compiling"})
     # Processes that share a mesh must dispatch alike, whatever their clocks and bars say.
     shared = mesh is not None and mesh != mesh.local_mesh
     if (shown.disable or shared) and on_row is None and row_noise is None and not run.later:
-        return sample(bound, run.plan, at_once(n))
+        return sample(model, run.plan, at_once(n))
     single = on_row is not None or row_noise is not None
 
     later = {one.row: one for one in run.later}
 
-    def advance(bound: BoundDenoiser, state: jax.Array, placed: Plan) -> jax.Array:
+    def advance(model: LoadedDenoiser, state: jax.Array, placed: Plan) -> jax.Array:
         now, row, size = run, 0, 1
         images = len(run.plan.latents)
         while row < n and not interrupted():
             if row in later:
-                now, placed = _changed(bound, now, placed, later[row])
+                now, placed = _changed(model, now, placed, later[row])
             stop, began = row + 1 if single else min(row + size, n), time.perf_counter()
             stop = min([stop, *(start for start in later if start > row)])
             noise = {} if row_noise is None else {"noise": put(mesh, row_noise(row))}
-            state = _rows(bound, state, placed._replace(**noise), row, stop)
+            state = _run_rows(model, state, placed._replace(**noise), row, stop)
             if on_row is not None:
                 own = state if mesh is None else own_images(mesh, state, images, 1)
                 changed, after, stopped = on_row(row, own, now)
@@ -172,7 +178,7 @@ def watch(
                 if after.plan is not now.plan and stop < n:
                     control = after.plan.conditions.control
                     same = control is now.plan.conditions.control
-                    placed = place(bound, after.plan, placed if same else None)
+                    placed = place(model, after.plan, placed if same else None)
                 now = after
             _show(shown, state, stop - row, first=row == 0, desc=bar.get("desc"))
             size *= 1 + (time.perf_counter() - began < _SECONDS_PER_PIECE)
@@ -180,15 +186,15 @@ def watch(
         return state
 
     with shown:
-        return sample(bound, run.plan, advance)
+        return sample(model, run.plan, advance)
 
 
 def _changed(
-    bound: BoundDenoiser, run: PreparedRun, placed: Plan, later: Later
+    model: LoadedDenoiser, run: PreparedRun, placed: Plan, later: Later
 ) -> tuple[PreparedRun, Plan]:
     """Returns a run and its plan on the devices with the prompts that begin here."""
     plan = run.plan._replace(conditions=later.applied(run.plan.conditions))
-    return dataclasses.replace(run, plan=plan), place(bound, plan, placed)
+    return dataclasses.replace(run, plan=plan), place(model, plan, placed)
 
 
 def decode(
@@ -211,19 +217,24 @@ def decode(
     options = dataclasses.asdict(decoding)
     if tiled:
         return _decode_tiles(c, latents, condition, **options)
-    n, mesh = len(latents), c.local_mesh
+    mesh, given = c.local_mesh, (latents, condition)
     with in_mesh(mesh):
-        padded = jax.tree.map(functools.partial(put, mesh), (latents, condition))
-        decoded = programs.decode(c.autoencoder, c.autoencoder_params, *padded, **options)
-    images, finite = (own_images(mesh, x, n) for x in decoded)
+        if mesh is not None:
+            given = jax.tree.map(functools.partial(put, mesh), given)
+        decoded = programs.decode(c.autoencoder, c.autoencoder_params, *given, **options)
+    if mesh is not None:
+        decoded = [own_images(mesh, x, len(latents)) for x in decoded]
+    images, finite = decoded
     return images, finite
 
 
-def _rows(bound: BoundDenoiser, state: jax.Array, plan: Plan, start: int, stop: int) -> jax.Array:
+def _run_rows(
+    model: LoadedDenoiser, state: jax.Array, plan: Plan, start: int, stop: int
+) -> jax.Array:
     """Runs the rows start..stop of a plan that lies on the devices, by the compiled program."""
     rows = np.int32(start), np.int32(stop)
-    with in_mesh(bound.mesh):
-        return programs.denoise(bound.denoiser, bound.params, state, plan, *rows)
+    with in_mesh(model.mesh):
+        return programs.denoise(model.denoiser, model.params, state, plan, *rows)
 
 
 def _first_weights(mesh: Mesh | None, plan: Plan) -> Any:
@@ -245,14 +256,12 @@ def _show(bar: Any, state: jax.Array, rows: int, *, first: bool, desc: str | Non
         bar.unpause()
 
 
-def _row_noise(run: PreparedRun, *, in_vain: bool) -> Callable[[int], Any] | None:
-    """Returns a function from a row to PyTorch's noise for it, b h w c; None where not needed.
+def _row_noise(run: PreparedRun, noise: TorchNoise, in_vain: bool) -> Callable[[int], Any]:
+    """Returns a function from a row to PyTorch's noise for it, b h w c.
 
     in_vain: see `Stepped.draws_in_vain`. A generator goes on as after diffusers' call.
     """
-    motion, noise, draws = run.schedule.motion, run.noise, run.schedule.draws_noise
-    if not isinstance(noise, TorchNoise) or not draws.any():
-        return None
+    motion, draws = run.schedule.motion, run.schedule.draws_noise
     shape = run.plan.latents.shape
     if motion is not None and motion.seed is not None:
         return BrownianNoise(motion, shape).row

@@ -16,6 +16,7 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, as_list
 from diffusax.pipelines.plan.plan import Conditions, Later, Prompt
 from diffusax.pipelines.tasks.prompts import count_tokens, embed_prompts
+from diffusax.pipelines.tasks.start import Start
 from diffusax.samplers import Schedule
 from diffusax.text.prompt_schedules import schedule, split_parts, text_at
 
@@ -93,13 +94,12 @@ def compose(c: Components, call: Call, run: Schedule) -> Composition | None:
     return Composition(weights.pop(), tuple(found))
 
 
-def embed_composition(
-    c: Components, call: Call, composition: Composition, branches: int
-) -> list[Prompt]:
+def embed_composition(start: Start, composition: Composition, branches: int) -> list[Prompt]:
     """Returns the embeddings of each stretch, b k ...; all have as many tokens.
 
     branches: k, the parts and one for the negative prompt; 1 for the prompt alone.
     """
+    c, call = start.c, start.call
     stretches = composition.stretches
     calls = [stretch.calls(call) for stretch in stretches]
     several = len(stretches) > 1 or branches > 2
@@ -108,12 +108,13 @@ def embed_composition(
             "prompt has AND or text that changes from step to step, of which encode_first has not "
             "encoded the parts; load the pipeline without it"
         )
-    length = max(count_tokens(c, one) for parts in calls for one in parts) if several else None
+    counts = (count_tokens(c, one, start.prompts) for parts in calls for one in parts)
+    length = max(counts) if several else None
     made: dict[Any, Prompt] = {}
     for stretch, parts in zip(stretches, calls):
         key = stretch.parts, stretch.negative
         if key not in made:
-            made[key] = _embedded(c, parts, branches, length)
+            made[key] = _embedded(start, parts, branches, length)
     return [made[stretch.parts, stretch.negative] for stretch in stretches]
 
 
@@ -138,11 +139,16 @@ def with_equal_sizes(conditions: Conditions, parts: int) -> Conditions:
     return conditions._replace(added={**(conditions.added or {}), "time_ids": equal})
 
 
-def _embedded(c: Components, calls: Sequence[Call], branches: int, length: int | None) -> Prompt:
+def _embedded(start: Start, calls: Sequence[Call], branches: int, length: int | None) -> Prompt:
     """Returns the embeddings of the parts of a prompt and of its negative prompt, b k ... ."""
+
+    def embed(call: Call, branches: int) -> Prompt:
+        own: dict[str, Any] = {"adapters": start.adapters, "length": length}
+        return embed_prompts(start.c, call, start.prompts, branches=branches, **own)
+
     if len(calls) == 1:
-        return embed_prompts(c, calls[0], branches, length)
-    first, *others = (embed_prompts(c, one, 1 if i else 2, length) for i, one in enumerate(calls))
+        return embed(calls[0], branches)
+    first, *others = (embed(one, 1 if i else 2) for i, one in enumerate(calls))
     joined: Prompt = _join(first, tuple(others))
     return joined
 

@@ -17,13 +17,7 @@ from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.images import check_latents
 from diffusax.pipelines.tasks.references import looking_at
-from diffusax.pipelines.tasks.schedules import make_schedule
-from diffusax.pipelines.tasks.start import (
-    are_latents,
-    count_images,
-    image_size,
-    require_channels,
-)
+from diffusax.pipelines.tasks.start import are_latents, image_size, require_channels, start_run
 from diffusax.pipelines.tasks.steering import control_weights, repeat_for_prompts
 from diffusax.pipelines.tasks.tasks import (
     encode,
@@ -33,7 +27,6 @@ from diffusax.pipelines.tasks.tasks import (
     read_pixels,
     required,
 )
-from diffusax.runtime.random.noise import noise_source
 
 KONTEXT_SIZES = (
     (1568, 672),
@@ -64,22 +57,22 @@ def fill(c: Components, call: Call) -> PreparedRun:
     Its input is latents, those of the image without that part, and the mask, of which the pixels of
     a latent are channels (pipeline_flux_fill.py, prepare_mask_latents).
     """
-    b, (height, width) = count_images(call), image_size(c, call)
-    shape, factor = c.latents.shape(height, width), c.latents.factor
-    require_channels(c, 2 * shape[-1] + factor**2, "filling")
+    factor = c.latents.factor
+    require_channels(c, 2 * c.latents.channels + factor**2, "filling")
     if call.masked_image_latents is not None:
         raise ValueError(
             "masked_image_latents must be None: give image and mask_image, which are encoded"
         )
-    schedule = make_schedule(c, call, (height, width), from_image=True)
-    noise = noise_source(call.noise, call.seed, b, call.generators)
+    height, width = image_size(c, call)
+    start = start_run(c, call, (height, width), from_image=True)
+    b, shape, noise = start.images, start.shape, start.noise
     pixels = read_pixels(c, call, height, width)
     mask = to_mask(required(call, "mask_image"), height, width, factor=c.latents.multiple)
     if are_latents(pixels):
         raise ValueError("image must be a picture, not latents, as its white part is left out")
     if call.latents is None:
         clean = encode(c, noise, pixels, b)
-        x = noised(schedule, clean, noise.draw("start", shape))
+        x = noised(start.schedule, clean, noise.draw("start", shape))
     else:
         x = check_latents(c.latents, call.latents, b, *shape[:2])
     masked = encode(c, noise, pixels * (1 - mask), b, purpose="masked")
@@ -87,7 +80,7 @@ def fill(c: Components, call: Call) -> PreparedRun:
     folded = cut.transpose(0, 1, 3, 2, 4).reshape(len(mask), *shape[:2], factor**2)
     folded = np.tile(folded, (b // len(mask), 1, 1, 1))
     channels = programs.join_channels(masked, folded)
-    return prepare_run(c, call, schedule, noise, x, size=(height, width), channels=channels)
+    return prepare_run(start, x, channels=channels)
 
 
 def kontext(c: Components, call: Call) -> PreparedRun:
@@ -96,16 +89,13 @@ def kontext(c: Components, call: Call) -> PreparedRun:
     Height and width give the shape of the result, and max_area its pixels. Source: Labs et al.
     2025, FLUX.1 Kontext.
     """
+    require_channels(c, c.latents.channels, "Kontext")
     call = _with_area(c, call)
-    b, size = count_images(call), image_size(c, call)
-    shape = c.latents.shape(*size)
-    require_channels(c, shape[-1], "Kontext")
-    schedule = make_schedule(c, call, size)
-    noise = noise_source(call.noise, call.seed, b, call.generators)
-    reference = None if call.image is None else encode(c, None, _reference(c, call), b)
-    x = pure_noise(c, call, noise, schedule, b, shape)
-    run = prepare_run(c, call, schedule, noise, x, size=size)
-    return looking_at(run, [] if reference is None else [reference])
+    start = start_run(c, call, image_size(c, call))
+    references = []
+    if call.image is not None:
+        references = [encode(c, None, _reference(c, call), start.images)]
+    return looking_at(prepare_run(start, pure_noise(start)), references)
 
 
 def control(c: Components, call: Call) -> PreparedRun:
@@ -113,14 +103,13 @@ def control(c: Components, call: Call) -> PreparedRun:
 
     One that knows several kinds of images sees as many as there are entries in control_mode.
     """
+    require_channels(c, c.latents.channels, "text to image")
     nets, pictures = _net_of_each_image(c, call), []
     images = _images(call, len(nets))
     call = _with_size_of_tensors(call, images)
-    b, (height, width) = count_images(call), image_size(c, call)
-    shape = c.latents.shape(height, width)
-    require_channels(c, shape[-1], "text to image")
-    schedule = make_schedule(c, call, (height, width))
-    noise = noise_source(call.noise, call.seed, b, call.generators)
+    height, width = image_size(c, call)
+    start = start_run(c, call, (height, width))
+    b = start.images
     for i, given in enumerate(images):
         if _is_raw(given):
             pixels = as_numpy(given).astype(np.float32).transpose(0, 2, 3, 1)
@@ -128,10 +117,9 @@ def control(c: Components, call: Call) -> PreparedRun:
             pixels = read_pixels(c, dataclasses.replace(call, image=given), height, width)
         pixels = repeat_for_prompts(pixels, b, call.num_images_per_prompt or 1)
         if nets[i].config.conditioning_embedding_channels is None:
-            pixels = encode(c, noise, pixels[:, 0], b, purpose="control")[:, None]
+            pixels = encode(c, start.noise, pixels[:, 0], b, purpose="control")[:, None]
         pictures.append(pixels)
-    x = pure_noise(c, call, noise, schedule, b, shape)
-    run = prepare_run(c, call, schedule, noise, x, size=(height, width))
+    run = prepare_run(start, pure_noise(start))
     plan = run.plan
     conditions = control_conditions(plan.conditions, tuple(pictures), _modes(nets, call))
     inputs = plan.step_inputs._replace(control=control_weights(nets, call, run))

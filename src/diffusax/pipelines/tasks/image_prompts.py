@@ -21,7 +21,7 @@ from diffusax.models.adapters.image_prompts import ImagePrompt, cross_attentions
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, read_numbers
-from diffusax.pipelines.tasks.prompts import count_prompts
+from diffusax.pipelines.tasks.start import Start
 from diffusax.runtime.programs.program import Program
 
 
@@ -33,21 +33,16 @@ class Features(NamedTuple):
     """The same for images of zeros, which the branches without the prompt see."""
 
 
-def image_prompts(
-    c: Components, call: Call, *, branches: int, size: tuple[int, int]
-) -> tuple[ImagePrompt, ...]:
-    """Returns what each IP-Adapter sees in each image and branch; nothing without such arguments.
-
-    size: height and width in pixels.
+def image_prompts(start: Start, branches: int) -> tuple[ImagePrompt, ...]:
+    """Returns what each IP-Adapter sees in each image and branch.
 
     Raises:
         ValueError: no IP-Adapter is loaded, or the arguments do not fit those that are.
     """
+    c, call, prompts = start.c, start.call, start.prompts
     if call.ip_adapter_image is None and call.ip_adapter_image_embeds is None:
-        if call.ip_adapter_masks is not None:
-            raise ValueError("ip_adapter_masks need ip_adapter_image or ip_adapter_image_embeds")
-        return ()
-    store, prompts = c.ip_adapters, count_prompts(call)
+        raise ValueError("ip_adapter_masks need ip_adapter_image or ip_adapter_image_embeds")
+    store = c.ip_adapters
     found = call_features(c, call, branches)
     projections = store.placed(c).projections
     masks = _read_masks(call.ip_adapter_masks, len(store))
@@ -65,7 +60,7 @@ def image_prompts(
         tokens = project_images(
             adapter.projection, params, features, branches=branches, repeats=rows
         )
-        made.append(_image_prompt(c, tokens, store.scales[i], masks[i], size, i, prompts))
+        made.append(_image_prompt(start, tokens, store.scales[i], masks[i], i))
     return tuple(made)
 
 
@@ -266,13 +261,7 @@ def _read_masks(masks: Any, count: int) -> list[np.ndarray | None]:
 
 
 def _image_prompt(
-    c: Components,
-    tokens: jax.Array,
-    scales: np.ndarray,
-    mask: np.ndarray | None,
-    size: tuple[int, int],
-    i: int,
-    prompts: int,
+    start: Start, tokens: jax.Array, scales: np.ndarray, mask: np.ndarray | None, i: int
 ) -> ImagePrompt:
     """Returns what one IP-Adapter sees. scales: l n. mask: (1 or p) n h w, or None."""
     b, n = tokens.shape[0], tokens.shape[2]
@@ -283,7 +272,7 @@ def _image_prompt(
                 f"ip_adapter_masks (index {i})"
             )
         return ImagePrompt(tokens, np.tile(scales, (b, 1, 1, 1)))
-    if len(mask) not in (1, prompts) or mask.shape[1] != n:
+    if len(mask) not in (1, start.prompts) or mask.shape[1] != n:
         raise ValueError(
             f"ip_adapter_masks must have the shape (1, {n}, height, width) at index {i}, one mask "
             f"for each image (got {mask.shape})"
@@ -294,7 +283,7 @@ def _image_prompt(
             f"index {i}"
         )
     scales = np.broadcast_to(scales, (len(scales), n))
-    smaller = (downsample_mask(mask, queries) for queries in _query_counts(c, size))
+    smaller = (downsample_mask(mask, queries) for queries in _query_counts(start.c, start.size))
     masks = tuple(np.repeat(x, b // len(x), axis=0)[:, None] for x in smaller)
     return ImagePrompt(tokens, np.tile(scales, (b, 1, 1, 1)), masks)
 

@@ -15,13 +15,12 @@ from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.images import check_latents
 from diffusax.pipelines.tasks.prompts import prompt_for_each_image
 from diffusax.pipelines.tasks.references import with_inpainted
-from diffusax.pipelines.tasks.schedules import make_schedule
 from diffusax.pipelines.tasks.start import (
     are_latents,
-    count_images,
     image_size,
     pixel_size,
     require_channels,
+    start_run,
 )
 from diffusax.pipelines.tasks.tasks import (
     check_count,
@@ -31,7 +30,7 @@ from diffusax.pipelines.tasks.tasks import (
     read_pixels,
     required,
 )
-from diffusax.runtime.random.noise import Noise, TorchNoise, noise_source
+from diffusax.runtime.random.noise import Noise, TorchNoise
 
 
 def inpaint(c: Components, call: Call) -> PreparedRun:
@@ -42,41 +41,43 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     denoiser that looks at images looks at the one to inpaint, and at those in image_reference.
     """
     call = c.family.inpaint.resize(c, prompt_for_each_image(call), image_size)
-    b, height, width = count_images(call), *_inpainted_size(c, call)
+    size = height, width = _inpainted_size(c, call)
+    start = start_run(c, call, size, from_image=True)
     # diffusers puts the image back without noise after the last row, also where denoising_end or
     # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
-    schedule = make_schedule(c, call, (height, width), from_image=True).ending_clean
-    noise = noise_source(call.noise, call.seed, b, call.generators)
+    start = dataclasses.replace(start, schedule=start.schedule.ending_clean)
+    b, shape, schedule, noise = start.images, start.shape, start.schedule, start.noise
     crop = crop_options(call, height, width)
     pixels = read_pixels(c, call, height, width, **crop)
     crop_mask: dict[str, Any] = {**crop, "factor": c.latents.multiple}
     mask = to_mask(required(call, "mask_image"), height, width, **crop_mask)
-    shape = c.latents.shape(height, width)
     own_channels = c.denoiser.in_channels == shape[-1]
     if not own_channels:
         require_channels(c, 2 * shape[-1] + 1, "inpainting")
 
-    start = None if call.latents is None else check_latents(c.latents, call.latents, b, *shape[:2])
+    given = None
+    if call.latents is not None:
+        given = check_latents(c.latents, call.latents, b, *shape[:2])
     whole = call.denoising_start is None and c.family.start.is_noise(call.strength)
     clean = eps = None
-    if start is not None:
-        eps = c.family.inpaint.noise(start, lambda: noise.draw("start", shape))
-    if own_channels or (start is None and not whole):
+    if given is not None:
+        eps = c.family.inpaint.noise(given, lambda: noise.draw("start", shape))
+    if own_channels or (given is None and not whole):
         clean = encode(c, noise, pixels, b)
     if eps is None:
         eps = noise.draw("start", shape)
     if call.denoising_start is not None:
         x = clean
-    elif whole or start is not None:
-        given = eps if start is None else start
-        x = programs.begin(given, np.float32(schedule.init_noise_sigma), None, None)
+    elif whole or given is not None:
+        x = eps if given is None else given
+        x = programs.begin(x, np.float32(schedule.init_noise_sigma), None, None)
     else:
         x = noised(schedule, clean, eps)
 
     check_count(mask, b, "mask_image")
     small = c.family.inpaint.shrink(mask, *shape[:2])
     small = np.tile(small, (b // len(mask), 1, 1, 1))
-    own: dict[str, Any] = {"size": (height, width)}
+    own: dict[str, Any] = {}
     if own_channels:
         own["inpainting"] = Inpainting(small, clean, eps)
         encodes = call.masked_image_latents is None and not are_latents(pixels)
@@ -87,7 +88,7 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     else:
         masked = _masked_latents(c, call, noise, pixels, mask, b)
         own["channels"] = programs.join_channels(small, masked)
-    run = prepare_run(c, call, schedule, noise, x, **own)
+    run = prepare_run(start, x, **own)
     run = with_inpainted(c, call, run, clean)
     shown = None if call.output_type == "latent" else c.family.inpaint.decoder(c, pixels, mask)
     if shown is not None:

@@ -1,9 +1,9 @@
 """Turns the texts of a call into the embeddings of each branch of guidance."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +14,11 @@ import numpy as np
 from diffusax.boundary.tensors import as_tensors, wants_tensors
 from diffusax.models.adapters.low_rank import Layers, adapted_networks
 from diffusax.models.network import Network, Params
-from diffusax.pipelines.components.adapters import call_adapters, resolve_adapters
+from diffusax.pipelines.components.adapters import (
+    CallAdapters,
+    call_adapters,
+    resolve_adapters,
+)
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.families.embeddings import check_embeds
@@ -28,7 +32,7 @@ from diffusax.pipelines.plan.plan import Prompt, Tokens
 from diffusax.pipelines.run import programs
 from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.programs.program import Program
-from diffusax.runtime.switches import settled
+from diffusax.runtime.switches import under_own_switches
 
 Found = Mapping[str, Prompt]
 """Embeddings of prompts (key "") and, where guidance needs them, negative prompts ("negative_")."""
@@ -97,10 +101,11 @@ def count_prompts(call: Call) -> int:
         if isinstance(call.prompt_embeds, list | tuple):
             return len(call.prompt_embeds)
         return len(check_embeds("prompt_embeds", call.prompt_embeds, 3))
-    prompts = as_list(call.prompt)
-    if not prompts:
+    if isinstance(call.prompt, str):
+        return 1
+    if not call.prompt:
         raise ValueError("prompt is an empty list; give at least one prompt")
-    return len(prompts)
+    return len(call.prompt)
 
 
 def prompt_for_each_image(call: Call) -> Call:
@@ -118,74 +123,88 @@ def prompt_for_each_image(call: Call) -> Call:
     return dataclasses.replace(call, **repeated)
 
 
-def embed_prompts(c: Components, call: Call, branches: int, length: int | None = None) -> Prompt:
-    """Returns the embeddings of the call's prompts, b k ... with k branches.
+def embed_prompts(
+    c: Components,
+    call: Call,
+    prompts: int,
+    *,
+    branches: int,
+    adapters: CallAdapters | None = None,
+    length: int | None = None,
+) -> Prompt:
+    """Returns the embeddings of the call's prompts, of this number, b k ... with k branches.
 
     The first branch has the prompts, and the others have the negative prompts, or zeros where a
     checkpoint asks for these instead of a missing one (`force_zeros_for_empty_prompt`).
 
-    length: the number of tokens of other embeddings of the same run, which these are given, too.
+    adapters: those of the call, if any. length: the number of tokens of other embeddings of the
+    same run, which these are given, too.
 
     Raises:
         ValueError: prompts are missing, given twice, or not as many as needed.
     """
-    found = given_embeds(c, call, guided=branches > 1)
-    texts = _texts_to_encode(c, call, found, guided=branches > 1)
-    if texts and c.encoded is not None:
-        n = count_prompts(call)
-        found |= {prefix: c.encoded.find(call, call_texts(c, call, prefix, n)) for prefix in texts}
-    elif texts:
-        tokens = tokenize(c, call, texts, _length(found) or length)
-        tokens, adapters = _with_adapters(c, call, tokens, len(texts))
-        _, networks, names = zip(*c.text)
-        options: dict[str, Any] = {"groups": len(texts)}
-        options["clip_skip"] = None if "" in found else call.clip_skip
-
-        def ready() -> tuple[Params, ...]:
-            return tuple(map(c.ready, names))
-
-        with in_mesh(c.encoder_mesh):
-            if c.texts is None:
-                encoded = encode_texts(c.family, networks, ready(), tokens, adapters, **options)
-            else:
-                params = tuple(c.params[name] for name in names)
-                options["ready"] = ready
-                encoded = c.texts.encode(c.family, networks, params, tokens, adapters, **options)
-        if c.encoder_mesh is not None:
-            # From the host they go wherever the denoiser is.
-            encoded = jax.device_get(encoded)
-        found |= dict(zip(texts, encoded))
+    guided, found = branches > 1, dict[str, Prompt]()
+    if call.prompt_embeds is not None or call.negative_prompt_embeds is not None:
+        found = given_embeds(c, call, guided=guided)
+    if texts := _texts_to_encode(c, call, found, guided=guided):
+        length = found[""].context.shape[1] if "" in found else length
+        found |= _encode_call(c, call, prompts, texts, adapters, length)
     found = c.family.lengths.align(found)
-    shapes = [embeds.context.shape for embeds in found.values()]
-    if len(set(shapes)) > 1:
+    shape = found[""].context.shape
+    if "negative_" in found and found["negative_"].context.shape != shape:
         length = found["" if "" not in texts else "negative_"].context.shape[1]
         more = f"; max_sequence_length={length} reads texts of as many tokens" if texts else ""
         raise ValueError(
             "prompt_embeds and negative_prompt_embeds must have the same shape (got "
-            f"{found[''].context.shape} and {found['negative_'].context.shape}){more}"
+            f"{shape} and {found['negative_'].context.shape}){more}"
         )
-    if texts and c.context_dim not in (None, shapes[0][-1]):
+    if texts and c.context_dim not in (None, shape[-1]):
         raise ValueError(
-            f"the text encoders give embeddings of a width of {shapes[0][-1]}, and the "
+            f"the text encoders give embeddings of a width of {shape[-1]}, and the "
             f"{c.denoiser.components[0]} attends to {c.context_dim}; load the pipeline with all "
             "its text encoders, or give prompt_embeds"
         )
     return stack_prompts(found, branches=branches, repeats=call.num_images_per_prompt or 1)
 
 
-def _with_adapters(
-    c: Components, call: Call, tokens: Tokens, groups: int
-) -> tuple[Tokens, tuple[Layers | None, ...]]:
-    """Returns the tokens with the weights of the call's adapters, and each encoder's adapters."""
-    adapters = call_adapters(c, call, count_prompts(call))
-    if adapters is None:
-        return tokens, ()
-    names = [name for _, _, name in c.text]
-    stacked = c.adapters.stacked(c, adapters.loras, components=names)
-    if not stacked:
-        return tokens, ()
-    tokens = tokens._replace(adapters=np.tile(adapters.weights, (groups, 1)))
-    return tokens, tuple(map(stacked.get, names))
+def _encode_call(
+    c: Components,
+    call: Call,
+    prompts: int,
+    prefixes: Sequence[str],
+    adapters: CallAdapters | None,
+    length: int | None,
+) -> dict[str, Prompt]:
+    """Returns the embeddings of the call's texts by prefix; see `tokenize` for the arguments."""
+    if c.encoded is not None:
+        return {p: c.encoded.find(call, call_texts(c, call, p, prompts)) for p in prefixes}
+    encoders = c.text
+    tokens = tokenize(c, call, encoders, prompts, prefixes, length)
+    _, networks, names = zip(*encoders)
+    layers: tuple[Any, ...] = ()
+    if (
+        adapters is not None
+        and adapters.loras
+        and (stacked := c.adapters.stacked(c, adapters.loras, components=names))
+    ):
+        layers = tuple(map(stacked.get, names))
+        tokens = tokens._replace(adapters=np.tile(adapters.weights, (len(prefixes), 1)))
+    options: dict[str, Any] = {"groups": len(prefixes)}
+    options["clip_skip"] = call.clip_skip if "" in prefixes else None
+
+    def ready() -> tuple[Params, ...]:
+        return tuple(map(c.ready, names))
+
+    own_devices = c.encoder_mesh is not None
+    with in_mesh(c.encoder_mesh) if own_devices else contextlib.nullcontext():
+        if c.texts is None:
+            encoded = encode_texts(c.family, networks, ready(), tokens, layers, **options)
+        else:
+            params = tuple(c.params[name] for name in names)
+            options["ready"] = ready
+            encoded = c.texts.encode(c.family, networks, params, tokens, layers, **options)
+    # From the host they go wherever the denoiser is.
+    return dict(zip(prefixes, jax.device_get(encoded) if own_devices else encoded))
 
 
 def stack_prompts(found: Found, *, branches: int, repeats: int) -> Prompt:
@@ -211,7 +230,7 @@ def encodes_prompts(method: Any) -> Any:
     """
     signature = inspect.signature(method)
 
-    @settled
+    @under_own_switches
     @functools.wraps(method)
     def encode(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         bound = signature.bind(self, *args, **kwargs)
@@ -229,36 +248,33 @@ def _embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
     guided = bool(arguments.pop("do_classifier_free_guidance", False))
     call = check_call({**arguments, **given.get("options", {})})
     c, call = resolve_adapters(c, call)
-    prompt = embed_prompts(c, call, 1 + guided)
+    prompts = count_prompts(call)
+    adapters = call_adapters(c, call, prompts)
+    prompt = embed_prompts(c, call, prompts, branches=1 + guided, adapters=adapters)
     return c.family.lengths.encoded(prompt, len(c.family.embeds), guided=guided)
 
 
 def tokenize(
-    c: Components, call: Call, prefixes: Sequence[str], length: int | None = None
+    c: Components,
+    call: Call,
+    encoders: Sequence[tuple[Any, Network, str]],
+    prompts: int,
+    prefixes: Sequence[str],
+    length: int | None = None,
 ) -> Tokens:
-    """Returns the tokens of the call's texts, (g n) ... .
+    """Returns the tokens of the call's texts, (g n) ... , for the encoders of `Components.text`.
 
-    prefixes: "" for the prompts and "negative_" for the negative prompts, g groups of n texts that
-    follow each other. length: the number of tokens of embeddings in the same batch, if any.
+    prompts: n, their number. prefixes: "" for the prompts and "negative_" for the negative prompts,
+    g groups of n texts that follow each other. length: the number of tokens of embeddings in the
+    same batch, if any.
+
+    Raises:
+        ValueError: a text encoder lacks a word, whose embedding would be NaN.
     """
-    n, encoders = count_prompts(call), [name for _, _, name in c.text]
-    groups = [call_texts(c, call, prefix, n) for prefix in prefixes]
-    texts = [list(itertools.chain(*(group[name] for group in groups))) for name in encoders]
-    tokens = c.family.tokenize([tokenizer for tokenizer, _, _ in c.text], texts, call, length)
-    _check_ids(c, tokens)
-    return tokens
-
-
-def count_tokens(c: Components, call: Call) -> int:
-    """Returns the number of tokens of the embeddings of a call's texts, with their padding."""
-    prefixes = [""] if call.negative_prompt is None else ["", "negative_"]
-    shape = tokenize(c, call, prefixes).ids[0].shape
-    return int(np.prod(shape[1:]))
-
-
-def _check_ids(c: Components, tokens: Tokens) -> None:
-    """Raises ValueError where a text encoder lacks an id, whose embedding would be NaN."""
-    for (tokenizer, network, name), ids in zip(c.text, tokens.ids):
+    groups = [call_texts(c, call, prefix, prompts) for prefix in prefixes]
+    texts = [[text for group in groups for text in group[name]] for _, _, name in encoders]
+    tokens = c.family.tokenize([tokenizer for tokenizer, _, _ in encoders], texts, call, length)
+    for (tokenizer, network, name), ids in zip(encoders, tokens.ids):
         size = getattr(getattr(network, "config", None), "vocab_size", None)
         if size is not None and (largest := np.max(ids)) >= size:
             word = tokenizer.decode([largest])
@@ -266,6 +282,14 @@ def _check_ids(c: Components, tokens: Tokens) -> None:
                 f"prompt has the word {word!r}, for which {name} has no embedding; load it again "
                 "with load_textual_inversion, after the text encoder was assigned"
             )
+    return tokens
+
+
+def count_tokens(c: Components, call: Call, prompts: int) -> int:
+    """Returns the number of tokens of the embeddings of a call's texts, with their padding."""
+    prefixes = [""] if call.negative_prompt is None else ["", "negative_"]
+    shape = tokenize(c, call, c.text, prompts, prefixes).ids[0].shape
+    return int(np.prod(shape[1:]))
 
 
 def token_groups(c: Components, call: Call, *, guided: bool) -> Tokens:
@@ -287,7 +311,8 @@ def token_groups(c: Components, call: Call, *, guided: bool) -> Tokens:
             "generate_fn needs all networks on the same devices; load the pipeline without "
             "encoder_device"
         )
-    tokens = tokenize(c, call, prefixes, _length(found))
+    length = found[""].context.shape[1] if "" in found else None
+    tokens = tokenize(c, call, c.text, count_prompts(call), prefixes, length)
     grouped: Tokens = jax.tree.map(lambda x: x.reshape(len(prefixes), -1, *x.shape[1:]), tokens)
     return grouped
 
@@ -313,7 +338,9 @@ def call_texts(c: Components, call: Call, prefix: str, n: int) -> dict[str, list
     first, texts = getattr(call, f"{prefix}prompt") or "", {}
     for i, encoder in enumerate(c.family.text_encoders):
         name = f"{prefix}prompt" + (f"_{i + 1}" if i else "")
-        texts[encoder.name] = match_length(name, as_list(getattr(call, name) or first), n)
+        given = getattr(call, name) or first
+        several = isinstance(given, list | tuple)
+        texts[encoder.name] = match_length(name, given, n) if several else [given] * n
     return texts
 
 
@@ -326,8 +353,3 @@ def _texts_to_encode(c: Components, call: Call, found: Found, *, guided: bool) -
     zeros = call.negative_prompt is None and c.options.get("force_zeros_for_empty_prompt")
     wanted = ("", "negative_") if guided and not zeros else ("",)
     return [prefix for prefix in wanted if prefix not in found]
-
-
-def _length(found: Found) -> int | None:
-    """Returns the number of tokens of given embeddings, which other texts must have, or None."""
-    return found[""].context.shape[1] if "" in found else None

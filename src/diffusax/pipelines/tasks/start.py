@@ -1,12 +1,78 @@
-"""Checks the number and size of a call's images, and whether the networks fit them."""
+"""What a run starts from: the facts that follow from a call and the components alone."""
+
+import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
 
+from diffusax.pipelines.components.adapters import CallAdapters, call_adapters
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks.prompts import count_prompts
 from diffusax.runtime.devices.memory import host_memory
+from diffusax.runtime.random.noise import Noise, noise_source
+from diffusax.samplers import Schedule
+from diffusax.samplers.runs import compute_schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What follows from a call and the components alone; a task computes it once, first of all."""
+
+    c: Components
+    call: Call
+    prompts: int
+    """The number of prompts."""
+    images: int
+    """The number of images to generate, b."""
+    size: tuple[int, int]
+    """The height and width of the images in pixels."""
+    shape: tuple[int, int, int]
+    """h w c of their latents."""
+    schedule: Schedule
+    """The rows of the sampler to run."""
+    noise: Noise
+    """The source of random numbers."""
+    adapters: CallAdapters | None = None
+    """The adapters beside the parameters; None without any."""
+
+
+def start_run(
+    c: Components,
+    call: Call,
+    size: tuple[int, int],
+    *,
+    from_image: bool = False,
+    strength: float = 1.0,
+) -> Start:
+    """Returns what the run of a call starts from.
+
+    Args:
+        c: the components.
+        call: the call.
+        size: height and width of the images in pixels.
+        from_image: see `make_schedule`.
+        strength: see `make_schedule`.
+
+    Raises:
+        ValueError: there is no prompt, the images exceed the memory, no rows are left, the sampler
+            is for other networks, or seeds or adapters are not as many as images or prompts.
+    """
+    prompts = count_prompts(call)
+    images = prompts * (call.num_images_per_prompt or 1)
+    check_memory(c, images, *size)
+    return Start(
+        c,
+        call,
+        prompts,
+        images,
+        size,
+        c.latents.shape(*size),
+        make_schedule(c, call, size, from_image=from_image, strength=strength),
+        noise_source(call.noise, call.seed, images, call.generators),
+        None if call.adapters is None else call_adapters(c, call, prompts),
+    )
 
 
 def count_images(call: Call) -> int:
@@ -20,10 +86,10 @@ def image_size(c: Components, call: Call) -> tuple[int, int]:
     Raises:
         ValueError: one is not a multiple of the autoencoder's factor, or of a token's size.
     """
-    own, factor = c.family.default_size, c.latents.multiple
+    factor = c.latents.multiple
     size = call.height or 0, call.width or 0
     if not all(size):
-        height, width = c.default_size if own is None else own(c, call)
+        height, width = c.family.default_size(c, call)
         size = call.height or height, call.width or width
     for name, value in zip(("height", "width"), size):
         if value < factor or value % factor:
@@ -31,8 +97,108 @@ def image_size(c: Components, call: Call) -> tuple[int, int]:
             raise ValueError(
                 f"{name} must be divisible by {factor} (got {value}); use {low} or {low + factor}"
             )
-    _check_memory(c, count_images(call), *size)
     return size
+
+
+def check_memory(c: Components, b: int, height: int, width: int) -> None:
+    """Raises ValueError for images that exceed the memory of a CPU, before any program runs."""
+    if jax.default_backend() != "cpu" or (total := host_memory()) is None:
+        return
+    # The decoder's last level, its input and output in float32: a lower bound.
+    network = getattr(c.models.get(c.autoencoder_name or ""), "network", None)
+    config = getattr(network, "config", None)
+    channels = getattr(config, "block_out_channels", (64,))[0]
+    needed = b * height * width * channels * 8
+    if needed > total:
+        raise ValueError(
+            f"{b} pictures of {height}x{width} need more than {needed / 1e9:.0f} GB of memory at "
+            f"once, and this machine has {total / 1e9:.0f} GB; draw fewer or smaller ones at a time"
+        )
+
+
+def make_schedule(
+    c: Components,
+    call: Call,
+    size: tuple[int, int],
+    *,
+    from_image: bool = False,
+    strength: float = 1.0,
+) -> Schedule:
+    """Returns the rows of a call's run, cut by strength, denoising_start and denoising_end.
+
+    Args:
+        c: the components.
+        call: the call.
+        size: height and width of the image in pixels, on which some families' noise levels depend.
+        from_image: whether the run starts from an image, and so at the row that the strength gives.
+        strength: the scheduler's own strength, which consistency models use.
+
+    Raises:
+        ValueError: no rows are left, or the sampler is for networks of another kind.
+    """
+    sampler = c.sampler
+    custom = call.timesteps is not None or call.sigmas is not None
+    options: dict[str, Any] = {
+        "steps": None if custom else call.num_inference_steps,
+        "timesteps": None if call.timesteps is None else tuple(call.timesteps),
+        "sigmas": None if call.sigmas is None else tuple(call.sigmas),
+        "eta": call.eta or 0.0,
+        "original_inference_steps": call.original_inference_steps,
+        "strength": strength,
+        "use_clipped_model_output": bool(call.use_clipped_model_output),
+    }
+    options |= c.family.schedule_options(c, call, size)
+    last = call.denoising_end or 0.0
+    if not from_image and not 0 < last < 1:
+        return compute_schedule(sampler, **options)
+    whole = compute_schedule(sampler, uncut=True, **options)
+    begin, end = begin_row(c, call, whole) if from_image else 0, len(whole)
+    if 0 < last < 1:
+        cutoff = _cutoff(c, last)
+        end = begin + int((whole.timesteps[begin:] >= cutoff).sum())
+    if begin >= end:
+        raise ValueError(_nothing_left(call, from_image=from_image))
+    if (begin, end) == (0, len(whole)):
+        return compute_schedule(sampler, **options)
+    return compute_schedule(sampler, begin=begin, end=end, **options)
+
+
+def begin_row(c: Components, call: Call, whole: Schedule) -> int:
+    """Returns the row at which a run that starts from an image begins.
+
+    Upstream: get_timesteps of diffusers' image-to-image pipelines.
+    """
+    start = call.denoising_start
+    if start is not None and 0 < start < 1:
+        left = int((whole.timesteps < _cutoff(c, start)).sum())
+        # A step of two rows is not cut in the middle.
+        left += whole.order == 2 and left % 2 == 0
+        return len(whole) - left
+    given = call.timesteps or call.sigmas
+    steps = (call.num_inference_steps if given is None else len(given)) or 0
+    return c.family.start.first_step(steps, call.strength) * whole.order
+
+
+def _nothing_left(call: Call, *, from_image: bool) -> str:
+    """Says which of the call's arguments leave no step, naming those that it has."""
+    given: dict[str, Any] = {"num_inference_steps": call.num_inference_steps}
+    given |= {name: getattr(call, name) for name in ("timesteps", "sigmas")}
+    starts = call.denoising_start is not None and 0 < call.denoising_start < 1
+    if from_image and not starts:
+        given["strength"] = call.strength
+    given |= {name: getattr(call, name) for name in ("denoising_start", "denoising_end")}
+    if call.timesteps or call.sigmas:
+        given.pop("num_inference_steps")
+    steps, *parts = (f"{name}={value}" for name, value in given.items() if value is not None)
+    return (
+        f"nothing is left of {steps} with {' and '.join(parts)}; take more steps or a larger part "
+        "of them"
+    )
+
+
+def _cutoff(c: Components, fraction: float) -> int:
+    total = c.scheduler.num_train_timesteps
+    return round(total - fraction * total)
 
 
 def pixel_range(c: Components) -> tuple[int, int] | None:
@@ -57,21 +223,6 @@ def size_warning(c: Components, height: int | None, width: int | None) -> str | 
         f"the model was trained on images of {own[1]}x{own[0]}, and those of {width}x{height} may "
         "be poor; choose a width and a height nearer to its own"
     )
-
-
-def _check_memory(c: Components, b: int, height: int, width: int) -> None:
-    """Raises ValueError for images that exceed the memory of a CPU, before any program runs."""
-    if jax.default_backend() != "cpu" or (total := host_memory()) is None:
-        return
-    # The decoder's last level, its input and output in float32: a lower bound.
-    config = getattr(c.models.get(c.autoencoder_name or ""), "config", None)
-    channels = getattr(config, "block_out_channels", (64,))[0]
-    needed = b * height * width * channels * 8
-    if needed > total:
-        raise ValueError(
-            f"{b} pictures of {height}x{width} need more than {needed / 1e9:.0f} GB of memory at "
-            f"once, and this machine has {total / 1e9:.0f} GB; draw fewer or smaller ones at a time"
-        )
 
 
 def pixel_size(c: Components, pixels: np.ndarray) -> tuple[int, int]:

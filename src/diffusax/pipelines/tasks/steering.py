@@ -157,7 +157,7 @@ def adapter_text_to_image(c: Components, call: Call) -> PreparedRun:
     # SDXL's family has other sizes for a run that starts from an image; this one does not.
     call = dataclasses.replace(call, image=None, height=height, width=width)
     run = text_to_image(c, call)
-    b, per_prompt = count_images(call), call.num_images_per_prompt or 1
+    b, per_prompt = len(run.plan.latents), call.num_images_per_prompt or 1
     hints = tuple(repeat_for_prompts(own, b, per_prompt) for own in pictures)
     inputs = run.plan.step_inputs._replace(control=_scales(call, run, len(adapters)))
     conditions = run.plan.conditions._replace(control=hints)

@@ -3,7 +3,6 @@
 They use the families of checkpoints only through `Components`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from diffusax.images.pictures import to_pixels
 from diffusax.models.adapters.freeu import freeu_rows
-from diffusax.pipelines.components.adapters import CallAdapters, call_adapters
+from diffusax.pipelines.components.adapters import CallAdapters
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan import guidance
 from diffusax.pipelines.plan.arguments import Call
@@ -26,19 +25,16 @@ from diffusax.pipelines.tasks.composed_prompts import (
     with_equal_sizes,
 )
 from diffusax.pipelines.tasks.image_prompts import image_prompts
-from diffusax.pipelines.tasks.prompts import (
-    count_prompts,
-    embed_prompts,
-    prompt_for_each_image,
-)
+from diffusax.pipelines.tasks.prompts import embed_prompts, prompt_for_each_image
 from diffusax.pipelines.tasks.references import with_references
-from diffusax.pipelines.tasks.schedules import make_schedule
 from diffusax.pipelines.tasks.start import (
+    Start,
     are_latents,
-    count_images,
     image_size,
+    make_schedule,
     pixel_size,
     require_channels,
+    start_run,
 )
 from diffusax.runtime.random.noise import Noise, TorchNoise, noise_source
 from diffusax.samplers import Schedule
@@ -51,14 +47,12 @@ Task = Callable[[Components, Call], PreparedRun]
 
 def text_to_image(c: Components, call: Call) -> PreparedRun:
     """Prepares a run that generates images from prompts, and from images to look at, if any."""
-    b, height, width = count_images(call), *image_size(c, call)
-    shape = c.latents.shape(height, width)
-    require_channels(c, shape[-1], "text to image")
-    schedule = make_schedule(c, call, (height, width))
-    noise = noise_source(call.noise, call.seed, b, call.generators)
-    x = pure_noise(c, call, noise, schedule, b, shape)
-    run = prepare_run(c, call, schedule, noise, x, size=(height, width))
-    return with_references(c, call, run)
+    require_channels(c, c.latents.channels, "text to image")
+    start = start_run(c, call, image_size(c, call))
+    run = prepare_run(start, pure_noise(start))
+    if call.image is not None:
+        run = with_references(c, call, run)
+    return run
 
 
 def image_to_image(c: Components, call: Call) -> PreparedRun:
@@ -66,7 +60,7 @@ def image_to_image(c: Components, call: Call) -> PreparedRun:
 
     Source: Meng et al. 2022, SDEdit.
     """
-    return _draw_over(c, call, from_image=True)
+    return _start_from_images(c, call, from_image=True)
 
 
 def consistency_image_to_image(c: Components, call: Call) -> PreparedRun:
@@ -74,42 +68,36 @@ def consistency_image_to_image(c: Components, call: Call) -> PreparedRun:
 
     All steps are made, at noise levels below the one that the strength gives.
     """
-    return _draw_over(c, call, strength=call.strength)
+    return _start_from_images(c, call, strength=call.strength)
 
 
-def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
-    """Prepares a run that starts from images. start: options of `make_schedule`."""
+def _start_from_images(c: Components, call: Call, **rows: Any) -> PreparedRun:
+    """Prepares a run that starts from images. rows: options of `make_schedule`."""
+    require_channels(c, c.latents.channels, "image to image")
     call = prompt_for_each_image(call)
-    b = count_images(call)
     call = c.family.resize(c, call, image_size)
     pixels = read_pixels(c, call, call.height, call.width)
-    size = pixel_size(c, pixels)
-    schedule = make_schedule(c, call, size, **start)
-    noise = noise_source(call.noise, call.seed, b, call.generators)
-    shape = c.latents.shape(*size)
-    require_channels(c, shape[-1], "image to image")
+    start = start_run(c, call, pixel_size(c, pixels), **rows)
     if call.latents is not None:
-        x = check_latents(c.latents, call.latents, b, *shape[:2])
+        x = check_latents(c.latents, call.latents, start.images, *start.shape[:2])
     else:
-        x = encode(c, noise, pixels, b, normalize=c.latents.normalize, per_seed=True)
+        options = {"normalize": c.latents.normalize, "per_seed": True}
+        x = encode(c, start.noise, pixels, start.images, **options)
         if call.denoising_start is None:
-            x = noised(schedule, x, noise.draw("start", shape))
-    return prepare_run(c, call, schedule, noise, x, size=size)
+            x = noised(start.schedule, x, start.noise.draw("start", start.shape))
+    return prepare_run(start, x)
 
 
 def instruct(c: Components, call: Call) -> PreparedRun:
     """Prepares a run that edits images as the prompt says (Brooks et al. 2023, InstructPix2Pix)."""
+    require_channels(c, 2 * c.latents.channels, "InstructPix2Pix")
     call = prompt_for_each_image(call)
-    b = count_images(call)
     call = c.family.edits.resize(c, call, image_size)
     pixels = read_pixels(c, call, call.height, call.width)
-    size = pixel_size(c, pixels)
-    schedule = make_schedule(c, call, size)
-    noise = noise_source(call.noise, call.seed, b, call.generators)
-    shape = c.latents.shape(*size)
-    require_channels(c, 2 * shape[-1], "InstructPix2Pix")
-    image = encode(c, None, pixels, b, scale=c.options.get("is_cosxl_edit", False))
-    x = pure_noise(c, call, noise, schedule, b, shape)
+    start = start_run(c, call, pixel_size(c, pixels))
+    is_edit = c.options.get("is_cosxl_edit", False)
+    image = encode(c, None, pixels, start.images, scale=is_edit)
+    x = pure_noise(start)
 
     weights: tuple[float, ...] = ()
     scale = 1.0 if call.guidance_scale is None else call.guidance_scale
@@ -117,58 +105,50 @@ def instruct(c: Components, call: Call) -> PreparedRun:
         weights = guidance.instruct(scale, call.image_guidance_scale)
     order = (0, 0, None) if weights else (0,)
     (channels,) = programs.stack_branches(((image,),), order=order, repeats=1)
-    return prepare_run(c, call, schedule, noise, x, size=size, channels=channels, weights=weights)
+    return prepare_run(start, x, channels=channels, weights=weights)
 
 
 def prepare_run(
-    c: Components,
-    call: Call,
-    schedule: Schedule,
-    noise: Noise,
+    start: Start,
     latents: Any,
     *,
-    size: tuple[int, int],
     channels: Any = None,
     inpainting: Inpainting | None = None,
     weights: tuple[float, ...] | None = None,
-    scales: np.ndarray | None = None,
 ) -> PreparedRun:
     """Completes a run: encodes the prompts, and computes the inputs of each step.
 
     Args:
-        c: the components.
-        call: the call.
-        schedule: the rows of the run.
-        noise: the source of random numbers.
+        start: the facts of the run.
         latents: the latents at the start of the run, b h w c.
-        size: height and width in pixels.
         channels: see `Conditions`.
         inpainting: see `Plan`.
         weights: the weights of guidance; by default those of classifier-free guidance, where the
             call asks for it.
-        scales: b, the guidance scale of each image; by default the call's.
     """
+    c, call, schedule, adapters = start.c, start.call, start.schedule, start.adapters
     scale = 1.0 if call.guidance_scale is None else call.guidance_scale
-    texts, reweigh = compose(c, call, schedule), None
+    texts = compose(c, call, schedule) if call.prompt_weighting else None
+    reweigh = None
     if texts is not None and not texts.is_plain:
         _check_joined(call, weights)
         weights, reweigh = texts.guidance(max(scale, 1.0)), texts.guidance
     if weights is None:
         weights = c.family.guidance.weights(c, call)
+    branches = 1 + len(weights)
     if texts is None:
-        prompts = [embed_prompts(c, call, branches=1 + len(weights))]
+        prompts = [embed_prompts(c, call, start.prompts, branches=branches, adapters=adapters)]
     else:
-        prompts = embed_composition(c, call, texts, branches=1 + len(weights))
-    prompt = prompts[0]
-    adapters = call_adapters(c, call, count_prompts(call))
-    if scales is None:
-        scales = np.full(prompt.context.shape[0], scale, np.float32)
-    every = [c.family.conditions(c, call, one, size, scales) for one in prompts]
+        prompts = embed_composition(start, texts, branches)
+    scales = np.full(start.images, scale, np.float32)
+    every = [c.family.conditions(c, call, one, start.size, scales) for one in prompts]
     if reweigh is not None:
         every = [with_equal_sizes(one, len(weights)) for one in every]
-    conditions = every[0]
-    images = image_prompts(c, call, branches=1 + len(weights), size=size)
-    conditions = conditions._replace(channels=channels, images=images)
+    conditions = every[0]._replace(channels=channels)
+    seen = call.ip_adapter_image is not None or call.ip_adapter_image_embeds is not None
+    if seen or call.ip_adapter_masks is not None:
+        conditions = conditions._replace(images=image_prompts(start, branches))
+
     table = programs.device_table(schedule)
     height = len(table.timestep)
     corrected = call.cfg_normalization or call.guidance_rescale
@@ -178,15 +158,19 @@ def prepare_run(
         freeu=None if c.freeu is None else freeu_rows(c.freeu, height),
         adapters=None if adapters is None else _adapter_rows(adapters, call, height),
     )
-    plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting, _rule(c, call, weights))
-    layers = c.ip_adapters.placed(c).layers if images else ()
-    run = PreparedRun(plan, schedule, noise, weights, c.decoding(), ip_adapters=layers)
-    if texts is not None:
-        later = later_conditions(texts, every)
-        run = dataclasses.replace(run, later=later, reweigh=reweigh)
-    if adapters is None:
-        return run
-    return dataclasses.replace(run, loras=adapters.loras)
+    rule = None if call.guide is None else _rule(c, call, weights)
+    plan = Plan(latents, conditions, table, inputs, start.noise.keys, inpainting, rule)
+    return PreparedRun(
+        plan,
+        schedule,
+        start.noise,
+        weights,
+        c.decoding(),
+        loras={} if adapters is None else adapters.loras,
+        ip_adapters=c.ip_adapters.placed(c).layers if conditions.images else (),
+        later=() if texts is None else later_conditions(texts, every),
+        reweigh=reweigh,
+    )
 
 
 def _check_joined(call: Call, weights: tuple[float, ...] | None) -> None:
@@ -205,15 +189,16 @@ def _check_joined(call: Call, weights: tuple[float, ...] | None) -> None:
 
 
 def _rule(c: Components, call: Call, weights: tuple[float, ...]) -> Any:
-    """Returns the call's rule of guidance, see `guidance.as_rule`. weights: those of guidance.
+    """Returns the rule of guidance that a call brings, see `guidance.as_rule`.
+
+    weights: those of guidance.
 
     Raises:
         ValueError: it is no rule, there are no branches to guide, or cfg_normalization belongs to
             another rule.
     """
-    if call.guide is not None:
-        c.family.guidance.check_rule(c, weights)
-    if call.guide is not None and call.cfg_normalization:
+    c.family.guidance.check_rule(c, weights)
+    if call.cfg_normalization:
         raise ValueError("only one of guide and cfg_normalization can be given")
     return guidance.as_rule(call.guide)
 
@@ -261,22 +246,14 @@ def encode(
     return programs.tile(encode_pixels(c, pixels, eps, **options), b)
 
 
-def pure_noise(
-    c: Components,
-    call: Call,
-    noise: Noise,
-    schedule: Schedule,
-    b: int,
-    shape: tuple[int, int, int],
-) -> Any:
+def pure_noise(start: Start) -> Any:
     """Returns the latents at the start of a run from pure noise, given or drawn, b h w c."""
-    given = call.latents
-    x = (
-        noise.draw("start", shape)
-        if given is None
-        else check_latents(c.latents, given, b, *shape[:2])
-    )
-    return programs.begin(x, np.float32(schedule.init_noise_sigma), None, None)
+    given = start.call.latents
+    if given is None:
+        x = start.noise.draw("start", start.shape)
+    else:
+        x = check_latents(start.c.latents, given, start.images, *start.shape[:2])
+    return programs.begin(x, np.float32(start.schedule.init_noise_sigma), None, None)
 
 
 def noised(schedule: Schedule, clean: Any, noise: Any) -> Any:

@@ -34,12 +34,22 @@ _ATTENTION = ("cross_attention_kwargs", "joint_attention_kwargs", "attention_kwa
 _SECOND = ("prompt_2", "negative_prompt_2")
 
 
-def prepared(task: Task, c: Components, call: Call) -> PreparedRun:
+_ALWAYS_USED = frozenset(
+    {
+        *("prompt", "height", "width", "num_inference_steps", "num_images_per_prompt"),
+        *("seed", "generator", "noise", "output_type", "return_dict", "callback_on_step_end"),
+    }
+)
+"""The arguments that change every call in which no others are given."""
+
+
+def prepare_call(task: Task, c: Components, call: Call) -> PreparedRun:
     """Returns the run that a task makes of a call, and warns of arguments that it does not use."""
     with in_mesh(c.local_mesh):
         run = task(c, call)
-    for line in unused(task, c, call, run):
-        log.warning("%s", line)
+    if not call.given <= _ALWAYS_USED:
+        for line in unused(task, c, call, run):
+            log.warning("%s", line)
     return run
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import alike, for_reader
-from diffusax.runtime.switches import settled
+from diffusax.runtime.switches import under_own_switches
 from diffusax.samplers import noise_levels
 from diffusax.samplers.by_hand import as_jax, check_alike
 from diffusax.samplers.methods.alpha_methods import Limits
@@ -74,7 +74,7 @@ class DiscreteScheduler(Scheduler, sampler=False):
         """How the networks were trained that it samples."""
         return self.diffusion
 
-    @settled
+    @under_own_switches
     def get_velocity(self, sample: Any, noise: Any, timesteps: Any) -> Any:
         """Returns sqrt(a_t) noise - sqrt(1 - a_t) sample, the target of v prediction, b ....
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import alike, as_numpy, for_reader
-from diffusax.runtime.switches import is_traced, settled
+from diffusax.runtime.switches import is_traced, under_own_switches
 from diffusax.samplers import by_hand
 from diffusax.samplers.by_hand import METHOD, HandRun, SchedulerOutput, StepOptions, Stepping
 from diffusax.samplers.processes import Diffusion, spread_level
@@ -220,7 +220,7 @@ class Stepped:
             raise ValueError(by_hand.no_timestep(among, timestep))
         return place
 
-    @settled
+    @under_own_switches
     def scale_model_input(self, sample: Any, timestep: Any = None) -> Any:
         """Returns what the network is given for a sample, b ...: the sample times a number.
 
@@ -270,7 +270,7 @@ class Stepped:
         """
         return self._step(model_output, timestep, sample, return_dict, generator=generator)
 
-    @settled
+    @under_own_switches
     def add_noise(self, original_samples: Any, noise: Any, timesteps: Any) -> Any:
         """Returns samples with noise at the level of timesteps, b ..., in the samples' dtype.
 

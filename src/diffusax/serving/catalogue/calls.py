@@ -10,7 +10,6 @@ from PIL import Image
 from diffusax.images.masks import blur, mask_of
 from diffusax.images.pictures import resize
 from diffusax.images.reading import load_image
-from diffusax.pipelines.plan.arguments import check_call
 from diffusax.samplers import Scheduler, scheduler_from_name
 from diffusax.serving.catalogue.entries import Checkpoint, FileEntry
 from diffusax.serving.drawings.drawing import EDIT, IMAGE, INPAINT, TEXT, Drawing
@@ -27,7 +26,6 @@ _NEEDS = (
 """Fields that mean nothing without another one."""
 _ARTICLES = {TEXT: "text to image", IMAGE: "image to image", INPAINT: "inpainting", EDIT: "edits"}
 _WITH_ETA = ("DDIMScheduler", "TCDScheduler")
-_FIELDS = frozenset(field.name for field in dataclasses.fields(Drawing))
 
 
 def complete(
@@ -67,7 +65,6 @@ def complete(
             f"(got {drawing.guidance_rescale:g})",
             param="guidance_rescale",
         )
-    _check_arguments(cls, drawing)
     _check_eta(checkpoint, drawing)
     check_strength(cls, drawing)
     return _resized(drawing)
@@ -279,13 +276,3 @@ def _resized(drawing: Drawing) -> Drawing:
     except ValueError as error:
         raise Refused(str(error), param="image") from None
     return dataclasses.replace(drawing, image=image)
-
-
-def _check_arguments(pipeline_class: Any, drawing: Drawing) -> None:
-    """Raises Refused for arguments that the pipeline's call would refuse at once."""
-    try:
-        given = _taken(pipeline_class, _settings(drawing))
-        check_call({**given, "seed": drawing.seed})
-    except ValueError as error:
-        name = str(error).split()[0]
-        raise Refused(str(error), param=name if name in _FIELDS else None) from None

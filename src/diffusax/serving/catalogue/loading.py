@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 
-from diffusax.checkpoints.named import ControlNetModel
 from diffusax.checkpoints.single_file import is_single_file
-from diffusax.models.network import Model
+from diffusax.networks import ControlNetModel, Model
 from diffusax.serving.catalogue.entries import AUTOS, Checkpoint, FileEntry
 
 log = logging.getLogger(__name__)

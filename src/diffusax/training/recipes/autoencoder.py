@@ -17,18 +17,12 @@ from msgspec import Meta
 from PIL import Image
 
 from diffusax.boundary.options import Weight
-from diffusax.checkpoints import load_network, resolve, save_network
+from diffusax.checkpoints import resolve, save_network
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.pictures import to_pil
 from diffusax.models.autoencoders.latents import from_bytes, sample_latents, to_unit
-from diffusax.models.network import (
-    Model,
-    Network,
-    Params,
-    cast_params,
-    cast_shapes,
-    initialize_params,
-)
+from diffusax.models.network import Network, Params, cast_params, cast_shapes, initialize_params
+from diffusax.networks import Model, load_network
 from diffusax.runtime.programs.program import Program
 from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data.batches import Element

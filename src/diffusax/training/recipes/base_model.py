@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from diffusax.checkpoints import load_network, read_model_index, resolve
+from diffusax.checkpoints import read_model_index, resolve
 from diffusax.checkpoints.networks import read_network
 from diffusax.models.encoders.token_table import EncoderWithWords
-from diffusax.models.network import Model, Network, Params
-from diffusax.models.unet.derived import controlnet_of, widen_input, widen_network, widen_params
+from diffusax.models.network import Network, Params
+from diffusax.models.unet.derived import controlnet_of, widen_network, widen_params
+from diffusax.networks import Model, load_network
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.classes import (
     StableDiffusionInstructPix2PixPipeline,
@@ -24,8 +25,8 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.components.loading import class_for, load_scheduler
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan.arguments import Call
-from diffusax.pipelines.run.images import output
-from diffusax.pipelines.run.sample import at_once, bind, sample
+from diffusax.pipelines.run.images import finish
+from diffusax.pipelines.run.sample import watch
 from diffusax.pipelines.tasks.tasks import Task
 from diffusax.samplers import Scheduler
 from diffusax.training.data.batches import Element
@@ -221,16 +222,18 @@ def read_scheduler(folder: Path, name: str, class_name: str, **changes: Any) -> 
 
 
 def draw_images(c: Components, task: Task, call: Call) -> list[Image.Image]:
-    """Returns the images of a call, in one dispatch.
+    """Returns the images of a call, as a pipeline would.
 
     Raises:
         ValueError: the call cannot be.
     """
     c, call = resolve_adapters(c, call)
     run = task(c, call)
-    latents = sample(bind(c, run.loras), run.plan, at_once(len(run.schedule)))
-    images: list[Image.Image] = output(c, latents, run.decoding, run.decoder_condition, "pil")
+    images: list[Image.Image] = finish(c, call, run, watch(c, run, bar=_NO_BAR)).images
     return images
+
+
+_NO_BAR = {"disable": True}
 
 
 _INSTRUCT = (StableDiffusionInstructPix2PixPipeline, StableDiffusionXLInstructPix2PixPipeline)
@@ -262,8 +265,10 @@ def to_instruct_pix2pix(pipe: DiffusionPipeline) -> DiffusionPipeline:
     c = pipe.parts
     name, latents, channels = c.denoiser.components[0], c.latents.channels, c.denoiser.in_channels
     check_channels("the pipeline", channels, latents, edits=True)
-    widened = {name: widen_input(c.models[name], 2 * latents)}
-    return instruct_class(pipe.family).from_pipe(pipe, **widened)
+    unet = c.models[name]
+    network = widen_network(unet.network, 2 * latents)
+    widened = Model(network, widen_params(unet.params, 2 * latents))
+    return instruct_class(pipe.family).from_pipe(pipe, **{name: widened})
 
 
 def check_channels(name: str, channels: int, latents: int, *, edits: bool) -> None:

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 from PIL import Image
 
 from diffusax.boundary.options import Share
-from diffusax.checkpoints import load_network, resolve, save_network
+from diffusax.checkpoints import resolve, save_network
 from diffusax.images.reading import load_image
-from diffusax.models.network import Model, Params
+from diffusax.models.network import Params
 from diffusax.models.unet.derived import controlnet_params
+from diffusax.networks import Model, load_network
 from diffusax.pipelines.tasks.steering import control_text_to_image
 from diffusax.training.config import DenoiserConfig, ImagesValidationConfig
 from diffusax.training.data.options import ControlDataConfig

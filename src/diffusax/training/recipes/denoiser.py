@@ -21,14 +21,8 @@ from diffusax.lora.trained import (
     write_result,
 )
 from diffusax.models.autoencoders.latents import latent_statistics
-from diffusax.models.network import (
-    Model,
-    Network,
-    Params,
-    cast_params,
-    cast_shapes,
-    initialize_params,
-)
+from diffusax.models.network import Network, Params, cast_params, cast_shapes, initialize_params
+from diffusax.networks import Model
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks import tasks

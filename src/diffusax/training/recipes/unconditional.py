@@ -16,11 +16,12 @@ from msgspec import Meta
 from PIL import Image
 
 from diffusax.boundary.options import Count
-from diffusax.checkpoints import load_network, read_model_index, resolve
+from diffusax.checkpoints import read_model_index, resolve
 from diffusax.checkpoints.files import component_folder
 from diffusax.checkpoints.networks import read_network
-from diffusax.models import UNet2DConfig, UNet2DModel
-from diffusax.models.network import Model, Network, Params, initialize_params
+from diffusax.models import UNet2DConfig
+from diffusax.models.network import Network, Params, initialize_params
+from diffusax.networks import Model, UNet2DModel, load_network
 from diffusax.pipelines import DDPMPipeline, DiffusionPipeline
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.components.loading import class_for

@@ -10,7 +10,7 @@ import optax
 
 from diffusax.models.network import Params
 from diffusax.runtime.random.noise import as_key, seed_key
-from diffusax.runtime.switches import settled, standard_promotion
+from diffusax.runtime.switches import standard_promotion, under_own_switches
 from diffusax.training.ema.update import EMAConfig, EMAState, maybe_update_ema
 from diffusax.training.optimizers import global_norm, global_norm_by_rows
 
@@ -32,7 +32,7 @@ class TrainState(NamedTuple):
     """The number of steps with a loss, gradients or update that were not finite."""
 
 
-@settled
+@under_own_switches
 def initial_state(params: Params, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
     """Makes the state before the first step; parameters become float32."""
     params = jax.tree.map(lambda x: x.astype(jnp.float32), params)

@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import alike, as_array
-from diffusax.models.calls.arguments import check_absent, result, take_map
-from diffusax.models.calls.outputs import (
+from diffusax.models.layers.inputs import check_token_ids
+from diffusax.models.table import MODELS
+from diffusax.networks.arguments import check_absent, result, take_map
+from diffusax.networks.model import Model
+from diffusax.networks.outputs import (
     BaseModelOutput,
     BaseModelOutputWithPooling,
     CausalLMOutput,
@@ -16,17 +19,18 @@ from diffusax.models.calls.outputs import (
     CLIPTextModelOutput,
     CLIPVisionModelOutput,
 )
-from diffusax.models.layers.inputs import check_token_ids
-from diffusax.models.network import Model
+from diffusax.networks.pretrained import FromSingleFile
 from diffusax.runtime.switches import is_traced
 
 _ATTENTIONS = "output_attentions must be None or False: attention's weights are never held whole"
 
 
-class TextEncoder(Model):
-    """A text encoder, called as transformers' CLIPTextModel or CLIPTextModelWithProjection."""
+class CLIPTextModel(FromSingleFile, Model):
+    """CLIP's text encoder."""
 
-    class_names = ("CLIPTextModel", "CLIPTextModelWithProjection")
+    module_class = MODELS["CLIPTextModel"]
+    component = "text_encoder"
+    tower = True
 
     def __call__(
         self,
@@ -72,11 +76,14 @@ class TextEncoder(Model):
         return result(output, return_dict is not False, input_ids)
 
 
-class LanguageModel(Model):
-    """A language model, called as transformers' Qwen3Model, Qwen3ForCausalLM or T5EncoderModel."""
+class CLIPTextModelWithProjection(CLIPTextModel):
+    """CLIP's text encoder with its projection."""
 
-    class_names = ("Qwen3ForCausalLM", "Qwen3Model", "T5EncoderModel")
+    module_class = MODELS["CLIPTextModelWithProjection"]
+    component = "text_encoder_2"
 
+
+class _LanguageModel(FromSingleFile, Model):
     def __call__(
         self,
         input_ids: Any = None,
@@ -118,10 +125,31 @@ class LanguageModel(Model):
         return result(output, return_dict is not False, input_ids)
 
 
-class ImageEncoder(Model):
-    """An image encoder, called as CLIPVisionModel or CLIPVisionModelWithProjection."""
+class Qwen3Model(_LanguageModel):
+    """The language model of Z-Image and FLUX.2 klein, with or without its head."""
 
-    class_names = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
+    module_class = MODELS["Qwen3Model"]
+    component = "text_encoder"
+
+
+class Qwen3ForCausalLM(Qwen3Model):
+    """The language model of Z-Image and FLUX.2 klein, with its head."""
+
+    module_class = MODELS["Qwen3ForCausalLM"]
+
+
+class T5EncoderModel(_LanguageModel):
+    """T5's encoder, which FLUX.1 and Stable Diffusion 3 condition on."""
+
+    module_class = MODELS["T5EncoderModel"]
+    component = "text_encoder_2"
+
+
+class CLIPVisionModel(Model):
+    """CLIP's vision network."""
+
+    module_class = MODELS["CLIPVisionModel"]
+    tower = True
 
     def __call__(
         self,
@@ -164,10 +192,16 @@ class ImageEncoder(Model):
         return result(output, return_dict is not False, pixel_values)
 
 
-class TextAndImageEncoder(Model):
-    """CLIP's two encoders, called as transformers' CLIPModel."""
+class CLIPVisionModelWithProjection(CLIPVisionModel):
+    """CLIP's vision network with its projection."""
 
-    class_names = ("CLIPModel",)
+    module_class = MODELS["CLIPVisionModelWithProjection"]
+
+
+class CLIPModel(Model):
+    """CLIP's text encoder and vision network, with their projections."""
+
+    module_class = MODELS["CLIPModel"]
 
     def __call__(
         self, input_ids: Any = None, pixel_values: Any = None, return_dict: bool | None = True

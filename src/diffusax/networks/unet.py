@@ -1,12 +1,20 @@
-"""UNets and ControlNets, called as in diffusers."""
+"""UNets, ControlNets and T2I-Adapters, called as in diffusers."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
 from diffusax.boundary.tensors import alike
-from diffusax.models.calls.arguments import (
+from diffusax.checkpoints.files import numbered, numbered_folders
+from diffusax.checkpoints.networks import check_safe, save_network
+from diffusax.models.table import MODELS
+from diffusax.models.unet.controlnet import guess_scales
+from diffusax.models.unet.derived import controlnet_of, controlnet_params
+from diffusax.models.unet.t2i_adapter import check_alike
+from diffusax.models.unet.unet_encoder import skip_widths
+from diffusax.networks.arguments import (
     arrays,
     check_absent,
     check_rows,
@@ -14,19 +22,19 @@ from diffusax.models.calls.arguments import (
     take_map,
     take_numbers,
 )
-from diffusax.models.calls.outputs import ControlNetOutput, UNet2DConditionOutput, UNet2DOutput
-from diffusax.models.network import Model
-from diffusax.models.unet.controlnet import guess_scales
-from diffusax.models.unet.unet_encoder import skip_widths
+from diffusax.networks.model import Model
+from diffusax.networks.outputs import ControlNetOutput, UNet2DConditionOutput, UNet2DOutput
+from diffusax.networks.pretrained import FromSingleFile
 
 _MASK = "{} must be None: Stable Diffusion's networks attend to all tokens"
 _ADDED = ("text_embeds", "time_ids")
 
 
-class UNet(Model):
-    """A UNet, called as diffusers' UNet2DConditionModel."""
+class UNet2DConditionModel(FromSingleFile, Model):
+    """The UNet of Stable Diffusion and SDXL."""
 
-    class_names = ("UNet2DConditionModel",)
+    module_class = MODELS["UNet2DConditionModel"]
+    component = "unet"
 
     def __call__(
         self,
@@ -92,10 +100,20 @@ class UNet(Model):
         return result(UNet2DConditionOutput(y), return_dict, sample, encoder_hidden_states)
 
 
-class ControlNet(Model):
-    """A ControlNet, called as diffusers' ControlNetModel."""
+class ControlNetModel(FromSingleFile, Model):
+    """A ControlNet."""
 
-    class_names = ("ControlNetModel",)
+    module_class = MODELS["ControlNetModel"]
+    component = "controlnet"
+
+    @classmethod
+    def from_unet(cls, unet: Model) -> Self:
+        """Makes a ControlNet to be trained: a copy of a UNet's encoder that changes nothing yet.
+
+        unet: the UNet, such as `pipe.unet`.
+        """
+        network = controlnet_of(unet.network)
+        return cls(network, controlnet_params(network, unet.params))
 
     def __call__(
         self,
@@ -235,10 +253,10 @@ def _check_residuals(config: Any, residuals: Sequence[Any] | None) -> None:
         take_map(f"down_block_additional_residuals[{i}]", residual, width)
 
 
-class Adapter(Model):
-    """A T2I-Adapter, called as diffusers' T2IAdapter."""
+class T2IAdapter(Model):
+    """A T2I-Adapter; several are a `MultiAdapter`."""
 
-    class_names = ("T2IAdapter",)
+    module_class = MODELS["T2IAdapter"]
 
     def __call__(self, x: Any) -> list[Any]:
         """Returns the maps b c h w for the levels of a UNet, the largest first.
@@ -252,10 +270,88 @@ class Adapter(Model):
         return list(alike(maps, x))
 
 
-class UNet2D(Model):
-    """A UNet without a context, called as diffusers' UNet2DModel."""
+class MultiAdapter:
+    """Several T2I-Adapters, whose maps are multiplied by a call's scales and added up."""
 
-    class_names = ("UNet2DModel",)
+    def __init__(self, adapters: Iterable[Model]):
+        """Joins adapters.
+
+        Args:
+            adapters: two or more, as `T2IAdapter.from_pretrained` gives them.
+
+        Raises:
+            ValueError: there are fewer than two, one is no T2IAdapter, or their maps differ.
+        """
+        self.adapters = list(adapters)
+        if len(self.adapters) < 2:
+            raise ValueError(
+                "adapters must be two T2IAdapters or more; a single one is itself the pipeline's "
+                f"adapter (got {len(self.adapters)})"
+            )
+        for adapter in self.adapters:
+            found = getattr(adapter, "class_name", type(adapter).__name__)
+            if found != "T2IAdapter":
+                raise ValueError(f"adapters must be T2IAdapters (got a {found})")
+        check_alike([adapter.config for adapter in self.adapters])
+
+    @property
+    def num_adapter(self) -> int:
+        """The number of adapters."""
+        return len(self.adapters)
+
+    @property
+    def downscale_factor(self) -> int:
+        """The pixels per entry of the largest map in each direction."""
+        return int(self.adapters[0].config.downscale_factor)
+
+    @property
+    def total_downscale_factor(self) -> int:
+        """The pixels per entry of the smallest map in each direction."""
+        return int(self.adapters[0].config.total_downscale_factor)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_path: str | Path, **options: Any) -> Self:
+        """Loads the adapters in the folders path, path_1, path_2 and so on, as far as there are.
+
+        Args:
+            pretrained_model_path: the first folder.
+            **options: the options of `T2IAdapter.from_pretrained`.
+
+        Raises:
+            ValueError: there are fewer than two folders, or one cannot be read; says which and why.
+        """
+        first = Path(pretrained_model_path)
+        folders = numbered_folders(first)
+        if len(folders) < 2:
+            missing = first if not folders else first.with_name(numbered(first.name, 2)[1])
+            raise ValueError(f"there is no folder {missing}; a MultiAdapter needs two or more")
+        return cls(T2IAdapter.from_pretrained(folder, **options) for folder in folders)
+
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        safe_serialization: bool = True,
+        variant: str | None = None,
+    ) -> None:
+        """Writes the folders save_directory, save_directory_1 and so on, which diffusers opens.
+
+        Raises:
+            ValueError: safe_serialization is False, but diffusax writes only safetensors.
+        """
+        check_safe(safe_serialization)
+        first = Path(save_directory)
+        for name, adapter in zip(numbered(first.name, len(self.adapters)), self.adapters):
+            save_network(adapter, first.with_name(name), variant=variant)
+
+    def __repr__(self) -> str:
+        return f"MultiAdapter({self.adapters})"
+
+
+class UNet2DModel(Model):
+    """The UNet of `DDPMPipeline` and `DDIMPipeline`, which draws from noise alone."""
+
+    module_class = MODELS["UNet2DModel"]
 
     def __call__(
         self, sample: Any, timestep: Any, class_labels: Any = None, return_dict: bool = True

@@ -16,8 +16,8 @@ from support.tiny_unconditional import UNET
 
 import diffusax
 from diffusax.evaluation.inception import InceptionConfig, InceptionV3
-from diffusax.models import calls
-from diffusax.models.network import Model, Network
+from diffusax.models.network import Network
+from diffusax.networks import Model
 from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.runtime.random.torch_random import TorchGenerator
 
@@ -59,30 +59,21 @@ def given():
     return normal(2, 4, 8, 8), np.array([37, 500]), normal(2, 7, 32, seed=1), picture
 
 
-CALLS = {
-    "UNet": (diffusers.UNet2DConditionModel, "__call__", "forward"),
-    "UNet2D": (diffusers.UNet2DModel, "__call__", "forward"),
-    "ControlNet": (diffusers.ControlNetModel, "__call__", "forward"),
-    "Adapter": (diffusers.T2IAdapter, "__call__", "forward"),
-    **{
-        f"{name}.{method}": (getattr(diffusers, cls), method, method)
-        for name, cls in (
-            ("Autoencoder", "AutoencoderKL"),
-            ("AsymmetricAutoencoder", "AsymmetricAutoencoderKL"),
-            ("TinyAutoencoder", "AutoencoderTiny"),
-        )
-        for method in ("encode", "decode")
-    },
-    "Autoencoder": (diffusers.AutoencoderKL, "__call__", "forward"),
-    "AsymmetricAutoencoder": (diffusers.AsymmetricAutoencoderKL, "__call__", "forward"),
-    "TinyAutoencoder": (diffusers.AutoencoderTiny, "__call__", "forward"),
-}
+CALLS = [
+    *((name, "__call__") for name in ("UNet2DConditionModel", "UNet2DModel")),
+    *((name, "__call__") for name in ("ControlNetModel", "T2IAdapter")),
+    *(
+        (name, method)
+        for name in ("AutoencoderKL", "AsymmetricAutoencoderKL", "AutoencoderTiny")
+        for method in ("encode", "decode", "__call__")
+    ),
+]
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_arguments_their_order_and_defaults_are_diffusers(name):
-    cls, own, method = CALLS[name]
-    ours = inspect.signature(getattr(getattr(calls, name.partition(".")[0]), own)).parameters
+@pytest.mark.parametrize(("name", "own"), CALLS)
+def test_arguments_their_order_and_defaults_are_diffusers(name, own):
+    cls, method = getattr(diffusers, name), "forward" if own == "__call__" else own
+    ours = inspect.signature(getattr(getattr(diffusax, name), own)).parameters
     theirs = inspect.signature(inspect.unwrap(getattr(cls, method))).parameters
     described = [[(p.name, p.default) for p in found.values()] for found in (ours, theirs)]
     assert described[0] == described[1]

@@ -1,47 +1,41 @@
-"""Loads networks alone: what the classes with diffusers' and transformers' names share."""
+"""Loads and saves models: the methods that all of them share."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 from diffusax.boundary.config import config_to_dict
 from diffusax.boundary.files import load_json
-from diffusax.boundary.messages import NETWORK, hinting
 from diffusax.checkpoints.hub import resolve
 from diffusax.checkpoints.keywords import take_keywords
-from diffusax.checkpoints.networks import class_name_of, load_network, network_of
+from diffusax.checkpoints.networks import (
+    check_safe,
+    class_name_of,
+    network_of,
+    read_parameters,
+    save_network,
+)
+from diffusax.checkpoints.publishing import Publishing, publishing_keywords
 from diffusax.checkpoints.single_file import Reading, opened_view
 from diffusax.checkpoints.single_file.original_config import prediction_of
 from diffusax.checkpoints.weight_file import config_folder, find_file
 from diffusax.models import MODELS
 from diffusax.models.encoders.clip_vision import tower
-from diffusax.models.network import Model, initialize_params, parse_dtype
+from diffusax.models.network import Network, Params, initialize_params, parse_dtype
 
 _HUB = ("revision", "token", "local_files_only", "cache_dir")
 _WITHOUT_MEANING = ("num_in_channels", "upcast_attention", "image_size", "checkpoint")
 """The arguments of diffusers' from_single_file that are accepted and change nothing."""
 
 
-class _Kind(type):
-    """The class of classes that load models, of which models are instances in programs' eyes."""
+class Pretrained(Publishing):
+    """The methods of models that load, make and save them, as diffusers' and transformers' do."""
 
-    def __instancecheck__(cls, value: object) -> bool:
-        names = getattr(cls, "class_names", ())
-        return isinstance(value, Model) and (not names or value.class_name in names)
-
-
-@hinting({"from_single_file": NETWORK["from_single_file"]})
-class AutoModel(metaclass=_Kind):
-    """Loads any network that a config.json names. The networks are in `diffusax.models`."""
-
-    class_names: ClassVar[tuple[str, ...]] = ()
+    kinds: ClassVar[dict[str, Any]]
+    module_class: ClassVar[Any]
     tower: ClassVar[bool] = False
     """Whether it is a part of a CLIPModel, and can be loaded from one."""
-
-    def __new__(cls, config: Any = None, **options: Any) -> Model:  # type: ignore[misc]
-        """Makes a network of a config or of options, with random parameters; see `from_config`."""
-        return cls.from_config({} if config is None else config, **options)
 
     @classmethod
     def from_pretrained(
@@ -54,7 +48,7 @@ class AutoModel(metaclass=_Kind):
         variant: str | None = None,
         device: Any = None,
         **keywords: Any,
-    ) -> Model:
+    ) -> Self:
         """Loads a network from a folder or Hub repository.
 
         Args:
@@ -75,7 +69,7 @@ class AutoModel(metaclass=_Kind):
                 why.
         """
         wanted = dtype if torch_dtype is None else torch_dtype
-        model = load_network(
+        network, params = read_parameters(
             path_or_repo,
             subfolder=subfolder,
             dtype=None if wanted == "auto" else wanted,
@@ -83,18 +77,17 @@ class AutoModel(metaclass=_Kind):
             device=device,
             **_load_keywords(cls, keywords),
         )
-        if model.class_name == "CLIPModel" and cls.tower:
-            return tower(model, MODELS[cls.class_names[0]])
-        if cls.class_names and model.class_name not in cls.class_names:
-            raise ValueError(
-                f"{path_or_repo} holds a {model.class_name}, not a {' or '.join(cls.class_names)}"
-            )
-        return model
+        if network.class_name == "CLIPModel" and cls.tower:
+            network = tower(network, cls.module_class)
+            params = {name: params[name] for name in network.shapes}
+        if network.class_name not in cls._class_names():
+            raise ValueError(f"{path_or_repo} holds a {network.class_name}, not a {cls._named()}")
+        return cast(Any, cls)(network, params)
 
     @classmethod
     def from_config(
         cls, config: Any, *, seed: int = 0, dtype: Any = "float32", **changes: Any
-    ) -> Model:
+    ) -> Self:
         """Makes a network of a config, with random parameters.
 
         Args:
@@ -108,21 +101,18 @@ class AutoModel(metaclass=_Kind):
             ValueError: an option is unknown or has a value that is not supported, or the config is
                 another network's.
         """
-        data: Any = config
-        # transformers' configs are dataclasses, too.
-        if hasattr(config, "to_dict"):
-            data = config.to_dict()
-        elif dataclasses.is_dataclass(config):
-            data = config_to_dict(cast(Any, config))
-        if not isinstance(data, Mapping):
-            raise ValueError(
-                f"config must be a mapping of options or a model's config (got {config!r:.200})"
-            )
-        name = cls._class_of(data)
+        return cast(Any, cls)(config, seed=seed, dtype=dtype, **changes)
+
+    @classmethod
+    def _drawn(
+        cls, config: Any, *, seed: int = 0, dtype: Any = "float32", **changes: Any
+    ) -> tuple[Network, Params]:
+        """Returns the network of a config and random parameters, see `from_config`."""
+        data = _options_of(config)
         options = {k: v for k, v in data.items() if not k.startswith("_")}
-        network = network_of(name, {**options, **changes}, source="config")
+        network = network_of(cls._class_of(data), {**options, **changes}, source="config")
         params = initialize_params(network.shapes, seed=seed, dtype=parse_dtype(dtype))
-        return Model(network, params)
+        return network, params
 
     @classmethod
     def load_config(
@@ -142,40 +132,106 @@ class AutoModel(metaclass=_Kind):
         folder = resolve(path_or_repo, subfolder=subfolder, weights=False, **own, **more)
         return load_json(folder / "config.json")
 
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        is_main_process: bool = True,
+        save_function: Any = None,
+        safe_serialization: bool = True,
+        variant: str | None = None,
+        max_shard_size: int | str | None = None,
+        push_to_hub: bool = False,
+        **hub: Any,
+    ) -> None:
+        """Writes a folder that diffusers or transformers opens.
+
+        Args:
+            save_directory: the folder.
+            is_main_process: whether this process writes.
+            save_function: must be None; files are always safetensors.
+            safe_serialization: must be True.
+            variant: a variant such as "fp16", for the names of the files.
+            max_shard_size: the size above which the file is split, in bytes or as "5GB".
+            push_to_hub: whether to upload the files, too.
+            **hub: options of `push_to_hub`, and repo_id, by default the folder's name.
+
+        Raises:
+            ValueError: safe_serialization is False, but diffusax writes only safetensors.
+        """
+        check_safe(safe_serialization and save_function is None)
+        if not is_main_process:
+            return
+        save_network(self, save_directory, variant=variant, max_shard_size=max_shard_size)
+        owner = getattr(self, "class_name", type(self).__name__)
+        options = publishing_keywords(f"{owner}.save_pretrained", hub)
+        if push_to_hub:
+            name = options.pop("repo_id", Path(save_directory).name)
+            self.push_to_hub(name, variant=variant, **options)
+
     @classmethod
-    def _class_of(cls, data: Mapping[str, Any]) -> str:
+    def _class_names(cls) -> Collection[str]:
+        """Returns the names of the networks that the class loads; without a module class, all."""
+        if cls.module_class is None:
+            return MODELS
+        return [name for name, kind in cls.kinds.items() if issubclass(kind, cls)] or [cls.__name__]
+
+    @classmethod
+    def _named(cls) -> str:
+        return " or ".join(cls._class_names())
+
+    @classmethod
+    def _class_of(cls, config: Any) -> str:
         """Returns the class of the network to make of a config.
 
         Raises:
             ValueError: the config is for another class, or does not say for which.
         """
-        named = data.get("_class_name") or data.get("architectures")
+        data, own = _options_of(config), cls.module_class
         # An encoder's config is the same with a projection and without.
-        if cls.class_names and (cls.tower or not named):
-            return cls.class_names[0]
+        if own and (cls.tower or not (data.get("_class_name") or data.get("architectures"))):
+            name: str = own.__name__
+            return name
         name = class_name_of(data, "config")
-        if cls.class_names and name not in cls.class_names:
-            raise ValueError(f"config is for a {name}, not a {' or '.join(cls.class_names)}")
+        if name not in cls._class_names():
+            raise ValueError(f"config is for a {name}, not a {cls._named()}")
         return name
+
+
+def _options_of(config: Any) -> Mapping[str, Any]:
+    """Returns the options of a parsed config.json, or of a model's config.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    data: Any = {} if config is None else config
+    # transformers' configs are dataclasses, too.
+    if hasattr(config, "to_dict"):
+        data = config.to_dict()
+    elif dataclasses.is_dataclass(config):
+        data = config_to_dict(cast(Any, config))
+    if not isinstance(data, Mapping):
+        raise ValueError(
+            f"config must be a mapping of options or a model's config (got {config!r:.200})"
+        )
+    return data
 
 
 def _options(cls: Any) -> set[str]:
     """Returns the names of the options of the networks that a class loads."""
-    names = cls.class_names or MODELS
-    configs: list[Any] = [MODELS[name].config_class for name in names]  # type: ignore[attr-defined]
-    return {option for config in configs for option in config.__dataclass_fields__}
+    configs: list[Any] = [cls.module_class] if cls.module_class else [*MODELS.values()]
+    return {option for own in configs for option in own.config_class.__dataclass_fields__}
 
 
 def _load_keywords(cls: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `load_network` among further keywords of from_pretrained."""
+    """Returns the arguments of `read_parameters` among further keywords of from_pretrained."""
     options = _options(cls)
     own, more = take_keywords(f"{cls.__name__}.from_pretrained", keywords, {*_HUB, *options})
     hub = {name: value for name, value in own.items() if name in _HUB}
     return {**hub, **more, "changes": {k: v for k, v in own.items() if k in options}}
 
 
-class FromSingleFile(AutoModel):
-    """A network that single files hold, alone or with the rest of a model."""
+class FromSingleFile(Pretrained):
+    """The method of models that single files hold, alone or with the rest of a pipeline."""
 
     component: ClassVar[str]
     """The network's name in a pipeline's checkpoint."""
@@ -198,7 +254,7 @@ class FromSingleFile(AutoModel):
         local_files_only: bool = False,
         cache_dir: str | Path | None = None,
         **changes: Any,
-    ) -> Model:
+    ) -> Self:
         """Loads a network from a .safetensors file, in the original layout or in diffusers'.
 
         The file may hold a whole model. Its config is in the package, so that nothing is fetched.

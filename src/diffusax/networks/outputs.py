@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from diffusax.boundary.tensors import Output, alike, as_array
 from diffusax.runtime.random.noise import draw_like
-from diffusax.runtime.switches import settled
+from diffusax.runtime.switches import under_own_switches
 
 
 @flax.struct.dataclass
@@ -147,20 +147,20 @@ class DiagonalGaussianDistribution:
     deterministic: bool = flax.struct.field(pytree_node=False, default=False)
 
     @property
-    @settled
+    @under_own_switches
     def std(self) -> Any:
         """The standard deviation, zero where `deterministic` is set."""
         mean, logvar = self._moments()
         return self._given(jnp.zeros_like(mean) if self.deterministic else jnp.exp(0.5 * logvar))
 
     @property
-    @settled
+    @under_own_switches
     def var(self) -> Any:
         """The variance, zero where `deterministic` is set."""
         mean, logvar = self._moments()
         return self._given(jnp.zeros_like(mean) if self.deterministic else jnp.exp(logvar))
 
-    @settled
+    @under_own_switches
     def sample(self, generator: Any = None) -> Any:
         """Samples the distribution.
 
@@ -180,7 +180,7 @@ class DiagonalGaussianDistribution:
         """Returns the most likely latents, the mean."""
         return self.mean
 
-    @settled
+    @under_own_switches
     def kl(self, other: Self | None = None) -> Any:
         """Returns the Kullback-Leibler divergence from `other`, by default the unit normal: b."""
         if self.deterministic:
@@ -191,7 +191,7 @@ class DiagonalGaussianDistribution:
         terms = jnp.square(own - mean) / var + jnp.exp(ownvar) / var - 1 - ownvar + logvar
         return self._given(0.5 * terms.sum((1, 2, 3)))
 
-    @settled
+    @under_own_switches
     def nll(self, sample: Any, dims: Sequence[int] = (1, 2, 3)) -> Any:
         """Returns the negative log-likelihood of a sample, summed over `dims`."""
         if self.deterministic:

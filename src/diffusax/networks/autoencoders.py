@@ -11,20 +11,20 @@ from diffusax.models.autoencoders.tiling import (
     tiled_decode,
     tiled_encode,
 )
-from diffusax.models.calls.arguments import arrays, check_rows, result, take_map
-from diffusax.models.calls.outputs import (
+from diffusax.models.table import MODELS
+from diffusax.networks.arguments import arrays, check_rows, result, take_map
+from diffusax.networks.model import Model
+from diffusax.networks.outputs import (
     AutoencoderKLOutput,
     AutoencoderTinyOutput,
     DecoderOutput,
     DiagonalGaussianDistribution,
 )
-from diffusax.models.network import Model
+from diffusax.networks.pretrained import FromSingleFile
 
 
-class Autoencoder(Model):
-    """An autoencoder, called as diffusers' AutoencoderKL or AutoencoderKLFlux2."""
-
-    class_names = ("AutoencoderKL", "AutoencoderKLFlux2")
+class _Autoencoder(FromSingleFile, Model):
+    component = "vae"
 
     def encode(self, x: Any, return_dict: bool = True) -> Any:
         """Encodes images: `.latent_dist`, with `sample(generator)`, `mode()`, `mean` and `std`.
@@ -75,13 +75,25 @@ class Autoencoder(Model):
         return self.decode(z, return_dict=return_dict)
 
 
-class AsymmetricAutoencoder(Model):
-    """An autoencoder for inpainting, called as diffusers' AsymmetricAutoencoderKL."""
+class AutoencoderKL(_Autoencoder):
+    """The autoencoder of Stable Diffusion, SDXL, FLUX.1 and Z-Image."""
 
-    class_names = ("AsymmetricAutoencoderKL",)
+    module_class = MODELS["AutoencoderKL"]
+
+
+class AutoencoderKLFlux2(_Autoencoder):
+    """The autoencoder of FLUX.2."""
+
+    module_class = MODELS["AutoencoderKLFlux2"]
+
+
+class AsymmetricAutoencoderKL(Model):
+    """An autoencoder for inpainting, whose decoder sees what the mask keeps."""
+
+    module_class = MODELS["AsymmetricAutoencoderKL"]
 
     def encode(self, x: Any, return_dict: bool = True) -> Any:
-        """Encodes images; see `Autoencoder.encode`."""
+        """Encodes images; see `AutoencoderKL.encode`."""
         return _encode(self, x, return_dict)
 
     def decode(
@@ -134,10 +146,10 @@ class AsymmetricAutoencoder(Model):
         return self.decode(z, image=sample, mask=mask, return_dict=return_dict)
 
 
-class TinyAutoencoder(Model):
-    """The tiny autoencoder, called as diffusers' AutoencoderTiny."""
+class AutoencoderTiny(Model):
+    """The tiny autoencoder TAESD."""
 
-    class_names = ("AutoencoderTiny",)
+    module_class = MODELS["AutoencoderTiny"]
 
     def encode(self, x: Any, return_dict: bool = True) -> Any:
         """Encodes images b 3 H W in [-1, 1]: `.latents`, b z h w.

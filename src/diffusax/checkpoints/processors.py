@@ -1,0 +1,36 @@
+"""Gives tokenizers and processors of images, whose rooms know no Hub, their `from_pretrained`."""
+
+from pathlib import Path
+from typing import Any
+
+from diffusax.checkpoints.hub import resolve
+from diffusax.checkpoints.keywords import take_keywords
+from diffusax.images.image_processor import CLIPImageProcessor
+from diffusax.text.language_tokenizer import Qwen2Tokenizer, T5Tokenizer
+from diffusax.text.tokenizer import CLIPTokenizer
+
+
+def _from_pretrained(
+    cls: Any, path_or_repo: str | Path, *, subfolder: str | None = None, **hub: Any
+) -> Any:
+    """Loads a tokenizer or a processor of images from a folder or Hub repository.
+
+    Args:
+        path_or_repo: a folder or a Hub repository id.
+        subfolder: the folder inside it, such as "tokenizer" for a pipeline's checkpoint.
+        **hub: revision, token, local_files_only, cache_dir and force_download. Unknown ones are
+            logged and left out.
+
+    Raises:
+        ValueError: it cannot be found or read; says why.
+    """
+    names = ("revision", "token", "local_files_only", "cache_dir")
+    own, more = take_keywords(f"{cls.__name__}.from_pretrained", hub, names)
+    options: dict[str, Any] = {"subfolder": subfolder, "weights": False}
+    return cls.from_folder(resolve(path_or_repo, **options, **own, **more))
+
+
+for _cls in (CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer, CLIPImageProcessor):
+    setattr(_cls, "from_pretrained", classmethod(_from_pretrained))  # noqa: B010
+
+__all__ = ["CLIPImageProcessor", "CLIPTokenizer", "Qwen2Tokenizer", "T5Tokenizer"]

@@ -1,0 +1,59 @@
+"""The table of the Flax modules that a checkpoint may name."""
+
+from flax import nnx
+
+from diffusax.models.autoencoders.asymmetric import AsymmetricAutoencoderKL
+from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2
+from diffusax.models.autoencoders.kl import AutoencoderKL
+from diffusax.models.autoencoders.tiny import AutoencoderTiny
+from diffusax.models.encoders.clip import CLIPTextModel, CLIPTextModelWithProjection
+from diffusax.models.encoders.clip_vision import (
+    CLIPModel,
+    CLIPVisionModel,
+    CLIPVisionModelWithProjection,
+)
+from diffusax.models.encoders.qwen3 import Qwen3ForCausalLM, Qwen3Model
+from diffusax.models.encoders.t5 import T5EncoderModel
+from diffusax.models.transformers.flux import FluxTransformer2DModel
+from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
+from diffusax.models.transformers.flux_controlnet import FluxControlNetModel
+from diffusax.models.transformers.z_image import ZImageTransformer2DModel
+from diffusax.models.unet.controlnet import ControlNetModel
+from diffusax.models.unet.t2i_adapter import T2IAdapter
+from diffusax.models.unet.unet import UNet2DConditionModel
+from diffusax.models.unet.unet_2d import UNet2DModel
+from diffusax.runtime.devices.mesh import Rules
+
+MODELS: dict[str, type[nnx.Module]] = {
+    cls.__name__: cls
+    for cls in (
+        AsymmetricAutoencoderKL,
+        AutoencoderKL,
+        AutoencoderKLFlux2,
+        AutoencoderTiny,
+        CLIPModel,
+        CLIPTextModel,
+        CLIPTextModelWithProjection,
+        CLIPVisionModel,
+        CLIPVisionModelWithProjection,
+        ControlNetModel,
+        FluxControlNetModel,
+        Flux2Transformer2DModel,
+        FluxTransformer2DModel,
+        Qwen3ForCausalLM,
+        Qwen3Model,
+        T2IAdapter,
+        T5EncoderModel,
+        UNet2DConditionModel,
+        UNet2DModel,
+        ZImageTransformer2DModel,
+    )
+}
+"""The Flax module classes by name; enter one here, and checkpoints that name it can be loaded.
+
+A class of models with a `module_class` enters it."""
+
+TENSOR_RULES: Rules = tuple(
+    dict.fromkeys(rule for cls in MODELS.values() for rule in getattr(cls, "tensor_rules", ()))
+)
+"""The rules of all networks, for trees that hold several."""

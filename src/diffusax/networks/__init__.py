@@ -1,0 +1,68 @@
+"""Models under diffusers' and transformers' names: one class for each network, with parameters.
+
+They are loaded, saved and called as diffusers' and transformers' are, and pipelines hold them.
+Images, latents and residuals are b c h w. Arrays of JAX and NumPy are taken, and arrays of JAX come
+back; where samples or texts are tensors of PyTorch, so are the results. Calls are compiled, once
+for each shape.
+"""
+
+from diffusax.networks.autoencoders import (
+    AsymmetricAutoencoderKL,
+    AutoencoderKL,
+    AutoencoderKLFlux2,
+    AutoencoderTiny,
+)
+from diffusax.networks.encoders import (
+    CLIPModel,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPVisionModel,
+    CLIPVisionModelWithProjection,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+    T5EncoderModel,
+)
+from diffusax.networks.model import Model, load_network
+from diffusax.networks.model import initialize as initialize
+from diffusax.networks.transformers import (
+    Flux2Transformer2DModel,
+    FluxControlNetModel,
+    FluxTransformer2DModel,
+    ZImageTransformer2DModel,
+)
+from diffusax.networks.unet import (
+    ControlNetModel,
+    MultiAdapter,
+    T2IAdapter,
+    UNet2DConditionModel,
+    UNet2DModel,
+)
+
+AutoModel = Model
+"""diffusers' name of the class that loads any network."""
+
+__all__ = [
+    "AsymmetricAutoencoderKL",
+    "AutoModel",
+    "AutoencoderKL",
+    "AutoencoderKLFlux2",
+    "AutoencoderTiny",
+    "CLIPModel",
+    "CLIPTextModel",
+    "CLIPTextModelWithProjection",
+    "CLIPVisionModel",
+    "CLIPVisionModelWithProjection",
+    "ControlNetModel",
+    "Flux2Transformer2DModel",
+    "FluxControlNetModel",
+    "FluxTransformer2DModel",
+    "MultiAdapter",
+    "Qwen3ForCausalLM",
+    "Qwen3Model",
+    "T2IAdapter",
+    "T5EncoderModel",
+    "UNet2DConditionModel",
+    "UNet2DModel",
+    "ZImageTransformer2DModel",
+    "load_network",
+]

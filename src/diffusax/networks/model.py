@@ -1,0 +1,372 @@
+"""A network with its parameters: what is loaded, called, saved and put into a pipeline."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import jax
+import numpy as np
+from jax.tree_util import GetAttrKey
+
+from diffusax.boundary.messages import NETWORK, hinting
+from diffusax.boundary.tensors import for_reader
+from diffusax.checkpoints.networks import read_parameters
+from diffusax.models.adapters.freeu import FreeU, check_freeu
+from diffusax.models.network import (
+    Network,
+    Params,
+    cast_params,
+    fit,
+    floating_dtype,
+    initialize_params,
+)
+from diffusax.models.table import MODELS
+from diffusax.networks.module_methods import ModuleMethods
+from diffusax.networks.pretrained import Pretrained
+from diffusax.runtime.programs.program import Program
+from diffusax.runtime.switches import under_own_switches
+
+_CALLS = {"__call__", "encode", "decode"}
+"""The methods of models in which a network is called."""
+
+
+@dataclasses.dataclass
+class Switches:
+    """The features of a model that can be turned on and off."""
+
+    tiling: bool = False
+    """Whether an autoencoder decodes images larger than its sample_size in tiles."""
+    freeu: FreeU | None = None
+    """The numbers of a UNet's FreeU, if it is on."""
+    own_rows: int | None = None
+    """The rows of a text encoder's table of embeddings before it grew; None if it has not grown."""
+    trainable: bool = True
+    """Whether `requires_grad_` says that the model is to be trained."""
+
+
+@hinting(NETWORK)
+class Model(Pretrained, ModuleMethods):
+    """A network with its parameters, which is loaded, called, saved and put into a pipeline.
+
+    Each network has a subclass under diffusers' or transformers' name, such as
+    `diffusax.UNet2DConditionModel`; `Model` itself, which is also `diffusax.AutoModel`, makes an
+    instance of the subclass for the network. A subclass of one's own names its Flax module as
+    `module_class`.
+
+    It is called as diffusers' and transformers' models are, with images and latents b c h w. `run`
+    is the compiled network as its Flax module is called: images and latents b h w c, outputs of
+    text encoders b s d, tokens b t. Another layout is an error if its shape shows it; latents of
+    eight channels and 8x8 look alike in both.
+
+    A model is a pytree whose leaves are the parameters, so that `jax.jit`, `jax.grad` and
+    `jax.device_put` take it as they take arrays. The network and the switches are static.
+
+    Attributes:
+        network: the static description, whose `apply` is the pure function of parameters.
+        params: the parameters. A pipeline's model keeps them in `pipe.params`.
+        switches: tiling, FreeU, and the growth of a text encoder's table.
+    """
+
+    kinds: ClassVar[dict[str, type["Model"]]] = {}
+    """The subclasses by the names of their networks' classes."""
+    module_class: ClassVar[Any] = None
+    """The Flax module of a subclass's networks."""
+    config_class: ClassVar[Any] = None
+    """The options of a subclass's networks, a dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        if "module_class" in vars(cls):
+            name = cls.module_class.__name__
+            Model.kinds[name] = cls
+            cls.config_class = cls.module_class.config_class
+            MODELS.setdefault(name, cls.module_class)
+        for name in _CALLS & vars(cls).keys():
+            setattr(cls, name, under_own_switches(vars(cls)[name]))
+        _register(cls)
+
+    def __new__(cls, network: Any = None, params: Any = None, **_: Any) -> Self:
+        """Makes an instance of the subclass for the network, or for the network of a config."""
+        name = network.class_name if _is_network(network) else cls._class_of(network)
+        kind: Any = Model.kinds.get(name, cls)
+        if not issubclass(kind, cls) and not issubclass(cls, kind):
+            raise ValueError(f"network is a {name}, not a {cls._named()}")
+        return super().__new__(kind if issubclass(kind, cls) else cls)
+
+    def __init__(
+        self,
+        network: Any = None,
+        params: Params = None,
+        *,
+        switches: Switches | None = None,
+        **options: Any,
+    ):
+        """Makes a model of a network and its parameters, or of a config with random parameters.
+
+        Args:
+            network: a `Network`, or what `from_config` takes: a config, or None for the options.
+            params: the network's parameters; None or {} for a model without any.
+            switches: the features that are on; by default none.
+            **options: with a config, the keywords of `from_config`.
+
+        Raises:
+            ValueError: the parameters are not the network's; names the first that is wrong.
+        """
+        if not _is_network(network):
+            network, params = self._drawn(network, **options)
+        elif options:
+            raise TypeError(f"options are for a config, not for a network (got {[*options]})")
+        params = fit(network, params) if params else params
+        self._hold(network, params, switches or Switches())
+
+    def _hold(self, network: Any, params: Params, switches: Switches) -> None:
+        self.network, self.switches = network, switches
+        self._store, self._name = {"params": params}, "params"
+
+    @classmethod
+    def _holding(cls, network: Any, params: Params, switches: Switches) -> Self:
+        """Makes a model of what another one had, unchecked: parameters may be anything."""
+        model = object.__new__(cls)
+        model._hold(network, params, switches)
+        return model
+
+    def __reduce__(self) -> Any:
+        """Returns what a copy or a file of the model holds: its parameters, and no pipeline's."""
+        return self._holding, (self.network, self.params, self.switches)
+
+    def bound_to(self, store: dict[str, Params], name: str) -> Self:
+        """Returns a model of the same network that keeps its parameters in `store[name]`."""
+        store[name] = self.params
+        model = self._holding(self.network, None, dataclasses.replace(self.switches))
+        model._store, model._name = store, name
+        return model
+
+    def keep_params(self) -> None:
+        """Makes the model keep its parameters itself, whatever happens to a store that had them."""
+        self._store, self._name = {"params": self.params}, "params"
+
+    @property
+    def params(self) -> Params:
+        """The parameters, a nested dict of arrays.
+
+        What is assigned is checked, and may have texts such as "10" as indices of lists.
+        """
+        return self._store[self._name]
+
+    @params.setter
+    def params(self, params: Params) -> None:
+        self._store[self._name] = fit(self.network, params)
+
+    @property
+    def config(self) -> Any:
+        """The network's configuration."""
+        return self.network.config
+
+    @property
+    def class_name(self) -> str:
+        """The network's class."""
+        return self.network.class_name
+
+    @property
+    def tiling(self) -> bool:
+        """Whether an autoencoder decodes images larger than its sample_size in tiles."""
+        return self.switches.tiling
+
+    @property
+    def apply(self) -> Any:
+        """The pure function of (params, inputs), see `Network.apply`."""
+        return self.network.apply
+
+    @property
+    def num_params(self) -> int:
+        """The number of parameters."""
+        return self.num_parameters()
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """Returns the number of parameters, like diffusers' and transformers' method.
+
+        Args:
+            only_trainable: whether to count none where `requires_grad_(False)` was called.
+            exclude_embeddings: whether to leave out the tables of embeddings.
+        """
+        leaves = jax.tree_util.tree_leaves_with_path(self.params)
+        if only_trainable and not self.switches.trainable:
+            return 0
+        kept = (
+            leaf.size
+            for path, leaf in leaves
+            if not (exclude_embeddings and path[-1].key == "embedding")
+        )
+        return sum(kept)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the parameters, in which the network computes; see `for_reader`."""
+        return for_reader(jax.tree.leaves(self.params)[0].dtype)
+
+    @property
+    def device(self) -> Any:
+        """The device of the parameters, the first one of several; see `for_reader`."""
+        devices = jax.tree.leaves(self.params)[0].devices()
+        return for_reader(min(devices, key=lambda device: device.id))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the network as diffusers or transformers does; one without a subclass as `run`."""
+        return self.run(*args, **kwargs)
+
+    @property
+    def is_double(self) -> bool:
+        """Whether the parameters are of 64 bits."""
+        return any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(self.params)[:1])
+
+    @under_own_switches
+    def run(
+        self, *args: Any, method: str = "__call__", channels_first: bool = False, **kwargs: Any
+    ) -> Any:
+        """Runs a method of the network on arrays, compiled.
+
+        Args:
+            *args: the method's arguments.
+            method: the name of the module's method.
+            channels_first: whether images and latents, which are all arrays of four axes, come and
+                go as b c h w instead of b h w c.
+            **kwargs: the method's arguments by name.
+
+        Raises:
+            ValueError: an array does not have the shape that the network takes.
+        """
+        if self.switches.freeu is not None and method == "__call__":
+            kwargs = {"freeu": np.array(self.switches.freeu, np.float32), **kwargs}
+        return _apply(self.network, self.params, method, channels_first, args, kwargs)
+
+    def to(self, *args: Any, dtype: Any = None, **_: Any) -> Self:
+        """Returns the model itself, cast if a floating-point dtype is given.
+
+        Devices are accepted and change nothing: JAX has placed the parameters already.
+        """
+        dtypes = [dtype, *args]
+        found = next((d for d in map(floating_dtype, dtypes) if d is not None), None)
+        if found is not None:
+            self.params = cast_params(self.params, found)
+        return self
+
+    def enable_tiling(self) -> None:
+        """Makes an autoencoder take images larger than its sample_size in overlapping tiles.
+
+        AutoencoderKL and AutoencoderKLFlux2 encode and decode in tiles, the others decode.
+        """
+        self.switches.tiling = True
+
+    def disable_tiling(self) -> None:
+        """Makes an autoencoder take every image in one piece."""
+        self.switches.tiling = False
+
+    def enable_freeu(self, s1: float, s2: float, b1: float, b2: float) -> None:
+        """Runs a UNet with FreeU (Si et al. 2023) until `disable_freeu`, like diffusers' method.
+
+        Changing the numbers compiles nothing. A zero among them means no FreeU, as in diffusers.
+
+        Args:
+            s1: the factor of the skip connections' low frequencies at the smallest maps.
+            s2: the same at the next larger maps.
+            b1: the factor of half the backbone's channels at the smallest maps.
+            b2: the same at the next larger maps.
+
+        Raises:
+            ValueError: a factor is not a finite number, or the network is not a UNet.
+        """
+        if self.class_name != "UNet2DConditionModel":
+            raise ValueError(f"FreeU is for a UNet2DConditionModel, not for a {self.class_name}")
+        self.switches.freeu = check_freeu(s1, s2, b1, b2)
+
+    def disable_freeu(self) -> None:
+        """Runs the UNet without FreeU."""
+        self.switches.freeu = None
+
+    def __repr__(self) -> str:
+        if not jax.tree.leaves(self.params):
+            return f"{self.class_name}(without parameters)"
+        size = f"{self.num_params / 1e6:.1f} M parameters"
+        return f"{self.class_name}({size}, {self.dtype})"
+
+
+@functools.partial(Program, static=("network", "method", "channels_first"))
+def _apply(
+    network: Network, params: Params, method: str, channels_first: bool, args: Any, kwargs: Any
+) -> Any:
+    if not channels_first:
+        return network.apply(params, *args, method=method, **kwargs)
+    args, kwargs = jax.tree.map(functools.partial(_transpose, axes=(0, 2, 3, 1)), (args, kwargs))
+    result = network.apply(params, *args, method=method, **kwargs)
+    return jax.tree.map(functools.partial(_transpose, axes=(0, 3, 1, 2)), result)
+
+
+def _transpose(x: Any, axes: tuple[int, ...]) -> Any:
+    return x.transpose(axes) if len(x.shape) == len(axes) else x
+
+
+def _is_network(value: Any) -> bool:
+    """Returns whether the value is a network, which may be another library's."""
+    return hasattr(type(value), "apply")
+
+
+def _register(cls: type[Model]) -> None:
+    """Makes the instances of a class pytrees, whose leaves are the parameters."""
+
+    def static(model: Model) -> tuple[Any, ...]:
+        return model.network, *vars(model.switches).values()
+
+    def flatten(model: Model) -> tuple[Any, Any]:
+        return (model.params,), static(model)
+
+    def flatten_with_keys(model: Model) -> tuple[Any, Any]:
+        return ((GetAttrKey("params"), model.params),), static(model)
+
+    def unflatten(own: tuple[Any, ...], children: Any) -> Model:
+        return cls._holding(own[0], children[0], Switches(*own[1:]))
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+_register(Model)
+
+
+def initialize(module_class: Any, config: Any, *, seed: int = 0, dtype: Any = np.float32) -> Model:
+    """Makes a model with random parameters, see `initialize_params`.
+
+    module_class: a Flax module class, or the class of models that has it.
+    """
+    network = Network(module_class, config)
+    return Model(network, initialize_params(network.shapes, seed=seed, dtype=dtype))
+
+
+def load_network(
+    path_or_repo: str | Path,
+    *,
+    subfolder: str | None = None,
+    dtype: Any = None,
+    variant: str | None = None,
+    device: Any = None,
+    changes: Mapping[str, Any] | None = None,
+    **hub: Any,
+) -> Model:
+    """Loads the network in a folder or Hub repository, as diffusers or transformers saved it.
+
+    Args:
+        path_or_repo: a folder that holds config.json and safetensors files (one, or several with an
+            index), or a Hub repository id.
+        subfolder: the folder inside it, such as "unet" for a pipeline's checkpoint.
+        dtype: a name such as "bfloat16" or a JAX dtype; None keeps the file's.
+        variant: a variant such as "fp16", for `diffusion_pytorch_model.fp16.safetensors`.
+        device: a device or sharding for `jax.device_put`, or a mesh over which each tensor is
+            spread when it is read, see `runtime.mesh.param_sharding`.
+        changes: options that replace those of the config; tensors that the network does not have
+            with them are left out.
+        **hub: revision, token, local_files_only, cache_dir: see `resolve`.
+
+    Raises:
+        ValueError: diffusax cannot read the folder or its config; says which and why.
+    """
+    options: dict[str, Any] = {"dtype": dtype, "variant": variant, "device": device, **hub}
+    return Model(*read_parameters(path_or_repo, subfolder=subfolder, changes=changes, **options))
