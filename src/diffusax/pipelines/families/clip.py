@@ -5,16 +5,13 @@ from typing import Any
 
 import jax
 
-from diffusax.pipelines.plan.plan import Tokens
+from diffusax.pipelines.plan.plan import Texts, Tokens
 from diffusax.text.prompts import PromptTokens, tokenize_prompts
 from diffusax.text.vocabulary import checked_texts
 
 
 def tokenize(
-    tokenizers: Sequence[Any],
-    texts: Sequence[Sequence[str]],
-    call: Any,
-    length: int | None = None,
+    tokenizers: Sequence[Any], texts: Texts, call: Any, length: int | None = None
 ) -> Tokens:
     """Returns the ids for each text encoder, n w t: w windows of t tokens, w the same for all.
 

@@ -28,7 +28,7 @@ from diffusax.pipelines.plan.arguments import (
     check_call,
     match_length,
 )
-from diffusax.pipelines.plan.plan import Prompt, Tokens
+from diffusax.pipelines.plan.plan import Encoders, Prompt, Tokens
 from diffusax.pipelines.run import programs
 from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.programs.program import Program
@@ -41,7 +41,7 @@ Found = Mapping[str, Prompt]
 @functools.partial(Program, static=("family", "encoders", "groups", "clip_skip"), shape_of="tokens")
 def encode_texts(
     family: Family,
-    encoders: tuple[Network, ...],
+    encoders: Encoders,
     params: tuple[Params, ...],
     tokens: Tokens,
     adapters: tuple[Layers | None, ...] = (),
@@ -65,7 +65,7 @@ def encode_texts(
 
 def encode_adapted(
     family: Family,
-    encoders: tuple[Network, ...],
+    encoders: Encoders,
     params: tuple[Params, ...],
     tokens: Tokens,
     adapters: tuple[Layers | None, ...],
