@@ -65,6 +65,17 @@ def own_switches(*, x64: bool = False) -> Iterator[None]:
         yield
 
 
+def in_mesh(mesh: Mesh | None) -> Any:
+    """Returns the context in which programs for the mesh are traced and called."""
+    return own_switches() if mesh is None else _in_mesh(mesh)
+
+
+@contextlib.contextmanager
+def _in_mesh(mesh: Mesh) -> Iterator[None]:
+    with own_switches(), jax.set_mesh(mesh):
+        yield
+
+
 def under_own_switches(function: F) -> F:
     """Makes a public function run under `own_switches`.
 

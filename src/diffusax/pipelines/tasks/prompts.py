@@ -30,9 +30,8 @@ from diffusax.pipelines.plan.arguments import (
 )
 from diffusax.pipelines.plan.plan import Encoders, Prompt, Tokens
 from diffusax.pipelines.run import programs
-from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.programs.program import Program
-from diffusax.runtime.switches import under_own_switches
+from diffusax.runtime.switches import in_mesh, under_own_switches
 
 Found = Mapping[str, Prompt]
 """Embeddings of prompts (key "") and, where guidance needs them, negative prompts ("negative_")."""
