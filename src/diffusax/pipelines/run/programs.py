@@ -88,12 +88,8 @@ def advance(
 
 
 def arrange_kernels(denoiser: Denoiser, params: Params) -> Params:
-    """Returns the parameters with kernels arranged once for all steps of a run.
-
-    The denoiser's main network is an attribute with its component's name, or left as it is.
-    """
-    main = getattr(denoiser, denoiser.components[0], None)
-    networks = zip(denoiser.components, (main, *denoiser.controlnets))
+    """Returns the parameters with kernels arranged once for all steps of a run."""
+    networks = zip(denoiser.components, (denoiser.network, *denoiser.controlnets))
     return {**params, **{name: _with_arranged_kernels(net, params[name]) for name, net in networks}}
 
 
