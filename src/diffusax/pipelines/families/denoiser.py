@@ -44,7 +44,7 @@ class Denoiser:
         """The names of the ControlNets among the components."""
         return numbered("controlnet", len(self.controlnets))
 
-    @property
+    @functools.cached_property
     def in_channels(self) -> int:
         """The channels of the main network's input."""
         return int(self.network.config.in_channels)
