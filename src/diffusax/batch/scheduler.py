@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 from diffusax.batch.alone import RunsAlone
-from diffusax.batch.image import draws_torch_noise, prepare_pictures
+from diffusax.batch.image import draws_torch_noise, prepare_images
 from diffusax.batch.loop import BatchLoop, images_of
 from diffusax.batch.policies import Arrivals, Candidate, Policy
 from diffusax.batch.request import Request, padded, prepare
@@ -138,8 +138,8 @@ class Intake:
             if not self._loop.has_lanes_for(run, request.c):
                 self._alone.add(request)
                 return
-            pictures = prepare_pictures(request.c, request.pipe.task, run, count)
-            images = images_of(request, pictures)
+            prepared = prepare_images(request.c, request.pipe.task, run, count)
+            images = images_of(request, prepared)
             self._ready += map(self._loop.candidate, images)
         except Exception as error:
             request.generation.settle(error=error)

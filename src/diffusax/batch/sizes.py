@@ -110,7 +110,7 @@ class KindSizes(Sizes):
         known.ready, known.refused = set(), set()
 
     def begins_again(self, kind: Kind, size: int, error: Exception) -> bool:
-        """Remembers half the size where the memory was used up, if a picture still fits it."""
+        """Remembers half the size where the memory was used up, if an image still fits it."""
         if not is_out_of_memory(error) or size <= max(self.smallest_of(kind), 1):
             return False
         self.bound(kind, size // 2)

@@ -49,10 +49,10 @@ def to_mask(
         greys = stack([_grey(item) for item in items], "mask_image")
         greys = nearest(greys, *target_size(greys.shape[1:3], height, width, factor))
     else:
-        pictures = [crop(open_upright(item), crops_coords) for item in items]
-        size = target_size((pictures[0].height, pictures[0].width), height, width, factor)
+        images = [crop(open_upright(item), crops_coords) for item in items]
+        size = target_size((images[0].height, images[0].width), height, width, factor)
         # Resized in the image's own mode first, as diffusers does: rounding decides at the rim.
-        resized = [resize(picture, *size, resize_mode).convert("L") for picture in pictures]
+        resized = [resize(image, *size, resize_mode).convert("L") for image in images]
         greys = np.stack([np.asarray(grey) for grey in resized])[..., None].astype(np.float32) / 255
     return (greys >= 0.5).astype(np.float32)
 

@@ -212,5 +212,5 @@ class FlaxScoreSdeVeScheduler(FlaxSchedulerMixin):
         noise = jax.random.normal(jax.random.split(as_key(key), 1)[0], sample.shape, jnp.float32)
         ratio = jnp.linalg.norm(noise) / jnp.linalg.norm(model_output)
         size = 2 * (self.config.snr * ratio) ** 2
-        drawn = sample + size * model_output + jnp.sqrt(2 * size) * noise
-        return FlaxSdeVeOutput(state, drawn) if return_dict else (drawn, state)
+        moved = sample + size * model_output + jnp.sqrt(2 * size) * noise
+        return FlaxSdeVeOutput(state, moved) if return_dict else (moved, state)
