@@ -183,7 +183,7 @@ class Compiler:
         return BatchRun(wish.c, wish.prepared, size, wish.kind)
 
     def _make_room(self, kind: Kind) -> None:
-        """Lets go of the programs of the kinds that were not used for longest."""
+        """Releases the programs of the kinds that were least recently used."""
         with self._lock:
             self._keys[kind] = self._keys.pop(kind, set())
             idle = [one for one in self._keys if one is not kind and not self._is_wanted(one)]

@@ -73,7 +73,7 @@ class Sizes:
     """The least total rank of adapters, where images have some."""
 
     def smallest_of(self, kind: Kind) -> int:
-        """Returns the lanes of a batch of a kind while little is to do."""
+        """Returns how many lanes a batch of a kind has while there is little to do."""
         return self.smallest
 
     def largest_of(self, kind: Kind) -> int:
@@ -81,7 +81,7 @@ class Sizes:
         return self.largest
 
     def begins_again(self, kind: Kind, size: int, error: Exception) -> bool:
-        """Returns whether images begin again whose batch of this size failed with an error.
+        """Returns whether the images of a batch of this size that failed with an error begin again.
 
         Otherwise their requests end with it.
         """
@@ -172,7 +172,7 @@ class BatchLoop:
         return [(run.kind, run.size, run.lanes.taken) for run in self._all_runs() if len(run)]
 
     def turn(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Lets each batch run some rows. meanwhile: called while the device is busy."""
+        """Runs some rows of each batch. meanwhile: called while the device is busy."""
         self._drop_cancelled()
         for key in list({**self._waiting, **self._runs}):
             self._admit(key)
@@ -201,7 +201,7 @@ class BatchLoop:
                     run.leave(place)
 
     def _admit(self, key: Any) -> None:
-        """Gives seats to those that wait, in the order in which they came, and fits the sizes."""
+        """Seats waiting images in the order in which they came, and adjusts the batches' sizes."""
         queue = self._waiting.get(key, ())
         while queue:
             waiting = queue[0]
@@ -215,7 +215,7 @@ class BatchLoop:
             self._shrink(run)
 
     def _seat(self, waiting: Waiting) -> bool:
-        """Gives an image a seat if there is one, in a larger batch if there may be.
+        """Seats an image if there is a free seat, in a larger batch if that is allowed.
 
         Returns whether it has one. What it raises concerns this image alone.
         """

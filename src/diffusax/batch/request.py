@@ -96,7 +96,7 @@ class Generation(Future[Any]):
         return bool(self._previews)
 
     def answer_previews(self, make: Callable[[], list[Any]] | None) -> None:
-        """Gives those who wait for a preview the list that `make` returns, or an empty one."""
+        """Hands the list that `make` returns, or an empty one, to those who wait for a preview."""
         with self._lock:
             waiting, self._previews = self._previews, []
         try:
@@ -264,7 +264,7 @@ def check_pipeline(pipe: Any) -> Any:
 
 
 def prepare(request: Request, call: Call | None = None) -> PreparedRun:
-    """Returns the run of a request, after merging its adapters that are no products.
+    """Returns the run of a request, after merging those adapters that are not of low rank.
 
     call: a call in the place of its own, such as one with further images.
 

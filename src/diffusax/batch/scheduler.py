@@ -68,7 +68,7 @@ class Intake:
             group.clear()
 
     def admit(self) -> None:
-        """Has those images join that the policy says."""
+        """Admits the images that the policy chooses."""
         self._ready = [i for i in self._ready if not i.owner.request.generation.done()]
         until = time.perf_counter() + _SECONDS
         while not self._ready and self._prepare_one():
@@ -97,7 +97,7 @@ class Intake:
         return True
 
     def _next(self) -> _Arrival | None:
-        """Takes the next call out of those that wait."""
+        """Removes and returns the next waiting call."""
         while True:
             if (held := self._next_held()) is not None:
                 self._held.remove(held)

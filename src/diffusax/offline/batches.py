@@ -131,7 +131,7 @@ class Batches:
         return ended
 
     def _next_kind(self) -> Any:
-        """Returns the kind of a batch in which images wait, or else of one in which some run.
+        """Returns the kind of a batch for which images wait, or else of one in which some run.
 
         The last images of a batch so wait for those of the next shard.
         """

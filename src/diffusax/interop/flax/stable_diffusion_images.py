@@ -77,7 +77,7 @@ class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
             )
         b = prompt_ids.shape[0]
         eps = generation.initial_noise(self, prng_seed, (b, height, width), noise)
-        # The key that drew the noise draws the latents too, as in diffusers.
+        # As in diffusers, the latents are drawn with the key that the noise was drawn with.
         clean = generation.encode_images(self, params, image, prng_seed)
         schedule = self.scheduler.schedule(
             num_inference_steps, begin=start_timestep, end=num_inference_steps
