@@ -294,7 +294,7 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
         return jnp.asarray(np.sqrt((1 - cumprod) / cumprod), self.dtype)
 
     def _training_sigma(self) -> float:
-        """Returns the standard deviation of the initial sample, as far as it is known without a run."""
+        """Returns the deviation of the initial sample, as far as it is known without a run."""
         if not self.on_sigmas:
             return 1.0
         highest = float(self._training_sigmas()[-1])
