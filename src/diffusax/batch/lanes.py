@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from diffusax.pipelines.plan.branches import Anywhere
+from diffusax.pipelines.plan.branches import ScatteredLanes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Seat:
 
 
 class Lanes:
-    """Which places and lanes of a batch are taken.
+    """The places and lanes of a batch that are taken.
 
     There are as many places as lanes. On a mesh both are split over its devices in order, and the
     lanes of an image lie on the device of its place.
@@ -72,21 +72,23 @@ class Lanes:
         self._of_place[seat.place, : len(lanes)] = lanes
 
     def keep_first(self, place: int) -> None:
-        """Gives back all lanes of a place but the first branch's."""
+        """Frees all lanes of a place but that of its first branch."""
         seat = self._seats[place]
         self._give_back(place, seat.lanes[1:])
         self._seats[place] = dataclasses.replace(seat, lanes=seat.lanes[:1])
 
     def leave(self, place: int) -> None:
-        """Gives back a seat."""
+        """Frees a seat."""
         self._give_back(place, self._seats.pop(place).lanes)
 
-    def indices(self) -> Anywhere:
+    def indices(self) -> ScatteredLanes:
         """Returns the indices for the programs, which count from each device's first."""
         first = np.arange(self.size, dtype=np.int32) // self._share * self._share
         missing = self._of_place == self.size
         local = np.where(missing, self._share, self._of_place - first[:, None])
-        return Anywhere(self._owner % self._share, self._branch.copy(), local.astype(np.int32))
+        return ScatteredLanes(
+            self._owner % self._share, self._branch.copy(), local.astype(np.int32)
+        )
 
     def compacted(self, size: int, devices: int = 1) -> tuple["Lanes", np.ndarray, np.ndarray]:
         """Returns lanes of another size with the same images on the first places.
