@@ -58,7 +58,7 @@ def chosen_states(
 
 
 class LanguageModel(nnx.Module):
-    """A language model without a head: tokens to the hidden states after its layers."""
+    """A language model: tokens to the hidden states after its layers."""
 
     config: Any
 
