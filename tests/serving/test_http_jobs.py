@@ -15,7 +15,7 @@ import diffusax
 from diffusax.infotext.files import open_image
 from diffusax.serving.drawings.drawing import Drawing
 from diffusax.serving.drawings.infotext import read_settings, write_infotext
-from diffusax.serving.web.pictures import encode
+from diffusax.serving.web.images import encode
 from diffusax.serving.web.replies import Json, sse
 
 

@@ -15,8 +15,8 @@ from PIL import Image, ImageDraw
 from diffusax.serving.catalogue.catalogue import Catalogue
 from diffusax.serving.engine.engine import Engine, EngineSettings
 from diffusax.serving.web.app import create_app
-from diffusax.serving.web.pictures import data_uri
-from diffusax.serving.web.pictures import png as encode_png
+from diffusax.serving.web.images import data_uri
+from diffusax.serving.web.images import png as encode_png
 from diffusax.serving.web.server import Server, address_of, listen
 from diffusax.serving.web.settings import WebSettings
 

@@ -42,7 +42,7 @@ AUTOS: dict[str, Any] = {
 
 
 _TEXTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
-"""What is not looked at before a model is loaded: writing tokenizers takes most of the time."""
+"""What is read only when a model is loaded: writing tokenizers takes most of the time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class ModelEntry:
     steps: int
     guidance_scale: float
     image_guidance_scale: float | None
-    """None unless the model edits pictures."""
+    """None unless the model edits images."""
     sampler: str
     """The checkpoint's own sampler."""
     samplers: tuple[str, ...]
@@ -145,7 +145,7 @@ class Checkpoint:
 
 
 def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
-    """Reads what a checkpoint can do from its configs and headers; loads no parameters.
+    """Reads from configs and headers what a checkpoint can do; loads no parameters.
 
     Args:
         source: a folder in diffusers' layout, a single file, an embedded name or a Hub repository.
@@ -153,7 +153,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         title: the title for people.
 
     Raises:
-        ValueError: it cannot be read, or diffusax cannot draw with it on request; says why.
+        ValueError: it cannot be read, or diffusax cannot generate with it from a prompt; says why.
     """
     folder = resolve(source, weights=False, skip=_TEXTS)
     class_name, listed, options = read_model_index(folder)

@@ -1,4 +1,4 @@
-"""Settings of drawings as text in images, as stable-diffusion-webui has it, both directions."""
+"""Writes settings as text into images and reads them back, in stable-diffusion-webui's form."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def write_infotext(drawing: Drawing, seed: int, more: Mapping[str, Any] | None =
     """Returns the text `parameters` for the file of one image.
 
     Args:
-        drawing: the drawing with all values that its model gives, as `Catalogue.check` returns it.
+        drawing: what was generated, with its model's values, as `Catalogue.check` returns it.
         seed: the image's own seed.
         more: further settings by webui's names.
     """
@@ -60,7 +60,7 @@ def read_text(text: str) -> ImageSettings:
     does not hold.
 
     Raises:
-        Refused: the text is longer than any drawing's.
+        Refused: the text is longer than any that diffusax writes.
     """
     own = f", {infotext.EXACT}: " in text[:_LONGEST_OWN]
     if len(text) > (_LONGEST_OWN if own else _LONGEST):

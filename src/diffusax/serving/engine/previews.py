@@ -1,4 +1,4 @@
-"""Small images of latents while they are drawn: a linear map to colours, or a tiny decoder."""
+"""Makes small images of latents under way: with a linear map to colours, or a tiny decoder."""
 
 import threading
 import weakref
@@ -41,11 +41,11 @@ class Previews:
     def sketch(
         self, c: Components, picture: Picture, now: Moment, before: Moment | None
     ) -> Image.Image:
-        """Returns a small image of what the latents are about to become.
+        """Returns a small image of what the latents will become.
 
         Args:
             c: the components.
-            picture: the image that is drawn.
+            picture: the image in the batch.
             now: its latents as they are.
             before: its latents at an earlier row; None if its sampler has drawn noise since.
         """

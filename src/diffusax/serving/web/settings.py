@@ -29,11 +29,11 @@ class WebSettings:
     most_body: int = 64 * 2**20
     """The most bytes of a request's body."""
     most_pixels: int = 4096 * 4096
-    """The most pixels of a picture that is sent."""
+    """The most pixels of an image that is sent."""
     most_request_pixels: int = 3 * 4096 * 4096
-    """The most pixels of all pictures of one request together."""
+    """The most pixels of all images of one request together."""
     most_waiting_pixels: int = 8 * 4096 * 4096
-    """The most pixels of the pictures of all requests that are being answered."""
+    """The most pixels of the images of all requests that are being answered."""
     most_image_pixels: int = 2048 * 2048
     """The most pixels of an image that is generated."""
     most_images: int = 16

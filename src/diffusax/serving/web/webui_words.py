@@ -1,4 +1,4 @@
-"""Sentences about drawings in the words of A1111's fields."""
+"""Says errors in the words of A1111's fields."""
 
 import re
 
@@ -16,7 +16,7 @@ _NAMES = {
     "adapters": "prompt",
     "controls": "alwayson_scripts",
 }
-"""A1111's fields by those of drawings."""
+"""A1111's fields by those of `Drawing`."""
 _ANYWHERE = re.compile(rf"\b({'|'.join(name for name in _NAMES if '_' in name)})\b")
 _AT_THE_BEGINNING = re.compile(rf"({'|'.join(_NAMES)})(?= (?:must|names|has|needs|leaves)\b)")
 

@@ -36,8 +36,8 @@ from diffusax.serving.web.a1111.state import (
     without_hash,
 )
 from diffusax.serving.web.bodies import read_json
+from diffusax.serving.web.images import encode, in_base64, png
 from diffusax.serving.web.operations import operation
-from diffusax.serving.web.pictures import encode, in_base64, png
 from diffusax.serving.web.replies import Json, encode_json
 from diffusax.serving.web.service import Service, client_of, ended, in_thread, service_of
 from diffusax.serving.web.settings import check_most
@@ -178,13 +178,13 @@ def _check_second_pass(
 
 
 def _second_pass(fields: TextToImage, job: Job, entry: ModelEntry) -> list[Drawing]:
-    """Returns the drawings of the second pass of a job's images that are done."""
+    """Returns the second pass over a job's images that are done."""
     done = {seed: image for seed, image in zip(job.seeds, job.images) if image is not None}
     return second_pass(fields, job.drawing, done, entry)
 
 
 async def _run(request: Request, work: Work, drawings: list[Drawing]) -> list[Job]:
-    """Submits drawings and waits until they have ended; raises the error of one that failed."""
+    """Submits jobs and waits until they have ended; raises the error of one that failed."""
     service = service_of(request)
     jobs = await in_thread(service.submit, drawings, work.client)
     work.add(jobs)
@@ -210,7 +210,7 @@ def _reply(
         fields: the call.
         values: what the client sent.
         jobs: those of the last pass.
-        first: the drawing of the first pass.
+        first: what the first pass generated.
         hires: what the images' texts tell of a second pass, which is empty without one.
     """
     images, texts, done = [], [], []

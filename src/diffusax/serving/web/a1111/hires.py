@@ -26,7 +26,7 @@ _UPSCALERS = {
     "Latent (nearest)": Image.Resampling.NEAREST,
     "Latent (nearest-exact)": Image.Resampling.NEAREST,
 }
-"""The filters of hires fix by A1111's names. Those for latents work on the picture here."""
+"""The filters of hires fix by A1111's names. Those for latents work on the image here."""
 UPSCALERS = tuple(name for name in _UPSCALERS if not name.startswith("Latent"))
 LATENT_MODES = tuple(name for name in _UPSCALERS if name.startswith("Latent"))
 
@@ -84,7 +84,7 @@ def enlargement(fields: TextToImage, width: int, height: int, multiple: int) -> 
 def second_pass(
     fields: TextToImage, first: Drawing, images: Mapping[int, Image.Image], entry: ModelEntry
 ) -> list[Drawing]:
-    """Returns the drawings of the second pass, one for each image by its seed.
+    """Returns what the second pass generates, one `Drawing` for each image.
 
     Args:
         fields: the call.
@@ -131,9 +131,7 @@ def second_pass(
 
 
 def prompts_of_second_pass(fields: TextToImage, first: Drawing) -> tuple[str, str]:
-    """Returns the prompt and the negative prompt, which are the first pass's where they are left
-    out.
-    """
+    """Returns the prompt and the negative prompt; those left out are the first pass's."""
     prompt = read_prompt(fields, fields.hr_prompt)
     return prompt or first.prompt, fields.hr_negative_prompt or first.negative_prompt
 
@@ -177,7 +175,7 @@ def settings_of_second_pass(
 
 
 def _order(sampler: str | None) -> int:
-    """Returns how often a step of a sampler asks the network."""
+    """Returns how often a step of a sampler evaluates the network."""
     return scheduler_from_name(sampler).order if sampler else 1
 
 

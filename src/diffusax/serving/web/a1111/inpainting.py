@@ -1,21 +1,21 @@
-"""The pictures of img2img: resized as asked for, with the masked part filled."""
+"""Prepares the images of img2img: resizes them and fills the masked part."""
 
 from PIL import Image, ImageFilter, ImageOps
 
 from diffusax.images.masks import mask_of
 from diffusax.images.pictures import resize
 from diffusax.serving.drawings.errors import Refused
-from diffusax.serving.web.pictures import as_rgb
+from diffusax.serving.web.images import as_rgb
 
 RESIZE_MODES = ("default", "crop", "fill", "default")
-"""How each of A1111's resize modes fits a picture: just resize, crop, fill; and just resize for
+"""How each of A1111's resize modes fits an image: just resize, crop, fill; and just resize for
 the last, which resizes latents there."""
 _BLURS = ((256, 1), (64, 1), (16, 2), (4, 4), (2, 2))
 """The radii in pixels whose blurs are laid over each other, and how often each is."""
 
 
 def fit_image(image: Image.Image, width: int, height: int, mode: int) -> Image.Image:
-    """Returns a picture as RGB in the size of the image to generate."""
+    """Returns an image as RGB in the size to generate."""
     return resize(as_rgb(image, "init_images"), height, width, RESIZE_MODES[mode])
 
 
@@ -26,12 +26,12 @@ def read_mask(mask: Image.Image, *, invert: bool) -> Image.Image:
 
 
 def fill_masked(image: Image.Image, mask: Image.Image, mode: int) -> Image.Image:
-    """Returns the picture with its masked part as A1111's `inpainting_fill` says.
+    """Fills the masked part of an image as A1111's `inpainting_fill` says.
 
     Arguments:
-        image: the picture, RGB.
-        mask: white where the image is drawn anew; of the picture's size.
-        mode: 0 fills with the colours around, 1 leaves the picture as it is.
+        image: the image, RGB.
+        mask: white where the image is generated anew; of the image's size.
+        mode: 0 fills with the colours around, 1 leaves the image as it is.
 
     Raises:
         Refused: mode is 2 or 3, which fill latents.
@@ -40,7 +40,7 @@ def fill_masked(image: Image.Image, mask: Image.Image, mode: int) -> Image.Image
         return image
     if mode != 0:
         raise Refused(
-            f"inpainting_fill must be 0 (colours around) or 1 (the picture) here (got {mode})",
+            f"inpainting_fill must be 0 (colours around) or 1 (the image) here (got {mode})",
             param="inpainting_fill",
         )
     kept = image.convert("RGBA")

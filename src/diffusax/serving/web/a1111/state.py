@@ -52,7 +52,7 @@ class Options:
     """Whether img2img runs all of its steps, however small the denoising strength."""
 
     def changed(self, values: dict[str, Any], catalogue: Catalogue) -> "Options":
-        """Returns the options with these values; names that are not known are read over.
+        """Returns the options with these values; unknown names are ignored.
 
         Raises:
             Refused: the model is not listed, or a value is not possible.
@@ -92,7 +92,7 @@ class OptionsOfClients:
         return self._found.get(client, Options())
 
     def set(self, client: str, options: Options) -> None:
-        """Sets a client's options, and forgets those of who came first of too many."""
+        """Sets a client's options; forgets the oldest client's where there are too many."""
         with self._lock:
             self._found.pop(client, None)
             self._found[client] = options

@@ -1,4 +1,4 @@
-"""Pictures in requests and answers: base64, data URIs and files."""
+"""Images in requests and answers: base64, data URIs and files."""
 
 import base64
 import binascii
@@ -19,9 +19,9 @@ _LONGEST_COMMENT = 65_000
 FORMATS = ("PNG", "JPEG", "WEBP")
 
 
-def decode_picture(value: Any, param: str, most_pixels: int) -> Image.Image:
-    """Decodes a picture from base64 or a data URI; see `open_picture`."""
-    return open_picture(decode_base64(value, param), param, most_pixels)
+def image_from_base64(value: Any, param: str, most_pixels: int) -> Image.Image:
+    """Decodes an image from base64 or a data URI; see `image_from_bytes`."""
+    return image_from_bytes(decode_base64(value, param), param, most_pixels)
 
 
 def decode_base64(value: Any, param: str) -> bytes:
@@ -32,11 +32,11 @@ def decode_base64(value: Any, param: str) -> bytes:
     """
     if not isinstance(value, str):
         raise Refused(
-            f"{param} must be a picture in base64 (got {type(value).__name__})", param=param
+            f"{param} must be an image file in base64 (got {type(value).__name__})", param=param
         )
     if value.startswith(("http://", "https://", "file:")):
         raise Refused(
-            f"{param} must be a picture in base64, not an address; send its bytes", param=param
+            f"{param} must be an image file in base64, not an address; send its bytes", param=param
         )
     if value.startswith("data:"):
         head, _, value = value.partition(",")
@@ -47,19 +47,19 @@ def decode_base64(value: Any, param: str) -> bytes:
     try:
         return base64.b64decode("".join(value.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Refused(f"{param} must be a picture in base64 ({error})", param=param) from None
+        raise Refused(f"{param} must be an image file in base64 ({error})", param=param) from None
 
 
-def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
-    """Opens a picture, upright and in its own mode, after a look at its header.
+def image_from_bytes(data: bytes, param: str, most_pixels: int) -> Image.Image:
+    """Opens an image upright and in its own mode, once its header is checked.
 
     Arguments:
         data: the bytes of a PNG, JPEG or WebP file.
         param: the name of the argument, for errors.
-        most_pixels: the most pixels; a picture with more is refused before it is decoded.
+        most_pixels: the most pixels; an image with more is refused before it is decoded.
 
     Raises:
-        Refused: the bytes are no such picture, or it has too many pixels.
+        Refused: the bytes are no such image, or it has too many pixels.
     """
     try:
         with warnings.catch_warnings():
@@ -80,7 +80,7 @@ def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
     except Exception as error:
         # For a broken file Pillow's readers raise errors of nearly every class.
         reason = str(error) or type(error).__name__
-    raise Refused(f"{param} must be a picture ({reason})", param=param)
+    raise Refused(f"{param} must be an image file ({reason})", param=param)
 
 
 def open_with_texts(data: bytes, param: str, most_pixels: int) -> Image.Image:
@@ -103,7 +103,7 @@ def open_with_texts(data: bytes, param: str, most_pixels: int) -> Image.Image:
             raise _too_large(param, most_pixels, f"{image.width}x{image.height}")
         take_pixels(image.width * image.height, param)
         return image
-    raise Refused(f"{param} must be a picture ({reason})", param=param)
+    raise Refused(f"{param} must be an image file ({reason})", param=param)
 
 
 def as_rgb(image: Image.Image, param: str) -> Image.Image:
@@ -135,10 +135,10 @@ def png(image: Image.Image, text: str = "") -> bytes:
 def encode(
     image: Image.Image, kind: str = "png", *, text: str = "", quality: int | None = None
 ) -> bytes:
-    """Encodes a picture as "png", "jpeg" or "webp".
+    """Encodes an image as "png", "jpeg" or "webp".
 
     Arguments:
-        image: the picture.
+        image: the image.
         kind: the format.
         text: the settings, which a PNG holds as `parameters` and the others in EXIF's UserComment,
             as A1111 writes them.
@@ -165,5 +165,5 @@ def in_base64(data: bytes) -> str:
 
 
 def data_uri(data: bytes, kind: str) -> str:
-    """Returns a picture's bytes as a data URI."""
+    """Returns an image's bytes as a data URI."""
     return f"data:image/{kind};base64,{in_base64(data)}"
