@@ -114,15 +114,11 @@ class Checkpoint:
         Raises:
             ValueError: diffusax has no such class for the family.
         """
-        if task == "edit":
-            return self.origin
-        return AUTOS[task].find_class(self.origin, steered)
+        return _class_for(self.origin, task, steered=steered)
 
     def defaults(self, pipeline_class: Any) -> dict[str, Any]:
         """Returns the defaults of a call: the checkpoint's own, then those of the class."""
-        parameters = inspect.signature(pipeline_class.__call__).parameters
-        found = {name: parameter.default for name, parameter in parameters.items()}
-        return {**found, **{k: v for k, v in self.call_defaults.items() if k in found}}
+        return _defaults(pipeline_class, self.call_defaults)
 
     def count_parameters(self) -> int:
         """Returns the number of parameters, from the headers of the files.
@@ -173,6 +169,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
     scheduler = _scheduler(folder, listed, origin)
     height, width = parts.default_size
     call_defaults = read_call_defaults(folder)
+    own = _defaults(_class_for(origin, kind), call_defaults)
     entry = ModelEntry(
         name=name,
         title=title,
@@ -183,24 +180,16 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         height=height,
         multiple=parts.latents.multiple,
         pixels=pixel_range(parts),
-        steps=0,
-        guidance_scale=1.0,
-        image_guidance_scale=None,
+        steps=int(own["num_inference_steps"]),
+        guidance_scale=float(own["guidance_scale"]),
+        image_guidance_scale=own.get("image_guidance_scale"),
         sampler=sampler_name(scheduler),
         samplers=_samplers_for(scheduler),
         path=Path(source),
     )
     dim = parts.denoiser.context_dim
     changed = last_change(path.expanduser())
-    found = Checkpoint(entry, source, folder, origin, call_defaults, scheduler, dim, changed)
-    own = found.defaults(found.pipeline_class(kind))
-    entry = dataclasses.replace(
-        entry,
-        steps=int(own["num_inference_steps"]),
-        guidance_scale=float(own["guidance_scale"]),
-        image_guidance_scale=own.get("image_guidance_scale"),
-    )
-    return dataclasses.replace(found, entry=entry)
+    return Checkpoint(entry, source, folder, origin, call_defaults, scheduler, dim, changed)
 
 
 def describe_controlnet(path: Path, name: str, title: str) -> FileEntry:
@@ -249,12 +238,20 @@ def _kind(parts: Components, origin: Any, source: str | Path) -> Task:
     return "image-to-image" if parts.options.get("requires_aesthetics_score") else "text-to-image"
 
 
+def _class_for(origin: Any, task: str, *, steered: bool = False) -> Any:
+    return origin if task == "edit" else AUTOS[task].find_class(origin, steered)
+
+
+def _defaults(pipeline_class: Any, call_defaults: dict[str, float]) -> dict[str, Any]:
+    parameters = inspect.signature(pipeline_class.__call__).parameters
+    found = {name: parameter.default for name, parameter in parameters.items()}
+    return {**found, **{k: v for k, v in call_defaults.items() if k in found}}
+
+
 def _does(origin: Any, task: Task) -> bool:
     """Returns whether diffusax has a class of pipelines for a task and a model's family."""
-    if task == "edit":
-        return True
     try:
-        AUTOS[task].find_class(origin, False)
+        _class_for(origin, task)
     except ValueError:
         return False
     return True

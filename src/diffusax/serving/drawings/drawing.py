@@ -155,6 +155,15 @@ _NAMES = {
 _WORDS = Words("{where}{name} must be {must} (got {value})", (in_words(_NAMES),), shortened)
 
 
+def settings_of(drawing: Drawing) -> dict[str, Any]:
+    """Returns the fields of a request without its images."""
+    found = {name: getattr(drawing, name) for name in FIELDS}
+    controls = [
+        {name: getattr(control, name) for name in CONTROL_FIELDS} for control in drawing.controls
+    ]
+    return {**found, "adapters": dict(drawing.adapters), "controls": controls}
+
+
 def typed(drawing: Drawing) -> Drawing:
     """Converts the fields of a request to their types.
 

@@ -47,7 +47,7 @@ class Previews:
             c: the components.
             picture: the image in the batch.
             now: its latents as they are.
-            before: its latents at an earlier row; None if its sampler has drawn noise since.
+            before: its latents at an earlier row; None if its sampler has added noise since.
         """
         clean = expected_latents(picture.levels, now, before)
         if isinstance(c.autoencoder.config, AutoencoderTinyConfig):

@@ -12,7 +12,7 @@ from diffusax.serving.drawings.errors import Refused
 from diffusax.serving.drawings.infotext import write_infotext
 from diffusax.serving.web.bodies import content_type, read_bytes, read_json
 from diffusax.serving.web.fields import DrawingFields, read_fields
-from diffusax.serving.web.images import decode_base64, image_from_bytes, png
+from diffusax.serving.web.images import decode_base64, encode, image_from_bytes
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.service import (
     Service,
@@ -78,7 +78,9 @@ async def generate(request: Request) -> Response:
     [image] = images_of(job)
     text = write_infotext(job.drawing, job.seeds[0])
     headers = {"X-Seed": str(job.seeds[0])}
-    return Response(await in_thread(png, image, text), media_type="image/png", headers=headers)
+    return Response(
+        await in_thread(encode, image, "png", text), media_type="image/png", headers=headers
+    )
 
 
 def _drawing(

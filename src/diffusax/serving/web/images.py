@@ -2,8 +2,10 @@
 
 import base64
 import binascii
+import contextlib
 import io
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from PIL import Image, ImageOps
@@ -61,26 +63,14 @@ def image_from_bytes(data: bytes, param: str, most_pixels: int) -> Image.Image:
     Raises:
         Refused: the bytes are no such image, or it has too many pixels.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                if image.width * image.height > most_pixels:
-                    raise _too_large(param, most_pixels, f"{image.width}x{image.height}")
-                take_pixels(image.width * image.height, param)
-                upright = ImageOps.exif_transpose(image)
-                upright.load()
-                return upright
-    except Image.DecompressionBombError:
-        raise _too_large(param, most_pixels, "many times as many") from None
-    except Image.UnidentifiedImageError:
-        reason = f"the bytes are none of {', '.join(FORMATS)}"
-    except Refused:
-        raise
-    except Exception as error:
-        # For a broken file Pillow's readers raise errors of nearly every class.
-        reason = str(error) or type(error).__name__
-    raise Refused(f"{param} must be an image file ({reason})", param=param)
+    unknown = f"the bytes are none of {', '.join(FORMATS)}"
+    with _reading(param, most_pixels, unknown), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _check_pixels(image, param, most_pixels)
+            upright = ImageOps.exif_transpose(image)
+            upright.load()
+            return upright
 
 
 def open_with_texts(data: bytes, param: str, most_pixels: int) -> Image.Image:
@@ -89,21 +79,34 @@ def open_with_texts(data: bytes, param: str, most_pixels: int) -> Image.Image:
     Raises:
         Refused: the bytes are no image, or it has too many pixels.
     """
-    try:
+    with _reading(param, most_pixels, "the bytes are no image of a known format"):
         image = open_image(data)
+        _check_pixels(image, param, most_pixels)
+        return image
+
+
+@contextlib.contextmanager
+def _reading(param: str, most_pixels: int, unknown: str) -> Iterator[None]:
+    """Turns the errors of Pillow's readers into Refused. unknown: the reason for other formats."""
+    try:
+        yield
+        return
+    except Refused:
+        raise
     except Image.DecompressionBombError:
         raise _too_large(param, most_pixels, "many times as many") from None
     except Image.UnidentifiedImageError:
-        reason = "the bytes are no image of a known format"
+        reason = unknown
     except Exception as error:
         # For a broken file Pillow's readers raise errors of nearly every class.
         reason = str(error) or type(error).__name__
-    else:
-        if image.width * image.height > most_pixels:
-            raise _too_large(param, most_pixels, f"{image.width}x{image.height}")
-        take_pixels(image.width * image.height, param)
-        return image
-    raise Refused(f"{param} must be an image file ({reason})", param=param)
+    raise Refused(f"{param} must be an image file ({reason})", param=param) from None
+
+
+def _check_pixels(image: Image.Image, param: str, most_pixels: int) -> None:
+    if image.width * image.height > most_pixels:
+        raise _too_large(param, most_pixels, f"{image.width}x{image.height}")
+    take_pixels(image.width * image.height, param)
 
 
 def as_rgb(image: Image.Image, param: str) -> Image.Image:
@@ -127,13 +130,8 @@ def _too_large(param: str, most: int, got: str) -> Refused:
     )
 
 
-def png(image: Image.Image, text: str = "") -> bytes:
-    """Encodes a PNG, with a text chunk `parameters` where a text is given."""
-    return encode(image, "png", text=text)
-
-
 def encode(
-    image: Image.Image, kind: str = "png", *, text: str = "", quality: int | None = None
+    image: Image.Image, kind: str = "png", text: str = "", quality: int | None = None
 ) -> bytes:
     """Encodes an image as "png", "jpeg" or "webp".
 

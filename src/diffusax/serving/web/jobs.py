@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from diffusax.serving.drawings.drawing import CONTROL_FIELDS, FIELDS, Drawing
+from diffusax.serving.drawings.drawing import settings_of
 from diffusax.serving.drawings.errors import NotFound
 from diffusax.serving.drawings.infotext import read_image, write_infotext
 from diffusax.serving.engine.jobs import Job, State
@@ -19,7 +19,6 @@ from diffusax.serving.web.images import (
     decode_base64,
     encode,
     open_with_texts,
-    png,
 )
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.replies import KEEP_ALIVE, Json, sse, stream
@@ -96,15 +95,6 @@ class PngInfoAnswer:
     text: str
     left_out: list[str]
     """What the file states and the fields lack."""
-
-
-def settings_of(drawing: Drawing) -> dict[str, Any]:
-    """Returns the fields of a request without its images."""
-    found = {name: getattr(drawing, name) for name in FIELDS}
-    controls = [
-        {name: getattr(control, name) for name in CONTROL_FIELDS} for control in drawing.controls
-    ]
-    return {**found, "adapters": dict(drawing.adapters), "controls": controls}
 
 
 def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
@@ -223,7 +213,7 @@ async def image(request: Request) -> Response:
     found = job.images[number] if 0 <= number < len(job.images) else None
     if found is None:
         raise NotFound(f"the job has no image {text[:20]!r}, or not yet; look at its images")
-    data = await in_thread(png, found, write_infotext(job.drawing, job.seeds[number]))
+    data = await in_thread(encode, found, "png", write_infotext(job.drawing, job.seeds[number]))
     name = f'inline; filename="diffusax-{job.seeds[number]}.png"'
     return Response(data, media_type="image/png", headers={"Content-Disposition": name})
 

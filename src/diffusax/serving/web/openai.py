@@ -191,19 +191,10 @@ async def _answer(request: Request, fields: ImageFields, drawing: Drawing, kind:
     if fields.stream:
         return stream(_stream(request, fields, job, kind))
     await ended(request, [job])
-    images_of(job)
+    first, *_ = images_of(job)
     data = [await in_thread(_datum, request, fields, job, i) for i in range(len(job.images))]
-    return Json({"created": int(time.time()), "data": data, **_about(fields, job)})
-
-
-def _about(fields: ImageFields, job: Job) -> dict[str, Any]:
-    image = next(image for image in job.images if image is not None)
-    return {
-        "output_format": fields.output_format,
-        "size": f"{image.width}x{image.height}",
-        "background": "opaque",
-        "usage": _USAGE,
-    }
+    about = {**_about(fields, first), "usage": _USAGE}
+    return Json({"created": int(time.time()), "data": data, **about})
 
 
 def _datum(request: Request, fields: ImageFields, job: Job, index: int) -> dict[str, Any]:
@@ -260,13 +251,15 @@ def _is_due(job: Job, fields: ImageFields, sent: int) -> bool:
 
 
 def _event(fields: ImageFields, image: Image.Image, kind: str) -> dict[str, Any]:
+    own = {"type": kind, "created_at": int(time.time()), "quality": "auto"}
+    return {**own, **_about(fields, image)}
+
+
+def _about(fields: ImageFields, image: Image.Image) -> dict[str, Any]:
     return {
-        "type": kind,
-        "created_at": int(time.time()),
-        "size": f"{image.width}x{image.height}",
-        "quality": "auto",
-        "background": "opaque",
         "output_format": fields.output_format,
+        "size": f"{image.width}x{image.height}",
+        "background": "opaque",
     }
 
 

@@ -120,8 +120,7 @@ def _bodies(one: Operation, known: dict[Any, Any]) -> dict[str, Any]:
 
 def _form(one: Operation) -> dict[str, Any]:
     """Returns the schema of a form, in which images are files."""
-    schema, rest = msgspec.json.schema_components([one.form], ref_template=_REF)
-    del schema
+    _, rest = msgspec.json.schema_components([one.form], ref_template=_REF)
     own = rest[one.form.__name__]
     files = {name: {"type": "string", "format": "binary"} for name in one.files}
     return {**own, "properties": {**own["properties"], **files}}

@@ -194,7 +194,7 @@ async def ended(request: Request, jobs: Iterable[Job]) -> None:
     """
     jobs = list(jobs)
     gone = asyncio.ensure_future(_gone(request))
-    waiting = asyncio.ensure_future(_all_ended(jobs))
+    waiting = asyncio.gather(*map(_ended, jobs))
     try:
         await asyncio.wait((gone, waiting), return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
@@ -256,10 +256,6 @@ async def events_of(job: Job, *, previews: bool = False) -> AsyncGenerator[Any, 
                     return
     finally:
         stop()
-
-
-async def _all_ended(jobs: list[Job]) -> None:
-    await asyncio.gather(*map(_ended, jobs))
 
 
 async def _ended(job: Job) -> None:

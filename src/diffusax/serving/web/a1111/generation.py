@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax._version import __version__
+from diffusax.infotext.samplers import to_webui
 from diffusax.serving.catalogue.entries import ModelEntry
 from diffusax.serving.drawings.drawing import Drawing
 from diffusax.serving.drawings.errors import Refused
 from diffusax.serving.drawings.infotext import write_infotext
-from diffusax.serving.drawings.samplers import to_webui
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.web.a1111.drawings import image_to_image, size_of, text_to_image
 from diffusax.serving.web.a1111.fields import (
@@ -36,7 +36,7 @@ from diffusax.serving.web.a1111.state import (
     without_hash,
 )
 from diffusax.serving.web.bodies import read_json
-from diffusax.serving.web.images import encode, in_base64, png
+from diffusax.serving.web.images import encode, in_base64
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.replies import Json, encode_json
 from diffusax.serving.web.service import Service, client_of, ended, in_thread, service_of
@@ -64,8 +64,9 @@ async def txt2img(request: Request) -> Response:
     service = service_of(request)
     values, fields, options, entry = await _read(request, TextToImage)
     drawings = await in_thread(text_to_image, fields, options, entry, service.settings)
-    entry = _second_model(service, fields, entry)
     if fields.enable_hr:
+        if fields.hr_checkpoint_name is not None:
+            entry = service.catalogue.entry(without_hash(fields.hr_checkpoint_name))
         await in_thread(_check_second_pass, service, fields, drawings[0], entry)
     work = Work(client_of(request), 2 if fields.enable_hr else 1)
     with state_of(request).works.during(work):
@@ -154,13 +155,6 @@ async def _read(
     return values, fields, options, entry
 
 
-def _second_model(service: Service, fields: TextToImage, entry: ModelEntry) -> ModelEntry:
-    """Returns the model of the second pass, which may be another one."""
-    if not fields.enable_hr or fields.hr_checkpoint_name is None:
-        return entry
-    return service.catalogue.entry(without_hash(fields.hr_checkpoint_name))
-
-
 def _check_second_pass(
     service: Service, fields: TextToImage, first: Drawing, entry: ModelEntry
 ) -> None:
@@ -221,7 +215,7 @@ def _reply(
                 texts.append(write_infotext(shown, seed, hires))
                 done.append((job, seed))
                 if fields.send_images:
-                    images.append(in_base64(png(image, texts[-1])))
+                    images.append(in_base64(encode(image, text=texts[-1])))
     info = _info(fields, first, texts, done, hires)
     kept = _SENT_BACK if getattr(fields, "include_init_images", False) else ()
     left_out = {*_SENT_BACK, "alwayson_scripts"} - {*kept}

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 
 from PIL import Image
 
+from diffusax.infotext.samplers import to_webui
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.catalogue.entries import ModelEntry
 from diffusax.serving.drawings.drawing import Drawing
 from diffusax.serving.drawings.errors import Refused
-from diffusax.serving.drawings.samplers import from_webui, to_webui
 from diffusax.serving.web.a1111.drawings import read_prompt
 from diffusax.serving.web.a1111.fields import TextToImage
-from diffusax.serving.web.a1111.missing import with_noise
+from diffusax.serving.web.a1111.missing import from_webui, with_noise
 from diffusax.text.prompt_schedules import with_whole_steps
 
 _UPSCALERS = {

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from diffusax.serving.drawings.errors import Refused
+from diffusax.infotext import samplers
+from diffusax.serving.drawings.errors import NotFound, Refused
 from diffusax.serving.web.a1111.fields import Shared
 
 _NO_STYLES: tuple[Any, ...] = (None, [], "", "None", "none")
@@ -53,6 +54,21 @@ def check_present(fields: Shared, width: int, height: int) -> None:
         if value != off:
             text = f"{name} must be {off!r} here (got {str(value)[:60]!r}), as there are no {what}"
             raise Refused(text, param=name, code="not_supported")
+
+
+def from_webui(sampler: str, schedule: str | None = None) -> str:
+    """Returns the name of a sampler here, see `diffusax.infotext.samplers.from_webui`.
+
+    Raises:
+        NotFound: there is no such sampler.
+        Refused: it has no such schedule type.
+    """
+    try:
+        return samplers.from_webui(sampler, schedule)
+    except samplers.UnknownSampler as error:
+        raise NotFound(str(error), param="sampler") from None
+    except samplers.UnknownSchedule as error:
+        raise Refused(str(error), param="scheduler") from None
 
 
 def with_noise(fields: Shared, sampler: str) -> tuple[str, float]:
