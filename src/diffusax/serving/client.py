@@ -32,7 +32,7 @@ class Client:
             api_key: the key of a server that asks for one.
 
         Raises:
-            ValueError: the address is none of HTTP.
+            ValueError: the address is not of HTTP.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:

@@ -46,8 +46,8 @@ _TEXTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelEntry:
-    """A model that clients can name, with the defaults of its first task."""
+class ModelDescription:
+    """A model, with the defaults of its first task."""
 
     name: str
     title: str
@@ -69,6 +69,13 @@ class ModelEntry:
     """The checkpoint's own sampler."""
     samplers: tuple[str, ...]
     """The samplers that suit the model."""
+    loaded: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelEntry(ModelDescription):
+    """A model that clients can name, with its place on the disk."""
+
     path: Path
     loaded: bool = False
 
@@ -224,7 +231,7 @@ def last_change(path: Path) -> int:
 
 
 def _kind(parts: Components, origin: Any, source: str | Path) -> Task:
-    """Returns the kind of a model, which the channels of its network's input say."""
+    """Finds the kind of a model by the input channels of its network."""
     latent, channels = parts.latents.channels, parts.denoiser.in_channels
     if channels == 2 * latent and origin.task is instruct:
         return "edit"

@@ -48,9 +48,8 @@ def write_infotext(drawing: Drawing, seed: int, more: Mapping[str, Any] | None =
 def read_text(text: str) -> ImageSettings:
     """Reads a text `parameters`, of this server, of webui, or of a program with its form.
 
-    LoRAs that webui's prompts name stay in the prompt. What has no field here, is out of its range
-    or names an unknown sampler is left out and told, and so are ControlNets, whose images the text
-    does not hold.
+    LoRAs that webui's prompts name stay in the prompt. Lists as left out what has no field here,
+    is out of its range or names an unknown sampler, and ControlNets, whose images the text lacks.
 
     Raises:
         Refused: the text is longer than any that diffusax writes.

@@ -14,7 +14,7 @@ _LESS_THAN_ALL = 0.999
 
 
 def count_steps(drawing: Drawing) -> int:
-    """Returns about how many steps a completed request runs, at least 1."""
+    """Estimates how many steps a completed request runs, at least 1."""
     steps, strength = drawing.num_inference_steps or 1, drawing.strength
     if strength is None or drawing.strength_rule == "exact":
         return steps

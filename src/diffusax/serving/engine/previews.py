@@ -102,7 +102,7 @@ def fit_colours(c: Components, picture: Picture) -> np.ndarray:
 
 
 def expected_latents(levels: np.ndarray, now: Moment, before: Moment | None) -> np.ndarray:
-    """Returns about the clean latents that a run goes towards, 1 h w c.
+    """Estimates the clean latents that a run goes towards, 1 h w c.
 
     Latents are signal x0 + noise eps. Two of them with the same eps give x0. With another eps, the
     expectation of x0 of unit variance is taken.

@@ -345,7 +345,7 @@ def _candidate(part: Part) -> Candidate:
 
 
 def _work(job: Job) -> float:
-    """Returns about what an image of a job costs: rows times lanes times megapixels."""
+    """Estimates what an image of a job costs: rows times lanes times megapixels."""
     drawing = job.drawing
     guided = drawing.guidance_scale is None or drawing.guidance_scale > 1
     lanes = 1 + guided + (drawing.image_guidance_scale is not None)

@@ -70,7 +70,7 @@ class JobAnswer:
     settings: dict[str, Any]
     """The request without its images, with all values of its model."""
     warnings: list[str]
-    """What of the prompts is not read as A1111 reads it."""
+    """What in the prompts is read differently than A1111 reads it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

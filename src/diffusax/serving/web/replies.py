@@ -48,9 +48,9 @@ class Json(Response):
 
 
 def encode_json(content: Any) -> bytes:
-    """Encodes anything as JSON: what has no JSON becomes text, and broken letters question marks.
+    """Encodes anything as JSON: values without JSON become text, broken letters question marks.
 
-    So a value that comes from a file or a library is never the end of a request; the log tells it.
+    A strange value from a file or a library ends no request; it is logged.
     """
     try:
         return msgspec.json.encode(content, enc_hook=_plain)

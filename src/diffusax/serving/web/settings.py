@@ -12,7 +12,7 @@ from diffusax.serving.drawings.errors import Refused
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WebSettings:
-    """Says who may use the server, and how much a request may ask for.
+    """Who may use the server, and how much a request may ask for.
 
     Sizes are in bytes, times in seconds.
     """
@@ -98,5 +98,5 @@ def key_of(authorization: str, keys: Sequence[str]) -> str | None:
 
 
 def client_name(key: str) -> str:
-    """Returns a name for a key, from which the key does not follow."""
+    """Returns a name for a key that does not reveal it."""
     return "key-" + hashlib.sha256(b"diffusax " + key.encode()).hexdigest()[:12]

@@ -59,7 +59,7 @@ def fit(controls: tuple[tuple[Control, str], ...], width: int, height: int) -> t
 
 
 def _asks(args: Any) -> bool:
-    """Whether a script's arguments ask for anything; some clients send all, with False."""
+    """Returns whether a script is asked for; some clients send every script, with False."""
     if isinstance(args, list):
         return any(map(_asks, args))
     if isinstance(args, dict):

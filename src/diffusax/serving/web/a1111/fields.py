@@ -35,14 +35,14 @@ _NAMES = (
 _NONE = ("scheduler", "hr_scheduler", "hr_checkpoint_name", "hr_sampler_name", "mask")
 """Those of them where "None" means none, too."""
 _SAME = ("Use same checkpoint", "Use same sampler", "Use same scheduler")
-"""What stands in fields of the second pass for what the first pass has."""
+"""The texts by which fields of the second pass ask for the first pass's value."""
 
 
 def read_call(kind: type[T], values: Mapping[str, Any]) -> T:
     """Reads a call's fields from a request's values, as A1111's server does.
 
-    Numbers may be texts, or true and false; an empty text is no name. Of fields that the call does
-    not use, such as those of a second pass that is off, the types alone are checked.
+    Numbers may be texts, or true and false; an empty text is no name. Fields that the call does
+    not use, such as those of a second pass that is off, may have any value of their type.
 
     Raises:
         Refused: a value has another type, or is out of its range.
@@ -59,7 +59,7 @@ def read_call(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def _plain(name: str, value: Any, hint: Any) -> Any:
-    """Returns a value with None for what stands for it, and a number for true and false."""
+    """Turns texts that mean none into None, and true and false into the numbers of such fields."""
     if isinstance(value, bool) and {int, float} & _types(hint):
         return int(value)
     if not isinstance(value, str):
@@ -69,7 +69,7 @@ def _plain(name: str, value: Any, hint: Any) -> Any:
 
 
 def _types(hint: Any) -> set[Any]:
-    """Returns the plain types of which a value may be."""
+    """Returns the plain types that a value may have."""
     args = [arg for arg in typing.get_args(hint) if not isinstance(arg, Meta)]
     return set().union(*map(_types, args)) if args else {hint}
 

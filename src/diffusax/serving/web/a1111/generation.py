@@ -46,7 +46,7 @@ from diffusax.text.prompt_warnings import prompt_warnings
 _ERRORS = (404, 413, 415, 422, 429, 503, 504)
 _Fields = TypeVar("_Fields", bound=Shared)
 _SENT_BACK = ("init_images", "mask")
-"""What a client may want to read back; it is left out otherwise."""
+"""Parameters that are sent back only where a client asks for them."""
 _TRUE = ("true", "1", "on", "yes", "t", "y")
 
 
@@ -131,7 +131,7 @@ async def interrupt(request: Request) -> Response:
 
 @operation("POST", "/sdapi/v1/skip", "End one iteration of the client's call.", group="A1111")
 async def skip(request: Request) -> Response:
-    """Ends the first iteration that has not ended of the client's oldest call."""
+    """Ends the current iteration of the client's oldest call."""
     for work in state_of(request).works.of(client_of(request))[:1]:
         work.skip()
     return Json({})
@@ -158,10 +158,10 @@ async def _read(
 def _check_second_pass(
     service: Service, fields: TextToImage, first: Drawing, entry: ModelEntry
 ) -> None:
-    """Refuses a second pass that is not possible before the first one begins."""
+    """Refuses an impossible second pass before the first one begins."""
     first = service.check(first)
     larger = enlargement(fields, first.width or 8, first.height or 8, entry.multiple)
-    # Images are resized to more than what is left of them.
+    # Before they are cropped, images are larger than the result.
     try:
         service.check_size(larger.width, larger.height)
     except Refused as error:
@@ -205,7 +205,7 @@ def _reply(
         values: what the client sent.
         jobs: those of the last pass.
         first: what the first pass generated.
-        hires: what the images' texts tell of a second pass, which is empty without one.
+        hires: the settings of the second pass for the images' texts; empty without one.
     """
     images, texts, done = [], [], []
     for job in jobs:
@@ -275,7 +275,7 @@ def _info(
 
 
 def _prompt_warnings(fields: Shared, drawing: Drawing) -> tuple[str, ...]:
-    """Returns what is not applied of the prompts of both passes."""
+    """Returns warnings of what is not applied in the prompts of both passes."""
     second = getattr(fields, "hr_prompt", "") if getattr(fields, "enable_hr", False) else ""
     found = prompt_warnings(drawing.prompt, drawing.negative_prompt)
     return tuple(dict.fromkeys(found + prompt_warnings(second)))

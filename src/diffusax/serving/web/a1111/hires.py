@@ -36,13 +36,13 @@ class Enlargement:
     """How the first pass's images are made larger, in pixels."""
 
     width: int
-    """To which they are resized."""
+    """The size to which they are resized."""
     height: int
     left: int
-    """What is cut away of that."""
+    """What is cut away at the left and at the top."""
     top: int
     final_width: int
-    """What is left, the size of the second pass."""
+    """The size that is left for the second pass."""
     final_height: int
 
     def apply(self, image: Image.Image, upscaler: str) -> Image.Image:
@@ -55,14 +55,14 @@ class Enlargement:
 def enlargement(fields: TextToImage, width: int, height: int, multiple: int) -> Enlargement:
     """Returns how images of the first pass are made larger.
 
-    With one side alone the proportions stay, and with both the images fill them and are cut in the
+    With one side given the proportions stay; with both, the images fill them and are cropped in the
     middle (stable-diffusion-webui, modules/processing.py, calculate_target_resolution).
 
     Args:
         fields: the call.
         width: of the first pass.
         height: of the first pass.
-        multiple: the pixels whose multiples the sides are.
+        multiple: the sides are multiples of so many pixels.
     """
     to_x, to_y = fields.hr_resize_x, fields.hr_resize_y
     cut = to_x and to_y
@@ -154,7 +154,7 @@ def upscaler_of(fields: TextToImage) -> str:
 def settings_of_second_pass(
     fields: TextToImage, first: Drawing, second: Drawing
 ) -> dict[str, str | int | None]:
-    """Returns what the text of an image tells of its second pass, by A1111's names."""
+    """Returns the settings of the second pass for an image's text, by A1111's names."""
     sampler, schedule = to_webui(second.sampler or "")
     own = to_webui(first.sampler or "")
     resized = fields.hr_resize_x or fields.hr_resize_y

@@ -89,7 +89,7 @@ async def png_info(request: Request) -> Response:
 
 
 def _read_image(sent: str, most_pixels: int) -> dict[str, Any]:
-    """Returns what webui tells of the texts in an image, which is sent in base64."""
+    """Describes the texts in an image sent in base64, as webui does."""
     image = open_with_texts(decode_base64(sent, "image"), "image", most_pixels)
     texts = texts_of(image)
     text = webui_text(texts, image.size)

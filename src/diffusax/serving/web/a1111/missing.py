@@ -1,4 +1,4 @@
-"""What A1111's server has and this one lacks: a call that asks for it is refused."""
+"""Refuses calls that ask for what A1111's server has and this one lacks."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from diffusax.serving.web.a1111.fields import Shared
 _NO_STYLES: tuple[Any, ...] = (None, [], "", "None", "none")
 _ETA = {"euler_a": 1.0, "kdpm2_a": 1.0, "dpm++_sde": 1.0, "dpm++2m_sde": 1.0, "dpm++3m_sde": 1.0}
 _ETA |= {"ddim": 0.0}
-"""The samplers that read eta, with what it is where a call leaves it out."""
+"""The samplers that read eta, with its default."""
 _WITHOUT_ETA = {"euler_a": "euler", "kdpm2_a": "kdpm2", "dpm++2m_sde": "dpm++2m"}
 """What samplers are with an eta of 0."""
 _CHURN = ("euler", "heun", "kdpm2")
