@@ -121,8 +121,8 @@ def test_the_batch_stays_full_over_many_lines(pipe):
     seated = sorted((image for piece in pieces for image in piece), key=lambda image: image.turn)
     for image in seated:
         lanes = list(image.seat.lanes)
-        free_from[lanes] = free_from[lanes].max() + image.request.picture.rows
-    work = sum(i.request.picture.rows * len(i.seat.lanes) for i in seated)
+        free_from[lanes] = free_from[lanes].max() + image.request.image.rows
+    work = sum(i.request.image.rows * len(i.seat.lanes) for i in seated)
     assert work / (16 * free_from.max()) > 0.95
 
 
@@ -412,7 +412,7 @@ def test_a_full_disk_ends_the_run_and_another_one_goes_on(pipe, tmp_path, monkey
 
 
 def test_the_next_batch_is_drawn_while_the_files_of_one_are_made(pipe, tmp_path, monkeypatch):
-    decode, encode = offline.stages.decode, offline.stages.Drawing._encode
+    decode, encode = offline.stages.decode, offline.stages.ShardGenerator._encode
     second, drawn = threading.Event(), []
 
     def drawing(*args, **options):
@@ -426,7 +426,7 @@ def test_the_next_batch_is_drawn_while_the_files_of_one_are_made(pipe, tmp_path,
         return encode(self, request, picture)
 
     monkeypatch.setattr(offline.stages, "decode", drawing)
-    monkeypatch.setattr(offline.stages.Drawing, "_encode", encoding)
+    monkeypatch.setattr(offline.stages.ShardGenerator, "_encode", encoding)
     assert run(pipe, ["a cat"] * 6, tmp_path, images_per_shard=6).drawn == 6
     assert len(drawn) == 6
 

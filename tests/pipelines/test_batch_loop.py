@@ -9,7 +9,7 @@ from support.adapted import random_adapter
 import diffusax
 from diffusax.batch import programs as programs
 from diffusax.batch.alone import RunsAlone
-from diffusax.batch.image import prepare_pictures
+from diffusax.batch.image import prepare_images
 from diffusax.batch.loop import BatchLoop, Sizes, images_of
 from diffusax.batch.policies import RowSeconds, running
 from diffusax.batch.request import Generation, make_request, prepare
@@ -55,7 +55,7 @@ def request_of(pipe, **given):
 def add(loop, pipe, **given):
     """Adds a call to a loop, and returns its future."""
     request = request_of(pipe, **given)
-    for image in images_of(request, prepare_pictures(request.c, pipe.task, prepare(request))):
+    for image in images_of(request, prepare_images(request.c, pipe.task, prepare(request))):
         loop.add(image)
     return request.generation
 

@@ -12,7 +12,7 @@ from support.adapted import random_adapter
 from support.lora_files import write_kohya, write_peft
 
 import diffusax
-from diffusax.batch.image import prepare_pictures
+from diffusax.batch.image import prepare_images
 from diffusax.batch.request import prepare
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines.components.adapters import resolve_adapters
@@ -175,7 +175,7 @@ def test_what_is_submitted_keeps_its_loras(pipe, files):
         style = pipe.parts.adapters.adapters["style"]
         pipe.load_lora_weights(files / "face.safetensors", adapter_name="style", hotswap=True)
         pipe.delete_adapters("style")
-        (adapter,) = prepare_pictures(request.c, pipe.task, prepare(request))[0].adapters
+        (adapter,) = prepare_images(request.c, pipe.task, prepare(request))[0].adapters
     assert adapter is style
     again = pipe("a cat", **CALL).images
     assert np.abs(again - expected).max() > 0.01

@@ -14,7 +14,7 @@ from support.toy_family import ToyImg2ImgPipeline, ToyPipeline, toy_pipeline
 
 import diffusax
 from diffusax import offline
-from diffusax.offline.requests import check_picture
+from diffusax.offline.requests import check_image
 from diffusax.pipelines.pipeline import ahead
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.runtime.programs.compilations import count_compilations
@@ -109,7 +109,7 @@ def test_a_running_batch_of_own_prompts_steps_and_guidance(pipe):
     ]
     names = ("prompt", "negative_prompt", "seed", "num_inference_steps", "guidance_scale")
     given = [{name: dataclasses.asdict(call)[name] for name in names} for call in calls]
-    pictures = [check_picture(pipe.parts, call, pipe.scheduler) for call in calls]
+    pictures = [check_image(pipe.parts, call, pipe.scheduler) for call in calls]
     assert pictures[0].kind == pictures[1].kind
     with diffusax.RunningBatch(pipe) as batch:
         futures = [batch.submit(**one) for one in given]

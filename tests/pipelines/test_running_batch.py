@@ -19,7 +19,7 @@ from support.mixtures import calls
 import diffusax
 from diffusax import samplers
 from diffusax.batch import programs as programs
-from diffusax.batch.image import prepare_pictures
+from diffusax.batch.image import prepare_images
 from diffusax.batch.lanes import Lanes, Seat
 from diffusax.batch.policies import RowSeconds
 from diffusax.batch.run import BatchRun
@@ -157,7 +157,7 @@ def pictures_of(pipe, *given):
     scheduler = samplers.scheduler_from_name("euler", pipe.scheduler)
     c = dataclasses.replace(pipe.parts, scheduler=scheduler, text_cache=TextCache())
     runs = [pipe.task(c, check_call({**CALL, "prompt": "a cat", **one})) for one in given]
-    return [one for run in runs for one in prepare_pictures(c, pipe.task, run)]
+    return [one for run in runs for one in prepare_images(c, pipe.task, run)]
 
 
 def run_at(pipe, size, *seated):

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from diffusax.batch.executables import Executables
-from diffusax.batch.image import Picture
+from diffusax.batch.image import PreparedImage
 from diffusax.batch.programs import insert
 from diffusax.batch.run import BatchRun, Kind
 from diffusax.batch.sizes import KindSizes
@@ -43,7 +43,7 @@ class _Wish:
     size: int
     kind: Kind = dataclasses.field(compare=False)
     c: Components = dataclasses.field(compare=False)
-    picture: Picture = dataclasses.field(compare=False)
+    prepared: PreparedImage = dataclasses.field(compare=False)
     kept: bool = dataclasses.field(compare=False)
     """Whether it is granted even if nobody waits for it any more."""
 
@@ -91,7 +91,7 @@ class Compiler:
         kind: Kind,
         size: int,
         c: Components,
-        picture: Picture,
+        prepared: PreparedImage,
         *,
         urgency: int = 1,
         keep: bool = False,
@@ -102,14 +102,14 @@ class Compiler:
             kind: the kind of batch.
             size: its lanes.
             c: the components of an image of this kind.
-            picture: the image.
+            prepared: the image.
             urgency: lower comes first.
             keep: whether to make it ready even if nobody waits for it any more.
         """
         known = size in self._sizes.ready(kind) or self._sizes.is_refused(kind, size)
         if not known and (kind, size) not in self._asked:
             self._asked.add((kind, size))
-            wish = _Wish(urgency, next(self._numbers), size, kind, c, picture, keep)
+            wish = _Wish(urgency, next(self._numbers), size, kind, c, prepared, keep)
             self._wishes.put(wish)
 
     def use(self, kind: Kind) -> None:
@@ -172,18 +172,18 @@ class Compiler:
         """Returns the programs of a size that no other size of the kind has made ready."""
         ready, size = self._sizes.ready(wish.kind), wish.size
         around = [other for other in (size // 2, 2 * size) if other in ready]
-        found = self._batch(wish, size).requests(wish.picture, around)
+        found = self._batch(wish, size).requests(wish.prepared, around)
         for other in around:
-            found += self._batch(wish, other).requests(wish.picture, [size])[2:]
+            found += self._batch(wish, other).requests(wish.prepared, [size])[2:]
         if wish.c.mesh is None and not ready:
-            found.append(_decode_request(wish.c, wish.picture))
+            found.append(_decode_request(wish.c, wish.prepared))
         return found
 
     def _batch(self, wish: _Wish, size: int) -> BatchRun:
-        return BatchRun(wish.c, wish.picture, size, wish.kind)
+        return BatchRun(wish.c, wish.prepared, size, wish.kind)
 
     def _make_room(self, kind: Kind) -> None:
-        """Lets go of the programs of the kinds that were not used for longest."""
+        """Releases the programs of the kinds that were least recently used."""
         with self._lock:
             self._keys[kind] = self._keys.pop(kind, set())
             idle = [one for one in self._keys if one is not kind and not self._is_wanted(one)]
@@ -205,13 +205,13 @@ class Compiler:
         self._dropped += 1
 
 
-def _decode_request(c: Components, picture: Picture) -> Request:
+def _decode_request(c: Components, prepared: PreparedImage) -> Request:
     return programs.decode.request(
         c.autoencoder,
         c.autoencoder_params,
-        picture.entry.latents[None],
-        picture.decoder_condition,
-        **dataclasses.asdict(picture.decoding),
+        prepared.entry.latents[None],
+        prepared.decoder_condition,
+        **dataclasses.asdict(prepared.decoding),
     )
 
 

@@ -160,7 +160,7 @@ class Executables:
         return key(request) in request.program.executables
 
     def _compile_elsewhere(self, request: Request, path: Path) -> str:
-        """Has the other process compile, and returns "process", or "here" where it could not."""
+        """Compiles in the other process; returns "process", or "here" where that failed."""
         module = request.program.__wrapped__.__module__  # type: ignore[attr-defined]
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), request.dynamic)
         name = request.program.name

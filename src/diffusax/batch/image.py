@@ -31,7 +31,7 @@ from diffusax.samplers import Schedule, Table
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Picture:
+class PreparedImage:
     """One image that is ready to join a running batch."""
 
     entry: Entry
@@ -67,9 +67,9 @@ def draws_torch_noise(run: PreparedRun) -> bool:
     return isinstance(run.noise, TorchNoise) and bool(run.schedule.draws_noise.any())
 
 
-def prepare_pictures(
+def prepare_images(
     c: Components, task: Task, run: PreparedRun, count: int | None = None
-) -> list[Picture]:
+) -> list[PreparedImage]:
     """Returns the images of a run, each ready to join a running batch.
 
     Args:
@@ -94,7 +94,7 @@ def prepare_pictures(
         ]
         later = [_later(run, conditions, i, branches) for i in range(len(arrays))]
     pairs = enumerate(zip(arrays, later))
-    return [_picture(c, run, one, i, branches, more) for i, (one, more) in pairs]
+    return [_prepared(c, run, one, i, branches, more) for i, (one, more) in pairs]
 
 
 def _later(
@@ -111,14 +111,14 @@ def _later(
     return {own.row: made[id(own.conditions)] for own in run.later}
 
 
-def _picture(
+def _prepared(
     c: Components,
     run: PreparedRun,
     arrays: Entry,
     i: int,
     branches: int,
     later: dict[int, Conditions],
-) -> Picture:
+) -> PreparedImage:
     rows = len(run.schedule)
     height = table_height(rows)
     inputs = _step_inputs(run.plan.step_inputs, height, branches)
@@ -128,7 +128,7 @@ def _picture(
     shown = run.decoder_condition
     if shown is not None:
         shown = DecoderCondition(*(x[i : i + 1] for x in shown))
-    return Picture(
+    return PreparedImage(
         entry,
         _key(c, entry, run.ip_adapters),
         rows,

@@ -16,7 +16,7 @@ class Seat:
 
 
 class Lanes:
-    """Which places and lanes of a batch are taken.
+    """The places and lanes of a batch that are taken.
 
     There are as many places as lanes. On a mesh both are split over its devices in order, and the
     lanes of an image lie on the device of its place.
@@ -72,13 +72,13 @@ class Lanes:
         self._of_place[seat.place, : len(lanes)] = lanes
 
     def keep_first(self, place: int) -> None:
-        """Gives back all lanes of a place but the first branch's."""
+        """Frees all lanes of a place but that of its first branch."""
         seat = self._seats[place]
         self._give_back(place, seat.lanes[1:])
         self._seats[place] = dataclasses.replace(seat, lanes=seat.lanes[:1])
 
     def leave(self, place: int) -> None:
-        """Gives back a seat."""
+        """Frees a seat."""
         self._give_back(place, self._seats.pop(place).lanes)
 
     def indices(self) -> ScatteredLanes:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from diffusax.batch.image import Picture
+from diffusax.batch.image import PreparedImage
 from diffusax.batch.policies import Candidate, Device, RowSeconds
 from diffusax.batch.request import Request
 from diffusax.batch.run import BatchRun, Kind, count_shares, kind_of
@@ -35,15 +35,15 @@ class Waiting:
     request: Request
     image: int
     """Which of the request's images it is."""
-    picture: Picture
+    prepared: PreparedImage
 
 
-def images_of(request: Request, pictures: Sequence[Picture]) -> list[Waiting]:
+def images_of(request: Request, images: Sequence[PreparedImage]) -> list[Waiting]:
     """Returns the images of a request, which are ready to join."""
-    request.results = [None] * len(pictures)
-    for image, picture in enumerate(pictures):
-        request.generation.set_rows(image, 0, picture.rows)
-    return [Waiting(request, image, picture) for image, picture in enumerate(pictures)]
+    request.results = [None] * len(images)
+    for i, prepared in enumerate(images):
+        request.generation.set_rows(i, 0, prepared.rows)
+    return [Waiting(request, i, prepared) for i, prepared in enumerate(images)]
 
 
 @dataclasses.dataclass(eq=False)
@@ -73,7 +73,7 @@ class Sizes:
     """The least total rank of adapters, where images have some."""
 
     def smallest_of(self, kind: Kind) -> int:
-        """Returns the lanes of a batch of a kind while little is to do."""
+        """Returns how many lanes a batch of a kind has while there is little to do."""
         return self.smallest
 
     def largest_of(self, kind: Kind) -> int:
@@ -81,7 +81,7 @@ class Sizes:
         return self.largest
 
     def begins_again(self, kind: Kind, size: int, error: Exception) -> bool:
-        """Returns whether images begin again whose batch of this size failed with an error.
+        """Returns whether the images of a batch of this size that failed with an error begin again.
 
         Otherwise their requests end with it.
         """
@@ -118,7 +118,7 @@ class BatchLoop:
 
     def add(self, image: Waiting) -> None:
         """Adds an image, which joins the batch of its kind at the next turn that has a seat."""
-        self._waiting.setdefault(image.picture.key, collections.deque()).append(image)
+        self._waiting.setdefault(image.prepared.key, collections.deque()).append(image)
 
     def has_lanes_for(self, run: PreparedRun, c: Components) -> bool:
         """Returns whether the largest batch has as many lanes as an image of a run has branches."""
@@ -155,7 +155,7 @@ class BatchLoop:
     def candidates(self) -> list[Candidate]:
         """Returns the images that have been added and not ended."""
         found = [
-            Candidate(m.owner, run.kind, len(run.lanes.seats[place].lanes), m.picture.rows - m.at)
+            Candidate(m.owner, run.kind, len(run.lanes.seats[place].lanes), m.prepared.rows - m.at)
             for run in self._all_runs()
             for place, m in run.members.items()
         ]
@@ -163,8 +163,8 @@ class BatchLoop:
 
     def candidate(self, image: Waiting) -> Candidate:
         """Returns what a policy knows of an image that waits."""
-        kind = kind_of(image.request.c, image.picture, self._sizes.rank)
-        return Candidate(image, kind, image.picture.branches, image.picture.rows)
+        kind = kind_of(image.request.c, image.prepared, self._sizes.rank)
+        return Candidate(image, kind, image.prepared.branches, image.prepared.rows)
 
     @property
     def live(self) -> list[tuple[Kind, int, int]]:
@@ -172,7 +172,7 @@ class BatchLoop:
         return [(run.kind, run.size, run.lanes.taken) for run in self._all_runs() if len(run)]
 
     def turn(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Lets each batch run some rows. meanwhile: called while the device is busy."""
+        """Runs some rows of each batch. meanwhile: called while the device is busy."""
         self._drop_cancelled()
         for key in list({**self._waiting, **self._runs}):
             self._admit(key)
@@ -201,7 +201,7 @@ class BatchLoop:
                     run.leave(place)
 
     def _admit(self, key: Any) -> None:
-        """Gives seats to those that wait, in the order in which they came, and fits the sizes."""
+        """Seats waiting images in the order in which they came, and adjusts the batches' sizes."""
         queue = self._waiting.get(key, ())
         while queue:
             waiting = queue[0]
@@ -215,14 +215,14 @@ class BatchLoop:
             self._shrink(run)
 
     def _seat(self, waiting: Waiting) -> bool:
-        """Gives an image a seat if there is one, in a larger batch if there may be.
+        """Seats an image if there is a free seat, in a larger batch if that is allowed.
 
         Returns whether it has one. What it raises concerns this image alone.
         """
         run = self._run_for(waiting)
         if run is None:
             return False
-        while (seat := run.lanes.find(waiting.picture.branches)) is None:
+        while (seat := run.lanes.find(waiting.prepared.branches)) is None:
             if 2 * run.size > self._sizes.largest_of(run.kind):
                 return False
             try:
@@ -231,9 +231,9 @@ class BatchLoop:
                 if self._sizes.begins_again(run.kind, 2 * run.size, error):
                     return False
                 raise
-        run.make_room(waiting.picture)
+        run.make_room(waiting.prepared)
         try:
-            run.join(waiting.picture, seat, waiting)
+            run.join(waiting.prepared, seat, waiting)
         except Exception as error:
             # The batch's arrays were donated.
             if self._give_up(run, error):
@@ -243,19 +243,19 @@ class BatchLoop:
 
     def _run_for(self, waiting: Waiting) -> BatchRun | None:
         """Returns the batch that an image joins; None while its adapters have no room."""
-        picture, runs = waiting.picture, self._runs.setdefault(waiting.picture.key, [])
-        fitting = [run for run in runs if run.has_shapes_for(picture)]
+        prepared, runs = waiting.prepared, self._runs.setdefault(waiting.prepared.key, [])
+        fitting = [run for run in runs if run.has_shapes_for(prepared)]
         if not fitting:
-            fitting = [self._new_run(waiting.request.c, picture)]
+            fitting = [self._new_run(waiting.request.c, prepared)]
             runs += fitting
-        return next((run for run in fitting if run.has_ranks_for(picture)), None)
+        return next((run for run in fitting if run.has_ranks_for(prepared)), None)
 
-    def _new_run(self, c: Components, picture: Picture) -> BatchRun:
-        kind = kind_of(c, picture, self._sizes.rank)
+    def _new_run(self, c: Components, prepared: PreparedImage) -> BatchRun:
+        kind = kind_of(c, prepared, self._sizes.rank)
         size = self._sizes.smallest_of(kind)
-        while size // count_shares(c.mesh) < picture.branches:
+        while size // count_shares(c.mesh) < prepared.branches:
             size *= 2
-        return BatchRun(c, picture, size, kind)
+        return BatchRun(c, prepared, size, kind)
 
     def _shrink(self, run: BatchRun) -> None:
         """Halves the batch while its images fit the half."""
@@ -282,7 +282,7 @@ class BatchLoop:
         for member in reversed(run.members.values()):
             waiting = member.owner
             if again:
-                waiting.request.generation.set_rows(waiting.image, 0, waiting.picture.rows)
+                waiting.request.generation.set_rows(waiting.image, 0, waiting.prepared.rows)
                 queue.appendleft(waiting)
             else:
                 waiting.request.generation.settle(error=error)
@@ -316,7 +316,7 @@ class BatchLoop:
         for place in ended:
             waiting, latents = run.members[place].owner, run.latents(place)
             run.leave(place)
-            arguments = waiting.image, waiting.picture, latents
+            arguments = waiting.image, waiting.prepared, latents
             self._finishers.submit(waiting.request.deliver, *arguments)
 
     def _land(self) -> None:
@@ -331,7 +331,7 @@ class BatchLoop:
         began, self._landed = max(self._landed, dispatch.began), now
         self.seconds.note(dispatch.run.kind, dispatch.size, (now - began) / dispatch.rows)
         for waiting, row in dispatch.progress:
-            waiting.request.generation.set_rows(waiting.image, row, waiting.picture.rows)
+            waiting.request.generation.set_rows(waiting.image, row, waiting.prepared.rows)
 
     def _show(self, run: BatchRun) -> None:
         """Decodes the images of calls that want a preview."""
@@ -340,7 +340,7 @@ class BatchLoop:
         for request in wanted:
             mine = [(place, m) for place, m in members if m.owner.request is request]
             try:
-                now = [(m.picture, run.latents(place), m.at) for place, m in mine]
+                now = [(m.prepared, run.latents(place), m.at) for place, m in mine]
                 make = functools.partial(request.preview, now)
             except Exception as error:
                 # The batch itself is as it was.

@@ -1,4 +1,4 @@
-"""Which of the waiting images join a running batch now."""
+"""Policies: they choose the waiting images that join a running batch now."""
 
 import collections
 import dataclasses
@@ -58,7 +58,7 @@ Policy = Callable[[Sequence[Candidate], Sequence[Candidate], Device], list[Candi
 def running(
     present: Sequence[Candidate], waiting: Sequence[Candidate], device: Device
 ) -> list[Candidate]:
-    """Lets as many images share the device as end soonest on average.
+    """Admits as many images as make the mean time until an image ends shortest.
 
     Sharing is worth it as far as a step of more lanes costs less than its share. For each number of
     images that may be together, the times at which all known images would end are computed from the
@@ -79,14 +79,14 @@ def running(
 def one(
     present: Sequence[Candidate], waiting: Sequence[Candidate], device: Device
 ) -> list[Candidate]:
-    """Lets one image run at a time."""
+    """Runs one image at a time."""
     return [] if present else list(waiting[:1])
 
 
 def whole(
     present: Sequence[Candidate], waiting: Sequence[Candidate], device: Device
 ) -> list[Candidate]:
-    """Lets images with equal settings run together, which wait until all of the last have ended."""
+    """Runs images with equal settings together, once all images of the last group have ended."""
     if present or not waiting:
         return []
     equals = [image for image in waiting if image.settings == waiting[0].settings]
@@ -140,7 +140,7 @@ def _cycle(active: Sequence[Candidate], device: Device) -> float:
 def _fitting(
     present: Sequence[Candidate], waiting: Sequence[Candidate], most: int, device: Device
 ) -> list[Candidate]:
-    """Returns the first images, `most` at most, whose lanes are free."""
+    """Returns up to `most` of the first images for which there are free lanes."""
     lanes: dict[Kind, int] = {}
     for image in present:
         lanes[image.kind] = lanes.get(image.kind, 0) + image.lanes
@@ -246,7 +246,7 @@ class RowSeconds:
 
 
 class Arrivals:
-    """How often images come."""
+    """Counts how often images come."""
 
     def __init__(self) -> None:
         self._times: collections.deque[float] = collections.deque(maxlen=_ARRIVALS)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import PIL.Image
 
-from diffusax.batch.image import Picture
+from diffusax.batch.image import PreparedImage
 from diffusax.boundary.convert import shortened
 from diffusax.boundary.messages import require_extra
 from diffusax.pipelines.components.adapters import Mixture, choose_adapters, with_mixture
@@ -96,7 +96,7 @@ class Generation(Future[Any]):
         return bool(self._previews)
 
     def answer_previews(self, make: Callable[[], list[Any]] | None) -> None:
-        """Gives those who wait for a preview the list that `make` returns, or an empty one."""
+        """Hands the list that `make` returns, or an empty one, to those who wait for a preview."""
         with self._lock:
             waiting, self._previews = self._previews, []
         try:
@@ -146,10 +146,10 @@ class Request:
         """Converts latents to the output that the call asked for; see `to_output`."""
         return to_output(self.c, latents, decoding, condition, self.call.output_type)
 
-    def deliver(self, image: int, picture: Picture, latents: Any) -> None:
+    def deliver(self, image: int, prepared: PreparedImage, latents: Any) -> None:
         """Decodes an image's latents, 1 h w c, and settles the call if it is the last."""
         try:
-            decoded = self.decode(latents, picture.decoding, picture.decoder_condition)
+            decoded = self.decode(latents, prepared.decoding, prepared.decoder_condition)
             with self.lock:
                 self.results[image] = decoded
                 whole = all(result is not None for result in self.results)
@@ -163,15 +163,15 @@ class Request:
         flags = self.pipe.returns_flags
         self.generation.settle(result_of(self.call, images, self.finish, flags=flags))
 
-    def preview(self, pictures: Sequence[tuple[Picture, Any, int]]) -> list[Any]:
-        """Decodes pictures as they are, each with its latents 1 h w c before a row, to PIL images.
+    def preview(self, images: Sequence[tuple[PreparedImage, Any, int]]) -> list[Any]:
+        """Decodes images as they are, each with its latents 1 h w c before a row, to PIL images.
 
         See `preview_of`.
         """
         found: list[Any] = []
-        for picture, latents, row in pictures:
-            own = picture.decoding, picture.decoder_condition
-            found += preview_of(self.c, latents, picture.levels[row], *own)
+        for prepared, latents, row in images:
+            own = prepared.decoding, prepared.decoder_condition
+            found += preview_of(self.c, latents, prepared.levels[row], *own)
         return found
 
 
@@ -264,7 +264,7 @@ def check_pipeline(pipe: Any) -> Any:
 
 
 def prepare(request: Request, call: Call | None = None) -> PreparedRun:
-    """Returns the run of a request, after merging its adapters that are no products.
+    """Returns the run of a request, after merging those adapters that are not of low rank.
 
     call: a call in the place of its own, such as one with further images.
 
@@ -301,7 +301,7 @@ def _copied(value: Any) -> Any:
 
 
 _TEXTS = tuple(f"{prefix}prompt{end}" for prefix in ("", "negative_") for end in ("", "_2", "_3"))
-_PICTURES = (
+_IMAGES = (
     *("prompt_embeds", "negative_prompt_embeds", "latents", "masked_image_latents"),
     *("pooled_prompt_embeds", "negative_pooled_prompt_embeds"),
     *("image", "image_reference", "mask_image", "control_image"),
@@ -316,7 +316,7 @@ def padded(call: Call) -> tuple[Call, int | None]:
 
     These are the first ones, and what they are does not depend on the others. Each image has an
     entry of its own in the lists of prompts. A call that cannot have more is returned as it is,
-    with None: one of a single image, with an array or a list for its pictures, with PyTorch's
+    with None: one of a single image, with an array or a list for its images, with PyTorch's
     numbers, or with lists whose lengths do not fit.
     """
     n = len(call.prompt) if isinstance(call.prompt, list) else 1
@@ -329,7 +329,7 @@ def padded(call: Call) -> tuple[Call, int | None]:
         call.prompt is None
         or call.noise != "jax"
         or call.own_arguments
-        or not all(_is_single(getattr(call, name)) for name in _PICTURES)
+        or not all(_is_single(getattr(call, name)) for name in _IMAGES)
         or any(len(value) != n for value in lists.values())
         or (seeds is not None and len(seeds) != n * m)
         or n * m < 2
@@ -350,5 +350,5 @@ def _is_list(value: Any) -> bool:
 
 
 def _is_single(value: Any) -> bool:
-    """Returns whether a value is one picture, which all images share, or none."""
+    """Returns whether a value is one input image, which all images share, or none."""
     return value is None or isinstance(value, str | Path | PIL.Image.Image)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from diffusax.batch import programs as programs
-from diffusax.batch.image import Picture
+from diffusax.batch.image import PreparedImage
 from diffusax.batch.lanes import Lanes, Seat
 from diffusax.lora.lora import Lora
 from diffusax.lora.stacks import Shapes, WeightGroups, covers, room_for, stack_shapes
@@ -26,7 +26,7 @@ from diffusax.runtime.programs.program import Request
 class _Member:
     """An image in the batch."""
 
-    picture: Picture
+    prepared: PreparedImage
     owner: Any
     """What the caller knows it by."""
     at: int = 0
@@ -52,7 +52,7 @@ class Kind:
     """What decides the programs of a batch besides its size; equal ones are the same object."""
 
     key: tuple[Any, ...]
-    """The key of its images, see `Picture`."""
+    """The key of its images, see `PreparedImage`."""
     shapes: Shapes
     """The shapes of the adapters of its images; empty where they have none."""
     adapters: int
@@ -67,16 +67,16 @@ _KINDS: weakref.WeakValueDictionary[tuple[Any, ...], Kind] = weakref.WeakValueDi
 _LOCK = threading.Lock()
 
 
-def kind_of(c: Components, picture: Picture, rank: int = 0) -> Kind:
+def kind_of(c: Components, prepared: PreparedImage, rank: int = 0) -> Kind:
     """Returns the kind of a batch that is made for an image.
 
     rank: the least total rank of the adapters, if the image has any.
     """
-    shapes = stack_shapes(tuple(picture.adapters), _networks(c), rank=rank)
-    count = room_for(len(picture.adapters))
-    parts = picture.key, tuple(sorted(shapes.items())), count
+    shapes = stack_shapes(tuple(prepared.adapters), _networks(c), rank=rank)
+    count = room_for(len(prepared.adapters))
+    parts = prepared.key, tuple(sorted(shapes.items())), count
     with _LOCK:
-        return _KINDS.setdefault(parts, Kind(picture.key, shapes, count))
+        return _KINDS.setdefault(parts, Kind(prepared.key, shapes, count))
 
 
 def _networks(c: Components) -> dict[str, Any]:
@@ -90,28 +90,28 @@ class BatchRun:
     The host computes at which row each image is, and so never waits for the device.
     """
 
-    def __init__(self, c: Components, picture: Picture, size: int, kind: Kind | None = None):
+    def __init__(self, c: Components, prepared: PreparedImage, size: int, kind: Kind | None = None):
         """Makes a batch without images.
 
         Args:
             c: the components whose denoiser runs.
-            picture: an image like those that will join.
+            prepared: an image like those that will join.
             size: the lanes of the network's batch, a multiple of the mesh's devices.
             kind: a kind of batch that the image fits; by default its own with the least rank.
         """
-        self.key, self.kind = picture.key, kind or kind_of(c, picture)
-        self._c, self._params = c, load_denoiser(c, None, picture.ip_adapters).params
+        self.key, self.kind = prepared.key, kind or kind_of(c, prepared)
+        self._c, self._params = c, load_denoiser(c, None, prepared.ip_adapters).params
         self._networks = _networks(c)
         self._groups = WeightGroups(adaptable_networks(c)).count
         self._columns: tuple[Lora, ...] = ()
         self._devices = count_shares(c.mesh)
-        branches = picture.entry.step_inputs.weights.shape[1] + 1
+        branches = prepared.entry.step_inputs.weights.shape[1] + 1
         self.lanes = Lanes(size, branches, self._devices)
         self._members: dict[int, _Member] = {}
         self.done: jax.Array | None = None
         """An array that is ready when the rows that were dispatched last are computed."""
         with in_mesh(c.mesh):
-            self._batch = programs.empty(picture.entry, size, size, c.mesh)
+            self._batch = programs.empty(prepared.entry, size, size, c.mesh)
 
     @property
     def size(self) -> int:
@@ -126,15 +126,15 @@ class BatchRun:
         """The images in the batch by place."""
         return dict(self._members)
 
-    def has_shapes_for(self, picture: Picture) -> bool:
+    def has_shapes_for(self, prepared: PreparedImage) -> bool:
         """Returns whether the batch's programs have room for the adapters of an image."""
-        return self._has_room_for(tuple(picture.adapters))
+        return self._has_room_for(tuple(prepared.adapters))
 
-    def has_ranks_for(self, picture: Picture) -> bool:
+    def has_ranks_for(self, prepared: PreparedImage) -> bool:
         """Returns whether an image's adapters fit beside those of the images in the batch."""
-        return not picture.adapters or self._has_room_for(self._live_adapters(picture))
+        return not prepared.adapters or self._has_room_for(self._live_adapters(prepared))
 
-    def make_room(self, picture: Picture) -> None:
+    def make_room(self, prepared: PreparedImage) -> None:
         """Puts an image's adapters beside those of the images in the batch, unless they are there.
 
         What it raises leaves the batch as it is; what `join` raises may not, whose program uses the
@@ -143,20 +143,20 @@ class BatchRun:
         Raises:
             ValueError: an adapter does not fit its network.
         """
-        if not set(picture.adapters) <= set(self._columns):
-            self._stack(self._live_adapters(picture))
+        if not set(prepared.adapters) <= set(self._columns):
+            self._stack(self._live_adapters(prepared))
 
-    def join(self, picture: Picture, seat: Seat, owner: Any = None) -> None:
+    def join(self, prepared: PreparedImage, seat: Seat, owner: Any = None) -> None:
         """Puts an image into a free seat, which has as many lanes as the image has branches.
 
         owner: what the caller knows the image by.
         """
-        self.make_room(picture)
+        self.make_room(prepared)
         with in_mesh(self._c.mesh):
             place = np.int32(seat.place)
-            self._batch = programs.insert(self._batch, picture.entry, place, self._lanes_of(seat))
+            self._batch = programs.insert(self._batch, prepared.entry, place, self._lanes_of(seat))
         self.lanes.take(seat)
-        self._members[seat.place] = _Member(picture, owner)
+        self._members[seat.place] = _Member(prepared, owner)
 
     def leave(self, place: int) -> None:
         """Frees the place of an image, whether its run has ended or not."""
@@ -177,21 +177,21 @@ class BatchRun:
             state, self.done = programs.advance_batch(*given)
         self._batch = self._batch._replace(state=state)
         self._move(rows)
-        return [p for p, member in self._members.items() if member.at == member.picture.rows]
+        return [p for p, member in self._members.items() if member.at == member.prepared.rows]
 
     def _move(self, rows: int) -> None:
         """Notes that rows are dispatched: lanes that images give back, prompts that change."""
         for place, member in self._members.items():
-            member.at = min(member.at + rows, member.picture.rows)
-            if len(self.lanes.seats[place].lanes) > 1 and member.at >= member.picture.guided_until:
+            member.at = min(member.at + rows, member.prepared.rows)
+            if len(self.lanes.seats[place].lanes) > 1 and member.at >= member.prepared.guided_until:
                 self.lanes.keep_first(place)
-            if member.at in member.picture.later:
+            if member.at in member.prepared.later:
                 self._change_prompt(place, member)
 
     def _change_prompt(self, place: int, member: _Member) -> None:
         """Puts the conditions of an image's next rows into its lanes, by the program of `join`."""
-        picture = member.picture
-        entry = picture.entry._replace(conditions=picture.later[member.at])
+        prepared = member.prepared
+        entry = prepared.entry._replace(conditions=prepared.later[member.at])
         # No place is the image's, so that its state and all else stay as they are.
         with in_mesh(self._c.mesh):
             self._batch = programs.insert(
@@ -224,20 +224,20 @@ class BatchRun:
         self._members = {moved[place]: member for place, member in self._members.items()}
         return moved
 
-    def requests(self, picture: Picture, others: Sequence[int] = ()) -> list[Request]:
+    def requests(self, prepared: PreparedImage, others: Sequence[int] = ()) -> list[Request]:
         """Returns the programs of this size of the batch, and those that lead to other sizes.
 
         The small ones that are not listed, which make an empty batch and read latents, run once.
 
         Args:
-            picture: an image like those that will join.
+            prepared: an image like those that will join.
             others: the sizes to change to.
         """
         lanes = np.full(self.lanes.branches, self.size, np.int32)
         with in_mesh(self._c.mesh):
             programs.latents_at(self._batch.state, np.int32(0))
         found = [
-            programs.insert.request(self._batch, picture.entry, np.int32(0), lanes),
+            programs.insert.request(self._batch, prepared.entry, np.int32(0), lanes),
             programs.advance_batch.request(*self._advance_arguments(0)),
         ]
         for size in others:
@@ -249,7 +249,7 @@ class BatchRun:
         """Returns the arguments of the program that runs rows of all images."""
         at, stop = np.zeros((2, self.size), np.int32)
         for place, member in self._members.items():
-            at[place], stop[place] = member.at, member.picture.rows
+            at[place], stop[place] = member.at, member.prepared.rows
         rest = self._batch._replace(state=None)
         return (
             self._c.denoiser,
@@ -266,10 +266,10 @@ class BatchRun:
     def _has_room_for(self, adapters: tuple[Lora, ...]) -> bool:
         return self.kind.has_room_for(adapters, stack_shapes(adapters, self._networks))
 
-    def _live_adapters(self, picture: Picture) -> tuple[Lora, ...]:
+    def _live_adapters(self, prepared: PreparedImage) -> tuple[Lora, ...]:
         """Returns the adapters of the images in the batch and of one more."""
-        pictures = [*(member.picture for member in self._members.values()), picture]
-        return tuple(dict.fromkeys(one for p in pictures for one in p.adapters))
+        images = [*(member.prepared for member in self._members.values()), prepared]
+        return tuple(dict.fromkeys(one for image in images for one in image.adapters))
 
     def _stack(self, adapters: tuple[Lora, ...]) -> None:
         """Puts other adapters side by side, in the same shapes."""
@@ -285,13 +285,13 @@ class BatchRun:
             self._stack(())
         weights = np.zeros((self.size, self.kind.adapters, self._groups), np.float32)
         for place, member in self._members.items():
-            for adapter, weight in member.picture.adapters.items():
+            for adapter, weight in member.prepared.adapters.items():
                 weights[place, self._columns.index(adapter)] = weight
         return weights.reshape(self.size, -1)
 
     def _rows_until_change(self, place: int) -> int:
         member = self._members[place]
-        end = member.picture.rows
+        end = member.prepared.rows
         if len(self.lanes.seats[place].lanes) > 1:
-            end = min(end, member.picture.guided_until)
-        return min([end, *(row for row in member.picture.later if row > member.at)]) - member.at
+            end = min(end, member.prepared.guided_until)
+        return min([end, *(row for row in member.prepared.later if row > member.at)]) - member.at

@@ -14,7 +14,7 @@ from typing import Any, Self
 import jax
 
 from diffusax.batch.alone import RunsAlone
-from diffusax.batch.image import prepare_pictures
+from diffusax.batch.image import prepare_images
 from diffusax.batch.loop import BatchLoop, Sizes
 from diffusax.batch.policies import running
 from diffusax.batch.request import (
@@ -146,13 +146,12 @@ class RunningBatch:
         """
         sampler, pipe = kwargs.pop("sampler", None), kwargs.pop("pipe", None)
         request = self._request(pipe, sampler, args, kwargs)
-        prepared = prepare(request)
-        picture = prepare_pictures(request.c, request.pipe.task, prepared)[0]
+        prepared = prepare_images(request.c, request.pipe.task, prepare(request))[0]
         for call in _calls_like(request.call, self._sizes.largest):
-            prepare_pictures(request.c, request.pipe.task, prepare(request, call), 1)
+            prepare_images(request.c, request.pipe.task, prepare(request, call), 1)
         sizes = [self._sizes.smallest]
-        kind = kind_of(request.c, picture, self._sizes.rank)
-        run = BatchRun(request.c, picture, sizes[0], kind)
+        kind = kind_of(request.c, prepared, self._sizes.rank)
+        run = BatchRun(request.c, prepared, sizes[0], kind)
         while sizes[-1] < self._sizes.largest:
             sizes.append(2 * sizes[-1])
         for size in (*sizes, *sizes[-2::-1]):
@@ -161,7 +160,7 @@ class RunningBatch:
             # The programs are the same for any number of branches.
             seat = run.lanes.find(1)
             assert seat is not None
-            run.join(picture, seat)
+            run.join(prepared, seat)
             # The first row is compiled, and not counted.
             for _ in range(2):
                 began = time.perf_counter()
@@ -170,7 +169,7 @@ class RunningBatch:
                 self._loop.seconds.note(kind, size, time.perf_counter() - began)
             latents = run.latents(seat.place)
             run.leave(seat.place)
-        request.decode(latents, picture.decoding, picture.decoder_condition)
+        request.decode(latents, prepared.decoding, prepared.decoder_condition)
 
     def close(self, *, cancel: bool = False) -> None:
         """Waits until all calls have ended, and stops the threads.

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 from diffusax.batch.alone import RunsAlone
-from diffusax.batch.image import draws_torch_noise, prepare_pictures
+from diffusax.batch.image import draws_torch_noise, prepare_images
 from diffusax.batch.loop import BatchLoop, images_of
 from diffusax.batch.policies import Arrivals, Candidate, Policy
 from diffusax.batch.request import Request, padded, prepare
@@ -68,7 +68,7 @@ class Intake:
             group.clear()
 
     def admit(self) -> None:
-        """Has those images join that the policy says."""
+        """Admits the images that the policy chooses."""
         self._ready = [i for i in self._ready if not i.owner.request.generation.done()]
         until = time.perf_counter() + _SECONDS
         while not self._ready and self._prepare_one():
@@ -97,7 +97,7 @@ class Intake:
         return True
 
     def _next(self) -> _Arrival | None:
-        """Takes the next call out of those that wait."""
+        """Removes and returns the next waiting call."""
         while True:
             if (held := self._next_held()) is not None:
                 self._held.remove(held)
@@ -138,8 +138,8 @@ class Intake:
             if not self._loop.has_lanes_for(run, request.c):
                 self._alone.add(request)
                 return
-            pictures = prepare_pictures(request.c, request.pipe.task, run, count)
-            images = images_of(request, pictures)
+            prepared = prepare_images(request.c, request.pipe.task, run, count)
+            images = images_of(request, prepared)
             self._ready += map(self._loop.candidate, images)
         except Exception as error:
             request.generation.settle(error=error)

@@ -72,7 +72,7 @@ class KindSizes(Sizes):
         return min(most, known.limit or most)
 
     def spread(self, kind: Kind, devices: int) -> None:
-        """Tells how many devices share the batches of a kind."""
+        """Sets how many devices share the batches of a kind."""
         self._kind(kind).devices = devices
 
     def ready(self, kind: Kind) -> set[int]:
@@ -82,13 +82,13 @@ class KindSizes(Sizes):
     def set_ready(
         self, kind: Kind, size: int, arrays: float = 0.0, temporaries: float = 0.0
     ) -> None:
-        """Tells that a size is compiled, and what the compiler says of the bytes that it takes."""
+        """Notes that a size is compiled, and the bytes that it takes according to the compiler."""
         known = self._kind(kind)
         known.needs[size] = arrays, temporaries
         known.ready = known.ready | {size}
 
     def refuse(self, kind: Kind, size: int) -> None:
-        """Tells that a size cannot be compiled; larger ones may have been."""
+        """Notes that a size cannot be compiled; larger ones may have been."""
         self._kind(kind).refused.add(size)
 
     def is_refused(self, kind: Kind, size: int) -> bool:
@@ -96,7 +96,7 @@ class KindSizes(Sizes):
         return size in self._kind(kind).refused
 
     def bound(self, kind: Kind, size: int) -> None:
-        """Tells that batches of a kind may not have more lanes than this."""
+        """Limits the lanes of the batches of a kind."""
         self._kind(kind).limit = size
 
     def has_room(self, kind: Kind, size: int) -> bool:
@@ -110,7 +110,7 @@ class KindSizes(Sizes):
         known.ready, known.refused = set(), set()
 
     def begins_again(self, kind: Kind, size: int, error: Exception) -> bool:
-        """Remembers half the size where the memory was used up, if a picture still fits it."""
+        """Remembers half the size where the memory was used up, if an image still fits it."""
         if not is_out_of_memory(error) or size <= max(self.smallest_of(kind), 1):
             return False
         self.bound(kind, size // 2)

@@ -13,8 +13,8 @@ import diffusax
 from diffusax.boundary.messages import escaped
 from diffusax.boundary.options import Count, Options
 from diffusax.checkpoints import resolve
-from diffusax.cli.drawing import Dtype
 from diffusax.cli.fits import print_cost, print_head, print_pipeline
+from diffusax.cli.generation import Dtype
 from diffusax.cli.parsing import OWN, parse
 from diffusax.pipelines.pipeline import ahead
 from diffusax.pipelines.pipeline.ahead import memory_there

@@ -19,7 +19,7 @@ from diffusax.lora import find_layers, read_lora, write_lora
 class ConvertLora(Options):
     """Convert a LoRA between the format of diffusers and that of kohya's scripts and A1111.
 
-    The numbers stay as they are, and so does what the LoRA draws.
+    The numbers stay as they are, and so do the images.
     """
 
     essentials: ClassVar[tuple[str, ...]] = ("to", "model", "strict")

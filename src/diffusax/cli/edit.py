@@ -11,7 +11,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, configure
 
 import diffusax
 from diffusax.boundary.options import ImageCount, Pixels, Scale
-from diffusax.cli import drawing, loras
+from diffusax.cli import generation, loras
 from diffusax.cli.parsing import OWN, parse
 from diffusax.images.sheets import labelled_grid
 from diffusax.text.lora_tags import read_tags
@@ -22,7 +22,7 @@ MULTIPLE = 64
 
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Edit(drawing.ToFile):
+class Edit(generation.ToFile):
     """Change an image as an instruction says (InstructPix2Pix, Brooks et al. 2023)."""
 
     essentials: ClassVar[tuple[str, ...]] = (
@@ -66,23 +66,23 @@ class Edit(drawing.ToFile):
         """Generates the versions and returns the files written, the sheet first."""
         from diffusax.images.reading import load_image
 
-        output = drawing.output_file(self.output)
-        seed = drawing.seed_or_random(self.seed)
-        picture = load_image(self.image)
+        output = generation.output_file(self.output)
+        seed = generation.seed_or_random(self.seed)
+        image = load_image(self.image)
         pipe = load_editor(self)
         size = self.resolution or max(pipe.parts.default_size)
-        picture = fit(picture, size)
+        image = fit(image, size)
         loras.load_named(pipe, self.lora_dir, read_tags(self.prompt)[1])
         prompt, adapters = loras.adapters_of(pipe, self.prompt)
-        sizes = pipe.family.edits.resize.keeping(picture.height, picture.width)
+        sizes = pipe.family.edits.resize.keeping(image.height, image.width)
         images, texts = [], []
         with self.profiled():
             for guidance, image_guidance in self._scales():
-                drawn = drawing.call(
+                found = generation.call(
                     pipe,
                     prompt=prompt,
                     **adapters,
-                    image=picture,
+                    image=image,
                     negative_prompt=self.negative_prompt,
                     num_inference_steps=self.steps,
                     guidance_scale=guidance,
@@ -92,11 +92,11 @@ class Edit(drawing.ToFile):
                     noise=self.noise,
                     **sizes,
                 )
-                images += drawn
+                images += found
                 given = {"image_guidance_scale": image_guidance}
                 files = {"Image": self.image.name}
-                texts += drawing.describe(pipe, self, drawn, seed, given, files)
-        return drawing.save(output, images, texts, seed, sheet=self._sheet(images))
+                texts += generation.describe(pipe, self, found, seed, given, files)
+        return generation.save(output, images, texts, seed, sheet=self._sheet(images))
 
     def _scales(self) -> list[tuple[float | None, float | None]]:
         if not self.sweep:
@@ -120,16 +120,16 @@ def command(args: list[str]) -> Edit:
     return parse(Edit, args, prog="diffusax edit")
 
 
-def fit(picture: Image.Image, side: int) -> Image.Image:
+def fit(image: Image.Image, side: int) -> Image.Image:
     """Resizes an image so that its longer side is as near to `side` as multiples of 64 allow.
 
     Like InstructPix2Pix's edit_cli.py, it cuts off evenly what exceeds the multiples.
     """
-    scale = side / max(picture.size)
-    shorter = min(picture.size)
+    scale = side / max(image.size)
+    shorter = min(image.size)
     scale = math.ceil(shorter * scale / MULTIPLE) * MULTIPLE / shorter
-    width, height = (int(length * scale) // MULTIPLE * MULTIPLE for length in picture.size)
-    return ImageOps.fit(picture, (width, height), method=Image.Resampling.LANCZOS)
+    width, height = (int(length * scale) // MULTIPLE * MULTIPLE for length in image.size)
+    return ImageOps.fit(image, (width, height), method=Image.Resampling.LANCZOS)
 
 
 def load_editor(options: Any) -> Any:

@@ -9,8 +9,8 @@ from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, Positional, configure
 
 from diffusax.boundary.messages import escaped, install_command
-from diffusax.cli.drawing import Drawing
 from diffusax.cli.edit import load_editor
+from diffusax.cli.generation import GenerationOptions
 from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import parse
 from diffusax.evaluation import CLIP, Edits, EditScores, EditSettings, evaluate_edits
@@ -26,7 +26,7 @@ METRICS = {
 
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateInstructPix2Pix(EditSettings, Drawing):
+class EvaluateInstructPix2Pix(EditSettings, GenerationOptions):
     """Measure edits over image guidance scales, as figure 8 of Brooks et al. 2023 does.
 
     For each scale, the images of a data set are edited, and two means are taken: of the cosine

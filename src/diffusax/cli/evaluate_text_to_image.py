@@ -13,7 +13,7 @@ import diffusax
 from diffusax import offline
 from diffusax.boundary.messages import escaped
 from diffusax.boundary.options import Count, Pixels, Seed
-from diffusax.cli.drawing import Drawing, call
+from diffusax.cli.generation import GenerationOptions, call
 from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import OWN, parse
 from diffusax.evaluation import (
@@ -27,14 +27,14 @@ from diffusax.evaluation import (
     statistics,
 )
 from diffusax.evaluation.features import batched
-from diffusax.evaluation.images import read_pictures
+from diffusax.evaluation.images import read_images
 
-Pictures = Iterable[tuple[Any, str | None]]
+CaptionedImages = Iterable[tuple[Any, str | None]]
 
 
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateTextToImage(Drawing):
+class EvaluateTextToImage(GenerationOptions):
     """Measure images: how well they fit their captions, and how far they are from others.
 
     The images are those that a model generates from prompts (--model, --prompts), or those of a
@@ -116,23 +116,23 @@ class EvaluateTextToImage(Drawing):
                     inception, self.reference, self.image_column, split=self.reference_split
                 )
         with self.profiled():
-            scores = evaluate_images(self._pictures(), clip=clip, inception=inception)
+            scores = evaluate_images(self._images(), clip=clip, inception=inception)
         self._write(scores, reference)
 
-    def _pictures(self) -> Pictures:
+    def _images(self) -> CaptionedImages:
         if self.images is not None:
             column = None if self.clip is None else self.caption_column
-            pictures = read_pictures(
+            images = read_images(
                 self.images, self.image_column, column, self.samples, split=self.split
             )
-            return tqdm(pictures, desc="measuring", disable=None)
+            return tqdm(images, desc="measuring", disable=None)
         assert self.model is not None
         assert self.prompts is not None
         prompts = read_prompts(self.prompts)
         count = len(prompts) if self.samples is None else self.samples
-        return tqdm(self._drawn(self.model, prompts, count), "drawing", count, disable=None)
+        return tqdm(self._generated(self.model, prompts, count), "generating", count, disable=None)
 
-    def _drawn(self, model: str, prompts: list[str], count: int) -> Iterator[tuple[Any, str]]:
+    def _generated(self, model: str, prompts: list[str], count: int) -> Iterator[tuple[Any, str]]:
         pipe = diffusax.AutoPipelineForText2Image.from_pretrained(model, **self.loading())
         pipe = self.prepare(pipe)
         pipe.set_progress_bar_config(disable=True)
@@ -141,7 +141,7 @@ class EvaluateTextToImage(Drawing):
             numbers = [*batch, *[batch[-1]] * (self.batch_size - len(batch))]
             texts = [prompts[number % len(prompts)] for number in numbers]
             negative = self.negative_prompt
-            drawn = call(
+            images = call(
                 pipe,
                 prompt=texts,
                 negative_prompt=None if negative is None else [negative] * len(texts),
@@ -151,7 +151,7 @@ class EvaluateTextToImage(Drawing):
                 width=self.width,
                 seed=[(self.seed + number) % 2**32 for number in numbers],
             )
-            yield from zip(drawn[: len(batch)], texts)
+            yield from zip(images[: len(batch)], texts)
 
     def _write(self, scores: ImageScores, reference: Gaussian | None) -> None:
         self.output.mkdir(parents=True, exist_ok=True)

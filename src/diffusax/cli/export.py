@@ -11,7 +11,7 @@ from diffusax.boundary.messages import escaped
 from diffusax.boundary.options import Count, Options, Steps
 from diffusax.checkpoints import resolve
 from diffusax.cli.compile import TASKS, parse_size
-from diffusax.cli.drawing import Dtype
+from diffusax.cli.generation import Dtype
 from diffusax.cli.parsing import OWN, parse
 from diffusax.pipelines.pipeline import ahead
 from diffusax.pipelines.pipeline.exporting import (

@@ -12,14 +12,14 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
 
 import diffusax
 from diffusax.boundary.options import Fraction, ImageCount, Pixels, Scale
-from diffusax.cli import drawing, grid, loras, remote, torch_backend
+from diffusax.cli import generation, grid, loras, remote, torch_backend
 from diffusax.cli.parsing import OWN, parse
 from diffusax.text.lora_tags import read_tags
 
 
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Generate(drawing.ToFile):
+class Generate(generation.ToFile):
     """Generate images from a prompt, an image, a mask or control maps.
 
     With --prompts FILE --out FOLDER, generate the images of all lines of a file; diffusax generate
@@ -124,21 +124,21 @@ class Generate(drawing.ToFile):
 
     def run(self) -> list[Path]:
         """Generates the images and returns the files written, the contact sheet first."""
-        output = drawing.output_file(self.output)
-        prompts = drawing.lines_of_input() if self.prompt == "-" else [self.prompt]
-        seed = drawing.seed_or_random(self.seed)
+        output = generation.output_file(self.output)
+        prompts = generation.lines_of_input() if self.prompt == "-" else [self.prompt]
+        seed = generation.seed_or_random(self.seed)
         axes = grid.read_axes(self.grid, self)
         runs = [dataclasses.replace(self, prompt=prompt) for prompt in prompts]
         runs = list(grid.cells(self, axes)) if axes else runs
-        draw = _generated if self.server is None else remote.generate
+        generate = _generated if self.server is None else remote.generate
         images: list[Any] = []
         texts: list[str] = []
         with self.profiled():
-            for drawn, own in draw(self, runs, seed):
-                images += drawn
+            for found, own in generate(self, runs, seed):
+                images += found
                 texts += own
         sheet = grid.draw_sheet(images, axes) if axes else None
-        return drawing.save(output, images, texts, seed, sheet=sheet)
+        return generation.save(output, images, texts, seed, sheet=sheet)
 
 
 def command(args: list[str]) -> Any:
@@ -154,33 +154,33 @@ def _generated(
     options: Generate, runs: Sequence[Generate], seed: int
 ) -> Iterator[tuple[list[Any], list[str]]]:
     """Yields the images of each run and their settings, generated here."""
-    pictures = _pictures(options)
+    inputs = _read_images(options)
     open_with = torch_backend.opened if options.backend == "torch" else _opened
-    draw = open_with(options, pictures, runs)
+    generate = open_with(options, inputs, runs)
     for run in runs:
-        yield draw(run, seed if run.seed is None else run.seed)
+        yield generate(run, seed if run.seed is None else run.seed)
 
 
 def _opened(
-    options: Generate, pictures: dict[str, Any], runs: Sequence[Generate]
-) -> drawing.Drawer:
+    options: Generate, inputs: dict[str, Any], runs: Sequence[Generate]
+) -> generation.Generator:
     """Loads the pipeline; returns a function that generates any of these runs with it."""
     from diffusax.samplers import scheduler_from_name
 
     pipe = _load(dataclasses.replace(options, sampler=None), _texts(runs))
-    pictures = _fitted(options, pipe, pictures)
+    inputs = _fitted(options, pipe, inputs)
     own = pipe.scheduler
     schedulers = {
         name: own if name is None else scheduler_from_name(name, own)
         for name in {run.sampler for run in runs}
     }
 
-    def draw(options: Generate, seed: int) -> tuple[list[Any], list[str]]:
+    def generate(options: Generate, seed: int) -> tuple[list[Any], list[str]]:
         pipe.scheduler = schedulers[options.sampler]
         loras.load_named(pipe, options.lora_dir, read_tags(options.prompt)[1])
         prompt, adapters = loras.adapters_of(pipe, options.prompt)
-        size = _size(options, pipe, pictures)
-        images = drawing.call(
+        size = _size(options, pipe, inputs)
+        images = generation.call(
             pipe,
             prompt=prompt,
             **adapters,
@@ -195,14 +195,14 @@ def _opened(
             clip_skip=options.clip_skip,
             long_prompt=options.long_prompt or None,
             prompt_weighting=options.prompt_weighting or None,
-            **pictures,
+            **inputs,
             **size,
             **_scales(options),
         )
         given = _fields(options, pipe, images[0], size)
-        return images, drawing.describe(pipe, options, images, seed, given, _files(options))
+        return images, generation.describe(pipe, options, images, seed, given, _files(options))
 
-    return draw
+    return generate
 
 
 def _texts(runs: Sequence[Generate]) -> list[str]:
@@ -240,7 +240,7 @@ def _controlnet(path: str, dtype: Any) -> Any:
     return model
 
 
-def _pictures(options: Generate) -> dict[str, Any]:
+def _read_images(options: Generate) -> dict[str, Any]:
     """Reads the image arguments before anything large is loaded."""
     from diffusax.images.pictures import resize
     from diffusax.images.reading import load_image
@@ -263,16 +263,16 @@ def _pictures(options: Generate) -> dict[str, Any]:
     return given
 
 
-def _fitted(options: Generate, pipe: Any, pictures: dict[str, Any]) -> dict[str, Any]:
+def _fitted(options: Generate, pipe: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """Returns the image arguments in the size, and under the names, that the pipeline takes."""
     from diffusax.images.reading import load_image
 
     if _is_looked_at(options, pipe):
-        return {**pictures, "image": load_image(str(options.image))}
+        return {**inputs, "image": load_image(str(options.image))}
     names = inspect.signature(type(pipe).__call__).parameters
     if options.control and not options.image and "control_image" in names:
-        return {"control_image": pictures["image"]}
-    return pictures
+        return {"control_image": inputs["image"]}
+    return inputs
 
 
 def _is_looked_at(options: Generate, pipe: Any) -> bool:
@@ -282,11 +282,11 @@ def _is_looked_at(options: Generate, pipe: Any) -> bool:
     return bool(options.image and not options.mask and image_to_image in pipe.more_tasks)
 
 
-def _size(options: Generate, pipe: Any, pictures: dict[str, Any]) -> dict[str, Any]:
+def _size(options: Generate, pipe: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """Returns height and width: those of the image to paint in or over, if all of it is painted."""
     from_image = options.image and not options.mask and not _is_looked_at(options, pipe)
     if from_image or (options.mask and options.mask_crop is None):
-        factor, image = pipe.parts.latents.multiple, pictures["image"]
+        factor, image = pipe.parts.latents.multiple, inputs["image"]
         own = image.height // factor * factor, image.width // factor * factor
         if from_image:
             return dict(pipe.family.resize.keeping(*own))

@@ -15,7 +15,7 @@ from diffusax import offline
 from diffusax.boundary.messages import escaped
 from diffusax.boundary.options import ImageCount, Pixels
 from diffusax.cli import loras
-from diffusax.cli.drawing import Drawing, lines_of_input
+from diffusax.cli.generation import GenerationOptions, lines_of_input
 from diffusax.cli.parsing import OWN, parse
 from diffusax.cli.parts import jax_part, parse_part
 
@@ -25,7 +25,7 @@ LEFT_OUT = 3
 
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GenerateMany(Drawing, offline.Settings):
+class GenerateMany(GenerationOptions, offline.Settings):
     """Generate the images of all lines of a file, for up to millions of lines.
 
     Run the same command again to continue a run that stopped, however it ended.
@@ -80,7 +80,7 @@ class GenerateMany(Drawing, offline.Settings):
         """Generates the images and prints their number; exits with 3 where lines were left out."""
         part = jax_part() if self.distributed else parse_part("shard", self.shard)
         try:
-            done = self._draw_with_ray() if self.engine == "ray" else self._draw(part)
+            done = self._generate_with_ray() if self.engine == "ray" else self._generate(part)
         except offline.Stopped as stopped:
             print(f"diffusax: {escaped(stopped)}", file=sys.stderr)
             sys.exit(stopped.exit_code)
@@ -119,7 +119,7 @@ class GenerateMany(Drawing, offline.Settings):
     def _prompts(self) -> Path | list[str]:
         return lines_of_input() if str(self.prompts) == "-" else self.prompts
 
-    def _draw(self, part: tuple[int, int] | None) -> offline.Summary:
+    def _generate(self, part: tuple[int, int] | None) -> offline.Summary:
         # Checked before anything large is loaded.
         prompts = offline.open_prompts(self._prompts())
         pipe = self.load()
@@ -133,7 +133,7 @@ class GenerateMany(Drawing, offline.Settings):
                 source=self.source(),
             )
 
-    def _draw_with_ray(self) -> offline.Summary:
+    def _generate_with_ray(self) -> offline.Summary:
         return offline.generate_with_ray(
             functools.partial(GenerateMany.load, self),
             self._prompts(),

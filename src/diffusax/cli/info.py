@@ -41,7 +41,7 @@ class Info:
 
         folder = resolve(model, variant=self.variant)
         class_name, components, _ = read_model_index(folder)
-        # A single file is opened as a folder of its own, of which nobody knows.
+        # A single file is opened as a temporary folder, whose name would say nothing.
         shown = model if Path(model).is_file() else folder
         print(escaped(f"{class_name} in {shown}"))
         for name, (_, component) in sorted(components.items()):

@@ -16,7 +16,7 @@ _OURS = (
 )
 """Options that say how this machine would generate."""
 _AT_ONCE = 16
-"""The most drawings that are at the server at the same time."""
+"""The most jobs that are at the server at the same time."""
 _SECONDS = 0.2
 """The seconds between two looks at a job."""
 
@@ -99,7 +99,7 @@ def _description(job: dict[str, Any]) -> str:
 
 
 def _fields(options: Any, seed: int) -> dict[str, Any]:
-    """Returns the fields of a drawing; those that are not given are left out."""
+    """Returns the fields of a request; those that are not given are left out."""
     from diffusax.images.masks import mask_of
     from diffusax.images.reading import load_image
 

@@ -13,7 +13,7 @@ from tyro.conf import FlagCreatePairsOff, UseAppendAction, configure
 
 from diffusax.boundary.messages import escaped
 from diffusax.boundary.options import Count, Options
-from diffusax.cli.drawing import Dtype
+from diffusax.cli.generation import Dtype
 from diffusax.cli.parsing import OWN, parse
 
 _OWN = ("127.0.0.1", "::1", "localhost")

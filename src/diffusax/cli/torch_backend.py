@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from diffusax.boundary.messages import require_extra
-from diffusax.cli.drawing import Drawer
+from diffusax.cli.generation import Generator
 
 _NATIVE_ONLY = (
     "sampler",
@@ -31,22 +31,22 @@ def check(options: Any) -> None:
             raise ValueError(f"--{flag} is nothing that --backend torch knows; leave it out")
 
 
-def opened(options: Any, pictures: dict[str, Any], runs: Any = None) -> Drawer:
+def opened(options: Any, inputs: dict[str, Any], runs: Any = None) -> Generator:
     """Loads a checkpoint with its own pipeline; returns a function that generates with it.
 
     Args:
         options: the options of `diffusax generate`.
-        pictures: image and mask_image, if they are given.
+        inputs: image and mask_image, if they are given.
         runs: ignored, because the pipeline keeps its own sampler.
 
     Raises:
         ImportError: torch, torchax or diffusers is missing.
     """
     torch = require_extra("torch", "torch")
-    pipe = _load(options, torch, pictures)
+    pipe = _load(options, torch, inputs)
     known = inspect.signature(type(pipe).__call__).parameters
 
-    def draw(options: Any, seed: int) -> tuple[list[Any], list[str]]:
+    def generate(options: Any, seed: int) -> tuple[list[Any], list[str]]:
         asked = {
             "prompt": options.prompt,
             "negative_prompt": options.negative_prompt,
@@ -54,9 +54,9 @@ def opened(options: Any, pictures: dict[str, Any], runs: Any = None) -> Drawer:
             "guidance_scale": options.guidance,
             "num_images_per_prompt": options.num_images if options.num_images > 1 else None,
             "strength": options.strength,
-            "height": None if pictures else options.height,
-            "width": None if pictures else options.width,
-            **pictures,
+            "height": None if inputs else options.height,
+            "width": None if inputs else options.width,
+            **inputs,
         }
         given = {name: value for name, value in asked.items() if value is not None}
         for name in given:
@@ -65,14 +65,14 @@ def opened(options: Any, pictures: dict[str, Any], runs: Any = None) -> Drawer:
         images = pipe(**given, generator=torch.Generator("cpu").manual_seed(seed)).images
         return images, _describe(pipe, options, images, seed)
 
-    return draw
+    return generate
 
 
-def _load(options: Any, torch: Any, pictures: dict[str, Any]) -> Any:
+def _load(options: Any, torch: Any, inputs: dict[str, Any]) -> Any:
     diffusers = require_extra("diffusers", "torch")
     compiler = require_extra("diffusax.torch", "torch")
-    kind = "Inpainting" if "mask_image" in pictures else "Image2Image"
-    cls = getattr(diffusers, f"AutoPipelineFor{kind}") if pictures else diffusers.DiffusionPipeline
+    kind = "Inpainting" if "mask_image" in inputs else "Image2Image"
+    cls = getattr(diffusers, f"AutoPipelineFor{kind}") if inputs else diffusers.DiffusionPipeline
     loading = {"variant": options.variant, "revision": options.revision}
     dtype = getattr(torch, options.dtype)
     try:

@@ -124,7 +124,7 @@ class Edits(Sequence[Edit]):
         row = self.rows[index]
         values, options = self.source[row], self.settings
         try:
-            picture = read_image(values[options.original_image_column])
+            image = read_image(values[options.original_image_column])
             instruction, before, after = (
                 _text(values[column], column)
                 for column in (
@@ -136,7 +136,7 @@ class Edits(Sequence[Edit]):
         except ValueError as error:
             raise ValueError(f"{self.source.name(row)}: {error}") from None
         (pixels,), _ = prepare_images(
-            [picture],
+            [image],
             np.random.default_rng(0),
             resolution=self.size,
             center_crop=True,
@@ -185,9 +185,9 @@ def evaluate_edits(
             parts: list[np.ndarray] = []
             kept: list[Image.Image] = []
             for batch in batched(edits, settings.batch_size):
-                pictures = edit_batch(pipe, batch, settings, scale)
-                parts.append(clip.images(pictures))
-                kept += pictures[: keep - len(kept)]
+                images = edit_batch(pipe, batch, settings, scale)
+                parts.append(clip.images(images))
+                kept += images[: keep - len(kept)]
                 bar.update()
             edited = np.concatenate(parts)
             direction = direction_similarity(original, edited, before, after)

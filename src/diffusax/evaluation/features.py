@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from PIL import Image
 
 from diffusax.checkpoints import resolve
 from diffusax.checkpoints.tree import load_params
@@ -80,13 +79,13 @@ class CLIP:
         size = model.config.vision_config.image_size
         return cls(model, tokenizer, CLIPImageProcessor.from_folder(folder, size), batch_size, mesh)
 
-    def images(self, pictures: Iterable[Any]) -> np.ndarray:
+    def images(self, images: Iterable[Any]) -> np.ndarray:
         """Returns the features of images, PIL images or paths, b p."""
 
         def run(pixels: Any) -> jax.Array:
             return self.model.run(pixels, method="get_image_features")
 
-        return _unit(self._features(run, pictures, self.processor.pixels))
+        return _unit(self._features(run, images, self.processor.pixels))
 
     def texts(self, texts: Iterable[str]) -> np.ndarray:
         """Returns the features of texts, b p. Texts longer than the model's window are cut off."""
@@ -144,13 +143,13 @@ class Inception:
             raise ValueError(reason) from None
         return cls(Model(network, params), batch_size, mesh)
 
-    def images(self, pictures: Iterable[Any]) -> np.ndarray:
+    def images(self, images: Iterable[Any]) -> np.ndarray:
         """Returns the features of images, PIL images or paths of any size, b 2048."""
 
         def run(pixels: Any) -> jax.Array:
             return self.model.run(pixels).features
 
-        return batched_features(run, pictures, inception_pixels, self.batch_size, self.mesh)
+        return batched_features(run, images, inception_pixels, self.batch_size, self.mesh)
 
 
 def batched_features(
@@ -193,8 +192,7 @@ def inception_pixels(image: Any) -> np.ndarray:
     That is torch's `interpolate(mode="bilinear", align_corners=False)`. It does not smooth what it
     makes smaller, unlike Pillow's filters, with which the published statistics were not made.
     """
-    picture: Image.Image = load_image(image)
-    pixels = np.asarray(picture).astype(np.float32) / 255
+    pixels = np.asarray(load_image(image)).astype(np.float32) / 255
     for axis in (0, 1):
         low, high, share = _neighbours(pixels.shape[axis])
         share = share.reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))

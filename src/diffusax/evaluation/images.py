@@ -39,7 +39,7 @@ class ImageScores:
 
 
 def evaluate_images(
-    pictures: Iterable[tuple[Any, str | None]],
+    pairs: Iterable[tuple[Any, str | None]],
     *,
     clip: CLIP | None = None,
     inception: Inception | None = None,
@@ -47,7 +47,7 @@ def evaluate_images(
     """Computes the scores of images with captions, which are read once.
 
     Args:
-        pictures: pairs of a PIL image, or a path, and its caption, which is None without `clip`.
+        pairs: each a PIL image, or a path, and its caption, which is None without `clip`.
         clip: the CLIP for the CLIP score.
         inception: the network for the statistics that FID compares.
 
@@ -57,7 +57,7 @@ def evaluate_images(
     scores: list[np.ndarray] = []
     moments, count = Moments(), 0
     sizes = [network.batch_size for network in (clip, inception) if network is not None]
-    for batch in batched(pictures, max(sizes, default=1)):
+    for batch in batched(pairs, max(sizes, default=1)):
         images = [image for image, _ in batch]
         count += len(batch)
         if clip is not None:
@@ -87,12 +87,12 @@ def statistics(
     if reference.endswith(".npz"):
         return load_statistics(Path(reference))
     moments = Moments()
-    for batch in batched(read_pictures(reference, image_column, split=split), inception.batch_size):
-        moments.add(inception.images([picture for picture, _ in batch]))
+    for batch in batched(read_images(reference, image_column, split=split), inception.batch_size):
+        moments.add(inception.images([image for image, _ in batch]))
     return _gaussian(moments)
 
 
-def read_pictures(
+def read_images(
     data: str,
     image_column: str,
     caption_column: str | None = None,
@@ -124,10 +124,10 @@ def read_pictures(
         if caption_column is not None and not isinstance(caption, str):
             raise ValueError(f"{source.name(index)}: {caption_column} must be a text")
         try:
-            picture: Any = read_image(row[image_column])
+            image: Any = read_image(row[image_column])
         except ValueError as error:
             raise ValueError(f"{source.name(index)}: {error}") from None
-        yield picture, caption
+        yield image, caption
 
 
 def _gaussian(moments: Moments) -> Gaussian:

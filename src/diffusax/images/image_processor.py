@@ -121,12 +121,12 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
         Raises:
             ValueError: the argument is not an image.
         """
-        picture = load_image(image)
+        image = load_image(image)
         if self.do_resize:
-            picture = picture.resize(self._resized(*picture.size), Image.Resampling(self.resample))
+            image = image.resize(self._resized(*image.size), Image.Resampling(self.resample))
         if self.do_center_crop:
-            picture = self._cropped(picture)
-        pixels = np.asarray(picture)
+            image = self._cropped(image)
+        pixels = np.asarray(image)
         if self.do_rescale:
             pixels = (pixels.astype(np.float64) * self.rescale_factor).astype(np.float32)
         pixels = pixels.astype(np.float32)
@@ -168,14 +168,14 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
         longer = int(edge * max(width, height) / min(width, height))
         return (edge, longer) if width <= height else (longer, edge)
 
-    def _cropped(self, picture: Image.Image) -> Image.Image:
+    def _cropped(self, image: Image.Image) -> Image.Image:
         """Cuts out the middle at transformers' offsets; pixels outside the image are black."""
         size = self.crop_size.width or 0, self.crop_size.height or 0
         left, top = (
             (own - wanted) // 2 if own >= wanted else -_padding(own, wanted)
-            for own, wanted in zip(picture.size, size, strict=True)
+            for own, wanted in zip(image.size, size, strict=True)
         )
-        return picture.crop((left, top, left + size[0], top + size[1]))
+        return image.crop((left, top, left + size[0], top + size[1]))
 
 
 def _padding(own: int, wanted: int) -> int:

@@ -1,4 +1,4 @@
-"""Masks that say which part of an image an IP-Adapter's pictures change."""
+"""Masks that say which part of an image an IP-Adapter's image prompts change."""
 
 import functools
 import math

@@ -32,7 +32,7 @@ def to_mask(
     resize_mode: ResizeMode = "default",
     crops_coords: Box | None = None,
 ) -> np.ndarray:
-    """Brings masks to a size, as 1 from half grey on and 0 below, like diffusers' `mask_processor`.
+    """Resizes masks, and rounds them to 0 or 1 at half grey, like diffusers' `mask_processor`.
 
     Transparency is ignored, as in diffusers. The arguments are those of `to_pixels`; arrays may be
     h w or b h w too, booleans, or integers 0 and 1.
@@ -49,10 +49,10 @@ def to_mask(
         greys = stack([_grey(item) for item in items], "mask_image")
         greys = nearest(greys, *target_size(greys.shape[1:3], height, width, factor))
     else:
-        pictures = [crop(open_upright(item), crops_coords) for item in items]
-        size = target_size((pictures[0].height, pictures[0].width), height, width, factor)
+        images = [crop(open_upright(item), crops_coords) for item in items]
+        size = target_size((images[0].height, images[0].width), height, width, factor)
         # Resized in the image's own mode first, as diffusers does: rounding decides at the rim.
-        resized = [resize(picture, *size, resize_mode).convert("L") for picture in pictures]
+        resized = [resize(image, *size, resize_mode).convert("L") for image in images]
         greys = np.stack([np.asarray(grey) for grey in resized])[..., None].astype(np.float32) / 255
     return (greys >= 0.5).astype(np.float32)
 
@@ -166,7 +166,7 @@ def _widen(low: int, high: int, length: float, limit: int) -> tuple[int, int]:
 
 
 def _grey(value: Any) -> np.ndarray:
-    """Brings an array in any of its shapes to b h w 1."""
+    """Converts an array of any supported shape to b h w 1."""
     if str(getattr(value, "dtype", "")).removeprefix("torch.") in ("int32", "int64"):
         value = value != 0
     array = read_array(value, "mask_image")

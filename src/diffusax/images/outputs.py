@@ -32,5 +32,5 @@ class ImagePipelineOutput:
     def _repr_html_(self) -> str | None:
         """Shows the images in a notebook."""
         images = self.images
-        pictures = isinstance(images, Sequence) and all(hasattr(image, "save") for image in images)
-        return to_html(images) if pictures else None
+        are_pil = isinstance(images, Sequence) and all(hasattr(image, "save") for image in images)
+        return to_html(images) if are_pil else None

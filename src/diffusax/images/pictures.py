@@ -151,20 +151,20 @@ def listed(value: Any, name: str) -> tuple[list[Any], bool]:
         ValueError: the list is empty, holds something else, or only some of it are arrays.
     """
     items = list(value) if isinstance(value, list | tuple) else [value]
-    pictures = [isinstance(item, str | Path | bytes | Image.Image) for item in items]
-    for item, picture in zip(items, pictures):
-        if not picture and not hasattr(item, "__array__"):
+    are_pil = [isinstance(item, str | Path | bytes | Image.Image) for item in items]
+    for item, is_pil in zip(items, are_pil):
+        if not is_pil and not hasattr(item, "__array__"):
             raise ValueError(
                 f"{name} must be a path, a PIL image, an array or a list of them "
                 f"(got {type(item).__name__})"
             )
-    if len(set(pictures)) != 1:
+    if len(set(are_pil)) != 1:
         raise ValueError(
             f"{name} must be a list of arrays or of pictures, not of both"
             if items
             else f"{name} must hold a picture (got an empty list)"
         )
-    return items, not pictures[0]
+    return items, not are_pil[0]
 
 
 def stack(arrays: list[np.ndarray], name: str) -> np.ndarray:
@@ -242,9 +242,9 @@ def _unit_pixels(
 ) -> np.ndarray:
     items, arrays = listed(images, name)
     if not arrays:
-        pictures = [crop(load_image(item), crops_coords) for item in items]
-        size = target_size((pictures[0].height, pictures[0].width), height, width, factor)
-        resized = [np.asarray(resize(picture, *size, resize_mode)) for picture in pictures]
+        cropped = [crop(load_image(item), crops_coords) for item in items]
+        size = target_size((cropped[0].height, cropped[0].width), height, width, factor)
+        resized = [np.asarray(resize(image, *size, resize_mode)) for image in cropped]
         return np.stack(resized).astype(np.float32) / 255
     refuse_for_arrays(name, resize_mode, crops_coords)
     channels = 1, 3, latent_channels

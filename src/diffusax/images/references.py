@@ -1,4 +1,4 @@
-"""Images that a network looks at beside the one that it generates, in their own sizes."""
+"""Reference images, which a network reads beside the one that it generates, in their own sizes."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def as_images(images: Any) -> list[Any]:
 
 
 def reference_image(image: Any, multiple: int) -> np.ndarray:
-    """Prepares an image to look at, 1 H W 3 float32 in [-1, 1].
+    """Prepares a reference image, 1 H W 3 float32 in [-1, 1].
 
     An image of more than 1024x1024 pixels is made as small as that; then its borders are cut off
     until height and width are multiples of a number. Upstream: Flux2ImageProcessor and
@@ -48,7 +48,7 @@ def reference_image(image: Any, multiple: int) -> np.ndarray:
 
 
 def reference_images(images: Sequence[Any], multiple: int) -> np.ndarray:
-    """Prepares images to look at, n H W 3 float32 in [-1, 1], in the size of the first.
+    """Prepares reference images, n H W 3 float32 in [-1, 1], in the size of the first.
 
     As `reference_image`, but of any size and shape; black fills up where another image is smaller
     than the first. Upstream: pipeline_flux2_klein_inpaint.py in diffusers, which makes no image in
@@ -64,7 +64,7 @@ def reference_images(images: Sequence[Any], multiple: int) -> np.ndarray:
 
 
 def limit_area(image: Any) -> Image.Image:
-    """Returns an image or the one in a file, made smaller if it has over 1024x1024 pixels."""
+    """Loads an image, and shrinks it if it has more than 1024x1024 pixels."""
     loaded = load_image(image)
     within = limited_size(*loaded.size)
     return loaded if within == loaded.size else loaded.resize(within, Image.Resampling.LANCZOS)
@@ -81,7 +81,7 @@ def reference_size(image: Any, multiple: int) -> tuple[int, int]:
 
 
 def limited_size(width: int, height: int) -> tuple[int, int]:
-    """Returns the size of an image without more pixels than 1024x1024 has."""
+    """Returns the size of an image, reduced to the area of 1024x1024 pixels if it is larger."""
     if width * height <= _MAX_AREA:
         return width, height
     scale = math.sqrt(_MAX_AREA / (width * height))

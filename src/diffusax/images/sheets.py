@@ -62,9 +62,9 @@ def labelled_grid(
     Raises:
         ValueError: rows differ in length, or there are more or fewer labels than rows or columns.
     """
-    pictures = [image for row in images for image in row]
+    flat = [image for row in images for image in row]
     columns = len(images[0]) if images else 0
-    if not pictures or any(len(row) != columns for row in images):
+    if not flat or any(len(row) != columns for row in images):
         lengths = [len(row) for row in images]
         raise ValueError(f"images must be rows of one length, not empty (got lengths {lengths})")
     for name, labels, count in (
@@ -73,14 +73,14 @@ def labelled_grid(
     ):
         if labels and len(labels) != count:
             raise ValueError(f"{name} must be {count} texts or none (got {len(labels)})")
-    width, height = _largest(pictures)
+    width, height = _largest(flat)
     beside = _texts(row_labels, (width, height), align="right", fit=True)
     above = _texts(column_labels, (width, height), align="center")
     left, top = (
         max((label.size[axis] for label in labels), default=-gap) + gap
         for axis, labels in enumerate((beside, above))
     )
-    grid = _paste(pictures, (width, height), columns, gap)
+    grid = _paste(flat, (width, height), columns, gap)
     sheet = Image.new("RGB", (left + grid.width, top + grid.height), "white")
     sheet.paste(grid, (left, top))
     for row, label in enumerate(beside):

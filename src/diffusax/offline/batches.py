@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffusax.batch import image
+from diffusax.batch.image import PreparedImage, prepare_images
 from diffusax.batch.lanes import Lanes
 from diffusax.batch.run import BatchRun, check_local, count_shares
 from diffusax.lora.stacks import WeightGroups
-from diffusax.offline.requests import Picture
+from diffusax.offline.requests import CheckedImage
 from diffusax.offline.seating import Seated
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
@@ -40,20 +40,20 @@ def new_lanes(c: Components, images: int) -> Lanes:
     return Lanes(-(-images // devices) * devices * branches, branches, devices)
 
 
-def prepare(c: Components, picture: Picture) -> image.Picture:
+def prepare(c: Components, image: CheckedImage) -> PreparedImage:
     """Encodes an image's prompt and draws its noise, to join a running batch."""
-    c = dataclasses.replace(c, scheduler=picture.scheduler)
-    call = picture.call
-    keys = image_keys(np.array([call.seed], np.uint32), np.array([picture.number], np.uint32))
+    c = dataclasses.replace(c, scheduler=image.scheduler)
+    call = image.call
+    keys = image_keys(np.array([call.seed], np.uint32), np.array([image.number], np.uint32))
     with in_mesh(c.local_mesh):
-        start = start_run(c, call, picture.kind[:2])
+        start = start_run(c, call, image.kind[:2])
         start = dataclasses.replace(start, noise=JaxNoise(keys))
         run = prepare_run(start, pure_noise(start))
-    prepared = image.prepare_pictures(c, text_to_image, run)[0]
+    prepared = prepare_images(c, text_to_image, run)[0]
     # All images of a batch have the same adapters in the same order, some with a weight of zero.
     groups = WeightGroups(adaptable_networks(c)).count
     zeros = np.zeros(groups, np.float32)
-    stacked = (c.adapters.adapters[name] for name in picture.adapters)
+    stacked = (c.adapters.adapters[name] for name in image.adapters)
     return dataclasses.replace(
         prepared, adapters={one: prepared.adapters.get(one, zeros) for one in stacked}
     )
@@ -76,7 +76,7 @@ class Batches:
         self._c = dataclasses.replace(c, text_cache=TextCache())
         self._images = images
         self._waiting: dict[Any, collections.deque[Seated]] = {}
-        self._prepared: dict[Seated, image.Picture] = {}
+        self._prepared: dict[Seated, PreparedImage] = {}
         self._runs: dict[Any, BatchRun] = {}
         self._seated: dict[Any, dict[int, Seated]] = {}
         self.live, self.all = 0, 0
@@ -85,7 +85,7 @@ class Batches:
     def add(self, images: list[Seated]) -> None:
         """Adds images of a shard, which begin in the order of their turns."""
         for one in sorted(images, key=lambda one: one.turn):
-            kind = one.request.picture.kind
+            kind = one.request.image.kind
             self._waiting.setdefault(kind, collections.deque()).append(one)
 
     def keep(self, wanted: set[Seated]) -> None:
@@ -131,7 +131,7 @@ class Batches:
         return ended
 
     def _next_kind(self) -> Any:
-        """Returns the kind of a batch in which images wait, or else of one in which some run.
+        """Returns the kind of a batch for which images wait, or else of one in which some run.
 
         The last images of a batch so wait for those of the next shard.
         """
@@ -164,9 +164,9 @@ class Batches:
                 left.append(one)
         queue.extendleft(reversed(left))
 
-    def _prepare(self, one: Seated) -> image.Picture:
+    def _prepare(self, one: Seated) -> PreparedImage:
         if one not in self._prepared:
-            self._prepared[one] = prepare(self._c, one.request.picture)
+            self._prepared[one] = prepare(self._c, one.request.image)
         return self._prepared[one]
 
     def _forget(self, kind: Any) -> None:

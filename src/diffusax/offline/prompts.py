@@ -276,7 +276,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _read_line(file: IO[bytes]) -> bytes:
-    """Reads the next line; of one that is too long, only enough to know that it is."""
+    """Reads the next line; returns only the beginning of one that is too long."""
     line = file.readline(MAX_LINE_BYTES + 2)
     rest = line
     while rest and not rest.endswith(b"\n"):
@@ -295,7 +295,7 @@ def _count_lines(path: Path) -> tuple[int, str]:
 
 
 def _number(name: str, value: str) -> Any:
-    """Returns the number of a column with numbers; texts that are none stay, and are refused."""
+    """Returns the number of a column with numbers; other texts stay, and are refused later."""
     kind = {"seed": int, "height": int, "width": int, "num_inference_steps": int}
     argument = COLUMNS.get(name, name)
     try:

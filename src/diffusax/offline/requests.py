@@ -33,7 +33,7 @@ from diffusax.text.prompt_warnings import log_prompt_warnings
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
+class CheckedImage:
     """A checked image to generate from a prompt."""
 
     call: Call
@@ -58,7 +58,7 @@ class Picture:
         return len(self.schedule)
 
 
-def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) -> Picture:
+def check_image(c: Components, call: Call, scheduler: Any, number: int = 0) -> CheckedImage:
     """Checks the arguments of a call for one image with this sampler, and makes its schedule.
 
     Raises:
@@ -85,7 +85,7 @@ def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) ->
     adapters = stacked_adapters(c, call)
     kind = (*size, c.family.batch_key(c, call), table_height(rows), thresholds, adapters)
     branches = len(weights) + 1 if until else 1
-    return Picture(call, scheduler, schedule, kind, branches, until, adapters, number)
+    return CheckedImage(call, scheduler, schedule, kind, branches, until, adapters, number)
 
 
 def stacked_adapters(c: Components, call: Call) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ class Request:
     """An image to generate, its key and the information about it."""
 
     key: str
-    picture: Picture
+    image: CheckedImage
     info: dict[str, Any]
 
 
@@ -197,7 +197,7 @@ class Requests:
             own[name] = getattr(settings, name)
         self._defaults = {n: v for n, v in own.items() if n in _ARGUMENTS and v is not None}
         # A mistake that concerns every line is one error, not a million.
-        self._pictures({"prompt": ""}, number=1)
+        self._images({"prompt": ""}, number=1)
 
     def of_row(self, row: Mapping[str, Any], number: int) -> list[Request]:
         """Returns the requests for the images of line `number`.
@@ -210,14 +210,14 @@ class Requests:
             got = "nothing" if given.get("prompt") is None else repr(given["prompt"])[:80]
             raise ValueError(f"prompt must be a text (got {got})")
         key = _key(given.pop("id", None), number)
-        pictures = self._pictures(given, number)
-        keys = [key] if len(pictures) == 1 else [f"{key}-{i}" for i in range(len(pictures))]
+        images = self._images(given, number)
+        keys = [key] if len(images) == 1 else [f"{key}-{i}" for i in range(len(images))]
         return [
-            Request(key, picture, self._info(key, number, picture, given.get("sampler")))
-            for key, picture in zip(keys, pictures)
+            Request(key, image, self._info(key, number, image, given.get("sampler")))
+            for key, image in zip(keys, images)
         ]
 
-    def _pictures(self, given: dict[str, Any], number: int) -> list[Picture]:
+    def _images(self, given: dict[str, Any], number: int) -> list[CheckedImage]:
         arguments = {**self._defaults, "seed": line_seed(self.settings.seed, number), **given}
         sampler = arguments.pop("sampler", self.settings.sampler)
         if sampler is not None and not isinstance(sampler, str):
@@ -238,21 +238,23 @@ class Requests:
                 "adapters has one that is no product of low rank, and would be merged into the "
                 "model's parameters; call fuse_lora before the run"
             )
-        return [check_picture(c, call, scheduler, number) for number in numbers]
+        return [check_image(c, call, scheduler, number) for number in numbers]
 
     def _named_scheduler(self, name: str | None) -> Scheduler:
         own = self._pipe.scheduler
         return own if name is None else scheduler_from_name(name, own)
 
-    def _info(self, key: str, line: int, picture: Picture, sampler: str | None) -> dict[str, Any]:
-        call, (height, width) = picture.call, picture.kind[:2]
+    def _info(
+        self, key: str, line: int, image: CheckedImage, sampler: str | None
+    ) -> dict[str, Any]:
+        call, (height, width) = image.call, image.kind[:2]
         return {
             "key": key,
             "line": line,
             "prompt": call.prompt,
             "negative_prompt": call.negative_prompt,
             "seed": call.seed,
-            "number": picture.number,
+            "number": image.number,
             "height": height,
             "width": width,
             "num_inference_steps": call.num_inference_steps,

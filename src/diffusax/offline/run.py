@@ -13,7 +13,7 @@ from diffusax._version import __version__
 from diffusax.offline.folder import Folder
 from diffusax.offline.prompts import Prompts, Source, open_prompts
 from diffusax.offline.requests import Settings
-from diffusax.offline.stages import Drawing, Order
+from diffusax.offline.stages import Order, ShardGenerator
 from diffusax.runtime.signals import StopRequest, receiving, signal_name
 
 
@@ -81,7 +81,7 @@ def generate(
     index, count = checked_shard(shard or (jax.process_index(), jax.process_count()))
     order = make_order(rows, out, settings, source, lookahead)
     stop = StopRequest("the batches that were begun are finished")
-    drawing = Drawing(pipe, order, stop)
+    generator = ShardGenerator(pipe, order, stop)
     folder = order.folder
     folder.claim(manifest(pipeline_facts(pipe), rows, settings, source))
     with folder.part(index, count), receiving(stop):
@@ -90,8 +90,8 @@ def generate(
         todo = {k for k in shards if not folder.is_done(k)}
         with progress_bar(rows, settings, shards, todo, progress) as bar:
             parts = rows.parts(settings.lines_per_shard, todo.__contains__)
-            drawn = sum(drawing.run(parts, bar.update))
-        return summary(folder, rows, settings, drawn, stop)
+            generated = sum(generator.run(parts, bar.update))
+        return summary(folder, rows, settings, generated, stop)
 
 
 def make_order(
@@ -108,9 +108,9 @@ def make_order(
 
 
 def summary(
-    folder: Folder, rows: Prompts, settings: Settings, drawn: int, stop: StopRequest
+    folder: Folder, rows: Prompts, settings: Settings, generated: int, stop: StopRequest
 ) -> Summary:
-    """Finishes a run. drawn: the number of images generated.
+    """Finishes a run. generated: the number of images generated.
 
     Raises:
         Stopped: a signal asked the run to stop.
@@ -118,7 +118,7 @@ def summary(
     errors = folder.gather_errors()
     if stop.number is not None:
         raise Stopped(stop.number, folder.path)
-    return Summary(drawn, errors, all(map(folder.is_done, range(count_shards(rows, settings)))))
+    return Summary(generated, errors, all(map(folder.is_done, range(count_shards(rows, settings)))))
 
 
 def pipeline_facts(pipe: Any) -> dict[str, Any]:
@@ -184,12 +184,12 @@ def progress_bar(
     prompts: Prompts, settings: Settings, shards: Sequence[int], todo: set[int], shown: bool
 ) -> Any:
     """Returns a progress bar over the images of these shards; those not in `todo` count as done."""
-    done = sum(count_pictures(prompts, settings, k) for k in shards if k not in todo)
-    total = sum(count_pictures(prompts, settings, k) for k in shards)
+    done = sum(count_images(prompts, settings, k) for k in shards if k not in todo)
+    total = sum(count_images(prompts, settings, k) for k in shards)
     return tqdm(total=total, initial=done, unit="image", desc="pictures", disable=not shown)
 
 
-def count_pictures(prompts: Prompts, settings: Settings, shard: int) -> int:
+def count_images(prompts: Prompts, settings: Settings, shard: int) -> int:
     """Returns the number of images that the lines of a shard ask for."""
     size = settings.lines_per_shard
     return (min((shard + 1) * size, prompts.count) - shard * size) * settings.num_images

@@ -39,7 +39,7 @@ def seat_requests(
     """
     kinds = collections.defaultdict(list)
     for request in requests:
-        kinds[request.picture.kind].append(request)
+        kinds[request.image.kind].append(request)
     pieces: list[list[Seated]] = []
     for alike in kinds.values():
         seated = _seat(alike, lanes())
@@ -50,8 +50,8 @@ def seat_requests(
 def _seat(requests: Iterable[Request], lanes: Lanes) -> list[Seated]:
     """Returns requests of one kind with seats, in the order in which their images end."""
     queues: dict[int, collections.deque[Request]] = collections.defaultdict(collections.deque)
-    for request in sorted(requests, key=lambda request: -request.picture.rows):
-        queues[request.picture.branches].append(request)
+    for request in sorted(requests, key=lambda request: -request.image.rows):
+        queues[request.image.branches].append(request)
     begun = 0
     ended: list[Seated] = []
     # The row at which an image ends or gives lanes back, and its turn, so that no two are equal.
@@ -60,14 +60,14 @@ def _seat(requests: Iterable[Request], lanes: Lanes) -> list[Seated]:
     while any(queues.values()) or events:
         while (queue := _longest_that_fits(queues, lanes)) is not None:
             request = queue.popleft()
-            picture = request.picture
-            seat = lanes.find(picture.branches)
+            image = request.image
+            seat = lanes.find(image.branches)
             assert seat is not None
             lanes.take(seat)
             one = Seated(request, seat, begun)
-            if picture.branches > 1 and picture.guided_until < picture.rows:
-                heapq.heappush(events, (now + picture.guided_until, begun, False, one))
-            heapq.heappush(events, (now + picture.rows, begun, True, one))
+            if image.branches > 1 and image.guided_until < image.rows:
+                heapq.heappush(events, (now + image.guided_until, begun, False, one))
+            heapq.heappush(events, (now + image.rows, begun, True, one))
             begun += 1
         now, _, ends, one = heapq.heappop(events)
         if ends:
@@ -83,4 +83,4 @@ def _longest_that_fits(
 ) -> collections.deque[Request] | None:
     """Returns the queue whose first image has the most rows of those that find a seat."""
     fitting = [queue for count, queue in queues.items() if queue and lanes.find(count) is not None]
-    return max(fitting, key=lambda queue: queue[0].picture.rows, default=None)
+    return max(fitting, key=lambda queue: queue[0].image.rows, default=None)

@@ -68,7 +68,7 @@ class Piece:
     opened: "OpenShard"
     number: int
     images: list[Seated]
-    drawn: dict[Seated, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    decoded: dict[Seated, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     """For each image that has ended, its pixels 1 H W 3 and whether they are finite, 1."""
 
 
@@ -81,10 +81,10 @@ class OpenShard:
     errors: list[dict[str, Any]]
     left_out: int
     unfinished: int = 0
-    """The pieces that are not drawn yet."""
+    """The pieces that are not generated yet."""
 
 
-class Drawing:
+class ShardGenerator:
     """Generates the images of lines with one pipeline.
 
     Other threads read and write while the device generates other batches. Only the caller's thread
@@ -114,12 +114,12 @@ class Drawing:
                 for n, name in ((1, "read"), (1, "write"), (encoders, "png"))
             )
             opened = ahead(reader, self._open, parts, min(self._order.lookahead, 1))
-            drawn = self._draw(opened, advance)
+            generated = self._generate(opened, advance)
 
             def write(piece: Piece) -> tuple[int, int]:
                 return self._write(piece, pool)
 
-            for settled, added in ahead(writer, write, drawn, self._order.lookahead):
+            for settled, added in ahead(writer, write, generated, self._order.lookahead):
                 advance(settled)
                 yield added
 
@@ -157,8 +157,8 @@ class Drawing:
                 self._unknown.add(name)
                 log.warning("%s: the column %r is not read", self._order.name, name)
 
-    def _draw(self, opened: Iterator[OpenShard], advance: Advance) -> Iterator[Piece]:
-        """Yields the pieces of the shards as they are drawn.
+    def _generate(self, opened: Iterator[OpenShard], advance: Advance) -> Iterator[Piece]:
+        """Yields the pieces of the shards as they are generated.
 
         A shard is opened when no image of those before waits to begin, so that the batch stays
         full; there are at most two, so that none stays unfinished for long.
@@ -185,8 +185,8 @@ class Drawing:
                 return
             for image, latents in batches.step():
                 piece = pieces.pop(image)
-                piece.drawn[image] = self._decode(latents)
-                if len(piece.drawn) < len(piece.images):
+                piece.decoded[image] = self._decode(latents)
+                if len(piece.decoded) < len(piece.images):
                     continue
                 yield piece
                 one = piece.opened
@@ -212,7 +212,7 @@ class Drawing:
     def _keep_begun(batches: Batches, pieces: Mapping[Seated, Piece]) -> None:
         """Drops the images of pieces of which none has begun."""
         begun = {pieces[image] for image in batches.running}
-        begun |= {piece for piece in pieces.values() if piece.drawn}
+        begun |= {piece for piece in pieces.values() if piece.decoded}
         batches.keep({image for piece in begun for image in piece.images})
 
     def _decode(self, latents: jax.Array) -> tuple[Any, Any]:
@@ -225,12 +225,12 @@ class Drawing:
         if not images:
             opened.shard.finish(piece.number, opened.errors)
             return 0, 0
-        drawn = [tuple(map(np.asarray, piece.drawn[image])) for image in images]
+        decoded = [tuple(map(np.asarray, piece.decoded[image])) for image in images]
         requests = [image.request for image in images]
-        whole = [bool(finite.all()) for _, finite in drawn]
-        pictures = [to_pil(pixels)[0] for (pixels, _), ok in zip(drawn, whole) if ok]
+        whole = [bool(finite.all()) for _, finite in decoded]
+        pil_images = [to_pil(pixels)[0] for (pixels, _), ok in zip(decoded, whole) if ok]
         good = [request for request, ok in zip(requests, whole) if ok]
-        items: list[Item] = list(pool.map(self._encode, good, pictures))
+        items: list[Item] = list(pool.map(self._encode, good, pil_images))
         errors = [
             self._error(request.info["line"], self._not_finite(), key=request.key)
             for request, ok in zip(requests, whole)
@@ -239,10 +239,10 @@ class Drawing:
         opened.shard.add_batch(piece.number, items, errors, pool)
         return len(images), len(items)
 
-    def _encode(self, request: Request, picture: Image.Image) -> Item:
+    def _encode(self, request: Request, image: Image.Image) -> Item:
         file = io.BytesIO()
         text = png_text(request, self._order)
-        picture.save(file, "png", pnginfo=png_parameters(text))
+        image.save(file, "png", pnginfo=png_parameters(text))
         return request.info, file.getvalue()
 
     def _error(self, line: int, reason: str, **more: Any) -> dict[str, Any]:
@@ -259,11 +259,11 @@ class Drawing:
 
 def png_text(request: Request, order: Order) -> str:
     """Returns the settings of an image for its PNG file."""
-    info, call = request.info, request.picture.call
+    info, call = request.info, request.image.call
     names = ("prompt", "negative_prompt", "num_inference_steps", "guidance_scale", "seed")
     fields = {name: info[name] for name in (*names, "width", "height", "number")}
     fields |= {
-        "sampler": sampler_name(request.picture.scheduler),
+        "sampler": sampler_name(request.image.scheduler),
         "model": order.model,
         "guidance_rescale": call.guidance_rescale,
         "clip_skip": order.settings.clip_skip,

@@ -16,7 +16,7 @@ from diffusax.offline.prompts import Part, Source, open_prompts
 from diffusax.offline.requests import Settings
 from diffusax.offline.run import (
     Summary,
-    count_pictures,
+    count_images,
     count_shards,
     make_order,
     manifest,
@@ -24,7 +24,7 @@ from diffusax.offline.run import (
     progress_bar,
     summary,
 )
-from diffusax.offline.stages import Drawing, Order
+from diffusax.offline.stages import Order, ShardGenerator
 from diffusax.runtime.signals import StopRequest, receiving
 
 _RETRIES = 5
@@ -82,14 +82,14 @@ def generate_with_ray(
             shards = range(count_shards(rows, settings))
             todo = {k for k in shards if not folder.is_done(k)}
             parts = rows.parts(settings.lines_per_shard, todo.__contains__)
-            draw = ray.remote(_draw).options(**options)
-            tasks = ((part[0], draw.remote(pickled, order, part)) for part in parts)
-            drawn = 0
+            generate = ray.remote(_generate).options(**options)
+            tasks = ((part[0], generate.remote(pickled, order, part)) for part in parts)
+            generated = 0
             with progress_bar(rows, settings, shards, todo, progress) as bar:
                 for shard, added in _results(ray, tasks, workers, stop, folder.stop_file):
-                    drawn += added
-                    bar.update(count_pictures(rows, settings, shard))
-            return summary(folder, rows, settings, drawn, stop)
+                    generated += added
+                    bar.update(count_images(rows, settings, shard))
+            return summary(folder, rows, settings, generated, stop)
     finally:
         if started:
             ray.shutdown()
@@ -147,19 +147,19 @@ def _pipeline(pickled: bytes) -> Any:
 def _check(pickled: bytes, order: Order) -> dict[str, Any]:
     """Checks in a worker that the settings suit the pipeline; returns what decides its images."""
     pipe = _pipeline(pickled)
-    Drawing(pipe, order, StopRequest(""))
+    ShardGenerator(pipe, order, StopRequest(""))
     return pipeline_facts(pipe)
 
 
-def _draw(pickled: bytes, order: Order, part: Part) -> int:
+def _generate(pickled: bytes, order: Order, part: Part) -> int:
     """Generates a shard in a worker, and returns the number of images."""
     folder = order.folder
     # Ray may think that a worker is dead that only cannot be reached.
     with folder.alone_with(part[0]):
         if folder.is_done(part[0]):
             return 0
-        drawing = Drawing(_pipeline(pickled), order, _StopFile(folder.stop_file))
-        return sum(drawing.run([part], lambda settled: None))
+        generator = ShardGenerator(_pipeline(pickled), order, _StopFile(folder.stop_file))
+        return sum(generator.run([part], lambda settled: None))
 
 
 class _StopFile(StopRequest):

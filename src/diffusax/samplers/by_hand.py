@@ -110,7 +110,7 @@ def take_step(
     sample: Any,
     options: StepOptions,
 ) -> SchedulerOutput:
-    """Runs the row that comes next, or for samplers that do not count rows, that of the timestep.
+    """Runs the next row, or that of the timestep for samplers that do not count rows.
 
     Raises:
         ValueError: the run is over, the timestep is not that of the row, shapes do not agree, or
@@ -219,7 +219,7 @@ def check_eager(name: str, *arrays: Any) -> None:
 
 
 def place_of(timesteps: np.ndarray, timestep: Any) -> int | None:
-    """Returns the row at which a run begins that begins at a timestep; None if there is none.
+    """Returns the row from which a run starts at a timestep; None if there is none.
 
     Of equal timesteps it is the second, unless the run begins with them: that is where a step of
     two rows begins (index_for_timestep of diffusers' schedulers).

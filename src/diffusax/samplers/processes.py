@@ -95,7 +95,7 @@ def check_process(name: str, scheduler: Any, trained: Kind) -> None:
 
 
 class Process(Protocol):
-    """How clean latents become noise, x_t = signal x_0 + noise eps, for training and sampling.
+    """The process that turns clean latents into noise, x_t = signal x_0 + noise eps.
 
     t are n training times of the process: of `Diffusion` indices of timesteps, of `Flow` sigmas.
     """

@@ -10,7 +10,7 @@ NAMES = ("X", "M1", "M2", "M3", "M4", "M5", "RAW", "P", "NOISE")
 
 
 class NotLinearError(ValueError, TypeError):
-    """A function of a term that is no sum of terms times numbers, which no row can hold."""
+    """A function of terms that is not linear in them, so that no row can hold it."""
 
 
 class Terms:

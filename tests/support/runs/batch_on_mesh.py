@@ -13,7 +13,7 @@ import numpy as np
 
 import diffusax
 from diffusax.batch import programs as programs
-from diffusax.batch.image import prepare_pictures
+from diffusax.batch.image import prepare_images
 from diffusax.batch.run import BatchRun
 from diffusax.pipelines.plan.arguments import check_call
 from diffusax.runtime.devices.mesh import in_mesh
@@ -93,7 +93,7 @@ def exchange(pipe: diffusax.DiffusionPipeline, lanes: int) -> list[list[str]]:
     c = pipe.parts
     with in_mesh(c.local_mesh):
         run = pipe.task(c, check_call({"prompt": "a cat", "num_inference_steps": 2, "seed": 0}))
-    (one,) = prepare_pictures(c, pipe.task, run)
+    (one,) = prepare_images(c, pipe.task, run)
     batch = BatchRun(c, one, lanes)
     batch.join(one, batch.lanes.find(one.branches))
     with recorded_requests() as requests:

@@ -70,19 +70,19 @@ def initial_noise(
     return channels_last(given).astype(jnp.float32)
 
 
-def encode_pictures(
-    pipe: Any, params: Params, pictures: jax.Array, key: jax.Array | None, *, scale: bool = True
+def encode_images(
+    pipe: Any, params: Params, images: jax.Array, key: jax.Array | None, *, scale: bool = True
 ) -> jax.Array:
     """Encodes images b 3 H W in [-1, 1] to latents b h w z.
 
     key: the random key to sample the autoencoder's distribution with; None takes its mode.
     """
     network, weights = pipe.vae.network, pipe.vae.narrowed(params["vae"])
-    height, width = (side // pipe.vae_scale_factor for side in pictures.shape[-2:])
-    shape = (len(pictures), height, width, network.config.latent_channels)
+    height, width = (side // pipe.vae_scale_factor for side in images.shape[-2:])
+    shape = (len(images), height, width, network.config.latent_channels)
     noise = None if key is None else jax.random.normal(as_key(key), shape, jnp.float32)
     dtype = jax.tree.leaves(weights)[0].dtype
-    pixels = channels_last(pictures).astype(dtype)
+    pixels = channels_last(images).astype(dtype)
     return programs.encode_image(network, weights, pixels, noise, scale=scale)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 
-def pictures(images: Any, multiple: int) -> jax.Array:
+def to_unit_arrays(images: Any, multiple: int) -> jax.Array:
     """Converts PIL images of one size to n 3 h w in [0, 1], resized to sides that are multiples.
 
     Raises:
@@ -23,7 +23,7 @@ def pictures(images: Any, multiple: int) -> jax.Array:
 def masks(images: Any, multiple: int) -> jax.Array:
     """Converts PIL images to masks n 1 h w, one where an image is lighter than grey, else zero.
 
-    They are resized as by `pictures`, and raise the same errors.
+    They are resized as by `to_unit_arrays`, and raise the same errors.
     """
     resized = [
         _resized(image, multiple, Image.Resampling.BICUBIC).convert("L")

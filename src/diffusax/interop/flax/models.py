@@ -274,13 +274,13 @@ class FlaxControlNetModel(FlaxModelMixin):
             return_dict: whether to return FlaxControlNetOutput instead of a tuple.
             train: accepted without effect; there is no dropout.
         """
-        picture = self._run("embed_condition", channels_last(controlnet_cond))
+        embedding = self._run("embed_condition", channels_last(controlnet_cond))
         residuals = self._run(
             "__call__",
             channels_last(sample),
             jnp.asarray(timesteps),
             encoder_hidden_states,
-            cond_embedding=picture,
+            cond_embedding=embedding,
         )
         scales = jnp.broadcast_to(conditioning_scale, (len(residuals[0]) + 1, sample.shape[0]))
         down, mid = scale_residuals(self.network.config, residuals, scales)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from diffusax.interop.flax import generation
 from diffusax.interop.flax.generation import Params
-from diffusax.interop.flax.inputs import pictures
+from diffusax.interop.flax.inputs import to_unit_arrays
 from diffusax.interop.flax.outputs import FlaxStableDiffusionPipelineOutput
 from diffusax.interop.flax.pipeline import FlaxDiffusionPipeline, of_components
 from diffusax.interop.flax.text import empty_ids, prompt_ids
@@ -152,7 +152,7 @@ class FlaxStableDiffusionControlNetPipeline(StableDiffusion):
 
     def prepare_image_inputs(self, image: Any) -> jax.Array:
         """Converts PIL images to b 3 h w in [0, 1], resized to sides that are multiples of 64."""
-        return pictures(image, 64)
+        return to_unit_arrays(image, 64)
 
     def __call__(
         self,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from diffusax.interop.flax import generation
 from diffusax.interop.flax.generation import Params
-from diffusax.interop.flax.inputs import masks, pictures
+from diffusax.interop.flax.inputs import masks, to_unit_arrays
 from diffusax.interop.flax.stable_diffusion import StableDiffusion, guided
 from diffusax.interop.flax.text import prompt_ids
 from diffusax.pipelines.plan import guidance
@@ -21,7 +21,7 @@ class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
 
     def prepare_inputs(self, prompt: str | list[str], image: Any) -> tuple[Any, jax.Array]:
         """Returns token ids b t, and images b 3 h w in [-1, 1] with sides multiples of 32."""
-        return prompt_ids(self.tokenizer, prompt), 2 * pictures(image, 32) - 1
+        return prompt_ids(self.tokenizer, prompt), 2 * to_unit_arrays(image, 32) - 1
 
     def get_timestep_start(self, num_inference_steps: int, strength: float) -> int:
         """Returns the first row of the run."""
@@ -77,8 +77,8 @@ class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
             )
         b = prompt_ids.shape[0]
         eps = generation.initial_noise(self, prng_seed, (b, height, width), noise)
-        # The key that drew the noise draws the latents too, as in diffusers.
-        clean = generation.encode_pictures(self, params, image, prng_seed)
+        # As in diffusers, the latents are drawn with the key that the noise was drawn with.
+        clean = generation.encode_images(self, params, image, prng_seed)
         schedule = self.scheduler.schedule(
             num_inference_steps, begin=start_timestep, end=num_inference_steps
         )
@@ -105,8 +105,8 @@ class FlaxStableDiffusionInpaintPipeline(StableDiffusion):
 
         image, mask: PIL images. The call takes the masks before the masked images.
         """
-        drawn, mask = 2 * pictures(image, 32) - 1, masks(mask, 32)
-        return prompt_ids(self.tokenizer, prompt), drawn * (mask < 0.5), mask
+        found, mask = 2 * to_unit_arrays(image, 32) - 1, masks(mask, 32)
+        return prompt_ids(self.tokenizer, prompt), found * (mask < 0.5), mask
 
     def __call__(
         self,
@@ -152,7 +152,7 @@ class FlaxStableDiffusionInpaintPipeline(StableDiffusion):
         b, dtype = prompt_ids.shape[0], self.dtype or jnp.float32
         x = generation.initial_noise(self, prng_seed, (b, height, width), latents, dtype)
         key, mask_key = jax.random.split(as_key(prng_seed))
-        masked = generation.encode_pictures(self, params, masked_image, mask_key)
+        masked = generation.encode_images(self, params, masked_image, mask_key)
         small = jax.image.resize(mask, (*mask.shape[:2], *masked.shape[1:3]), "nearest")
         channels = programs.join_channels(generation.channels_last(small), masked)
         conditions = Conditions(
@@ -214,7 +214,7 @@ class FlaxStableDiffusionInstructPix2PixPipeline(StableDiffusion):
         b, (height, width) = prompt_ids.shape[0], image.shape[-2:]
         generation.check_size(height, width, 8)
         x = generation.initial_noise(self, prng_seed, (b, height, width), latents)
-        clean = generation.encode_pictures(self, params, image, None, scale=False)
+        clean = generation.encode_images(self, params, image, None, scale=False)
         (channels,) = programs.stack_branches(((clean,),), order=(0, 0, None), repeats=1)
         context = self._context(params, prompt_ids, neg_prompt_ids, (0, 1, 1))
         text = generation.per_image(guidance_scale, b, "guidance_scale")

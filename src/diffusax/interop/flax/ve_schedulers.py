@@ -63,8 +63,7 @@ class FlaxKarrasVeScheduler(FlaxSchedulerMixin):
             raise ValueError("the state has no run yet; call set_timesteps(state, ...)")
         churned = (sigma >= c.s_min) & (sigma <= c.s_max)
         gamma = jnp.where(churned, min(c.s_churn / steps, 2**0.5 - 1), 0.0)
-        own = jax.random.split(as_key(key), 1)[0]
-        noise = c.s_noise * jax.random.normal(own, sample.shape, jnp.float32)
+        noise = c.s_noise * _normal(key, sample.shape)
         raised = sigma + gamma * sigma
         return sample + jnp.sqrt(raised**2 - sigma**2) * noise, raised
 
@@ -193,7 +192,7 @@ class FlaxScoreSdeVeScheduler(FlaxSchedulerMixin):
         sigma = state.discrete_sigmas[indices]
         below = self.get_adjacent_sigma(state, indices, times)
         diffusion = jnp.sqrt(sigma**2 - below**2).reshape(-1, *[1] * (sample.ndim - 1))
-        noise = jax.random.normal(jax.random.split(as_key(key), 1)[0], sample.shape, jnp.float32)
+        noise = _normal(key, sample.shape)
         mean = sample + diffusion**2 * model_output
         output = FlaxSdeVeOutput(state, mean + diffusion * noise, mean)
         if return_dict:
@@ -209,8 +208,13 @@ class FlaxScoreSdeVeScheduler(FlaxSchedulerMixin):
         return_dict: bool = True,
     ) -> Any:
         """Returns the corrector's Langevin step. model_output: the score."""
-        noise = jax.random.normal(jax.random.split(as_key(key), 1)[0], sample.shape, jnp.float32)
+        noise = _normal(key, sample.shape)
         ratio = jnp.linalg.norm(noise) / jnp.linalg.norm(model_output)
         size = 2 * (self.config.snr * ratio) ** 2
-        drawn = sample + size * model_output + jnp.sqrt(2 * size) * noise
-        return FlaxSdeVeOutput(state, drawn) if return_dict else (drawn, state)
+        moved = sample + size * model_output + jnp.sqrt(2 * size) * noise
+        return FlaxSdeVeOutput(state, moved) if return_dict else (moved, state)
+
+
+def _normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns normal numbers of the key, float32, as diffusers' classes split it."""
+    return jax.random.normal(jax.random.split(as_key(key), 1)[0], shape, jnp.float32)

@@ -140,7 +140,7 @@ class CompiledMethod:
         return self.original(*args, **kwargs)
 
     def run(self, leaves: list[Any], structure: Structure) -> Any:
-        """Runs the program; where the values of masks must be known, a program for these values.
+        """Runs the program, or one for these values of masks where they must be known.
 
         Raises:
             NotTraceable: the module cannot be compiled.

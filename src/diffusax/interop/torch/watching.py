@@ -27,7 +27,7 @@ _READS = frozenset(
 
 
 class Unlike(Exception):
-    """The loop is not the one that was recorded."""
+    """The error of a loop that differs from the recorded one."""
 
 
 class Watched(torch.Tensor):

@@ -119,7 +119,7 @@ def seed_key(seed: Any) -> jax.Array:
 
 
 def as_key(key: jax.Array) -> jax.Array:
-    """Returns a random key, or several, of which an older one is an array of integers, ... k.
+    """Returns one or several random keys; keys of the older kind are arrays of integers, ... k.
 
     Raises:
         ValueError: it is neither.

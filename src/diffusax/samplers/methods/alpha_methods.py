@@ -167,7 +167,7 @@ _ADAMS_BASHFORTH: dict[int, Terms] = {
 def _plms_row(
     process: Process, i: int, t: int, stride: int, *, warm: bool
 ) -> tuple[Terms, tuple[Terms, ...]]:
-    """Returns those of the multistep phase; `warm` says that Runge-Kutta steps came before."""
+    """Returns the same for the multistep phase. warm: whether Runge-Kutta steps came before."""
     if i == 1 and not warm:
         return _transfer(process, M4, (RAW + M1) / 2, t + stride, t), ()
     order = 4 if warm else min(4, max(i, 1))

@@ -26,17 +26,21 @@ from diffusax.samplers.terms import NAMES, Terms
 __all__ = ["DDIMScheduler", "DDPMScheduler", "LCMScheduler", "PNDMScheduler", "TCDScheduler"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DDPMScheduler(DiscreteScheduler):
-    """Denoising diffusion probabilistic models (Ho et al. 2020)."""
+def _final_alpha_cumprod(self: DiscreteScheduler) -> Any:
+    """alpha-bar after the last step, a scalar, float32; see `timesteps`."""
+    return for_reader(np.array(self.final_alpha, np.float32))
 
-    custom = ("timesteps",)
-    counts_rows = False
-    second_output = "pred_original_sample"
+
+def _custom_timesteps(self: DiscreteScheduler) -> bool:
+    """Whether the run has timesteps of one's own."""
+    return self._has_own_timesteps
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BoundedScheduler(DiscreteScheduler, sampler=False):
+    """A sampler whose predicted sample can be clipped or thresholded."""
 
     timestep_spacing: Spacing = "leading"
-    beta_schedule: DDPMBetaSchedule = "linear"  # type: ignore[assignment]
-    variance_type: Literal["fixed_small", "fixed_small_log", "fixed_large"] | None = "fixed_small"
     clip_sample: bool = True
     clip_sample_range: Positive = 1.0
     thresholding: bool = False
@@ -44,10 +48,19 @@ class DDPMScheduler(DiscreteScheduler):
     sample_max_value: Positive = 1.0
     rescale_betas_zero_snr: bool = False
 
-    @property
-    def custom_timesteps(self) -> bool:
-        """Whether the run has timesteps of one's own."""
-        return self._has_own_timesteps
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DDPMScheduler(BoundedScheduler):
+    """Denoising diffusion probabilistic models (Ho et al. 2020)."""
+
+    custom = ("timesteps",)
+    counts_rows = False
+    second_output = "pred_original_sample"
+
+    beta_schedule: DDPMBetaSchedule = "linear"  # type: ignore[assignment]
+    variance_type: Literal["fixed_small", "fixed_small_log", "fixed_large"] | None = "fixed_small"
+
+    custom_timesteps = property(_custom_timesteps)
 
     def _run(self, request: Request) -> Run:
         limits = limits_of(self)
@@ -58,7 +71,7 @@ class DDPMScheduler(DiscreteScheduler):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DDIMScheduler(DiscreteScheduler):
+class DDIMScheduler(BoundedScheduler):
     """Denoising diffusion implicit models (Song et al. 2021)."""
 
     custom = ("use_clipped_model_output",)
@@ -67,19 +80,9 @@ class DDIMScheduler(DiscreteScheduler):
     draws_in_vain = True
     second_output = "pred_original_sample"
 
-    timestep_spacing: Spacing = "leading"
-    clip_sample: bool = True
-    clip_sample_range: Positive = 1.0
-    thresholding: bool = False
-    dynamic_thresholding_ratio: Quantile = 0.995
-    sample_max_value: Positive = 1.0
     set_alpha_to_one: bool = True
-    rescale_betas_zero_snr: bool = False
 
-    @property
-    def final_alpha_cumprod(self) -> Any:
-        """alpha-bar after the last step, a scalar, float32; see `timesteps`."""
-        return for_reader(np.array(self.final_alpha, np.float32))
+    final_alpha_cumprod = property(_final_alpha_cumprod)  # type: ignore[assignment]
 
     def _run(self, request: Request) -> Run:
         limits = limits_of(self)
@@ -155,10 +158,7 @@ class PNDMScheduler(DiscreteScheduler):
     skip_prk_steps: bool = False
     set_alpha_to_one: bool = False
 
-    @property
-    def final_alpha_cumprod(self) -> Any:
-        """alpha-bar after the last step, a scalar, float32; see `timesteps`."""
-        return for_reader(np.array(self.final_alpha, np.float32))
+    final_alpha_cumprod = property(_final_alpha_cumprod)  # type: ignore[assignment]
 
     def _run(self, request: Request) -> Run:
         n, begin = request.steps, request.begin
@@ -182,7 +182,7 @@ class PNDMScheduler(DiscreteScheduler):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LCMScheduler(DiscreteScheduler):
+class LCMScheduler(BoundedScheduler):
     """Latent consistency models, for networks distilled to few steps (Luo et al. 2023)."""
 
     custom = ("timesteps", "original_inference_steps", "strength")
@@ -192,26 +192,14 @@ class LCMScheduler(DiscreteScheduler):
     beta_start: Beta = 0.00085
     beta_end: Beta = 0.012
     beta_schedule: BetaSchedule = "scaled_linear"
-    timestep_spacing: Spacing = "leading"
     original_inference_steps: Count = 50
     clip_sample: bool = False
-    clip_sample_range: Positive = 1.0
-    thresholding: bool = False
-    dynamic_thresholding_ratio: Quantile = 0.995
-    sample_max_value: Positive = 1.0
     set_alpha_to_one: bool = True
     timestep_scaling: Positive = 10.0
-    rescale_betas_zero_snr: bool = False
 
-    @property
-    def custom_timesteps(self) -> bool:
-        """Whether the run has timesteps of one's own."""
-        return self._has_own_timesteps
+    custom_timesteps = property(_custom_timesteps)
 
-    @property
-    def final_alpha_cumprod(self) -> Any:
-        """alpha-bar after the last step, a scalar, float32; see `timesteps`."""
-        return for_reader(np.array(self.final_alpha, np.float32))
+    final_alpha_cumprod = property(_final_alpha_cumprod)  # type: ignore[assignment]
 
     def _run(self, request: Request) -> Run:
         limits = limits_of(self)

@@ -71,7 +71,7 @@ class DiscreteScheduler(Scheduler, sampler=False):
 
     @property
     def forward_process(self) -> Process:
-        """How the networks were trained that it samples."""
+        """The process that its networks were trained for."""
         return self.diffusion
 
     @under_own_switches

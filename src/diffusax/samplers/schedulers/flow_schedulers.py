@@ -40,7 +40,7 @@ class FlowMatchScheduler(Scheduler, sampler=False):
 
     @property
     def forward_process(self) -> Flow:
-        """How the networks were trained that it samples."""
+        """The process that its networks were trained for."""
         return Flow(self.shift, self.num_train_timesteps)
 
     def scale_noise(self, sample: Any, timestep: Any, noise: Any) -> Any:

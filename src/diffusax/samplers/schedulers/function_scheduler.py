@@ -110,7 +110,7 @@ class FunctionScheduler(Scheduler, sampler=False):
     order: int = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        """Takes over what `like` says of runs and options."""
+        """Copies from `like` what it says of runs and options."""
         function, like, order = self.function, self.like, self.order
         if not callable(function) or getattr(function, "__hash__", None) is None:
             raise ValueError(
@@ -165,7 +165,7 @@ class FunctionScheduler(Scheduler, sampler=False):
 
     @property
     def forward_process(self) -> Process:
-        """How the networks were trained that it samples."""
+        """The process that its networks were trained for."""
         return self.like.forward_process
 
     @property
@@ -214,7 +214,7 @@ class FunctionScheduler(Scheduler, sampler=False):
         return dataclasses.replace(row, prediction=prediction, memory=())
 
     def _check_rows(self, rows: list[Any], steps: int) -> None:
-        """Raises an error for what is no run of so many steps.
+        """Raises an error for anything but a run of so many steps.
 
         Raises:
             ValueError: there are too few or too many rows, or one is of another form.

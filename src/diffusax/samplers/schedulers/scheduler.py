@@ -211,7 +211,7 @@ class Scheduler(Stepped, SchedulerFiles):
 
     @property
     def forward_process(self) -> Process:
-        """How the networks were trained that it samples.
+        """The process that its networks were trained for.
 
         Raises:
             ValueError: they were trained in a way that diffusax cannot train.

@@ -111,15 +111,20 @@ class EulerAncestralDiscreteScheduler(SigmaScheduler):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LMSDiscreteScheduler(SigmaScheduler):
-    """Linear multistep of order 4 (k-diffusion)."""
-
-    heeds_ends = False
-    begins_whole = True
+class RespacedScheduler(SigmaScheduler, sampler=False):
+    """A sampler on sigmas, which options can space in another way."""
 
     use_karras_sigmas: bool = False
     use_exponential_sigmas: bool = False
     use_beta_sigmas: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LMSDiscreteScheduler(RespacedScheduler):
+    """Linear multistep of order 4 (k-diffusion)."""
+
+    heeds_ends = False
+    begins_whole = True
 
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request)
@@ -147,16 +152,13 @@ class LMSDiscreteScheduler(SigmaScheduler):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EulerDiscreteScheduler(SigmaScheduler):
+class EulerDiscreteScheduler(RespacedScheduler):
     """Euler steps (Karras et al. 2022, algorithm 2)."""
 
     step = step_with_churn  # type: ignore[assignment]
     custom = ("timesteps", "sigmas")
     zero_snr_floor = True
 
-    use_karras_sigmas: bool = False
-    use_exponential_sigmas: bool = False
-    use_beta_sigmas: bool = False
     interpolation_type: Literal["linear", "log_linear"] = "linear"
     sigma_min: Positive | None = None
     sigma_max: Positive | None = None
@@ -191,7 +193,7 @@ class EulerDiscreteScheduler(SigmaScheduler):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HeunDiscreteScheduler(SigmaScheduler):
+class HeunDiscreteScheduler(RespacedScheduler):
     """Heun's second-order steps (Karras et al. 2022, algorithm 2)."""
 
     custom = ("timesteps",)
@@ -202,9 +204,6 @@ class HeunDiscreteScheduler(SigmaScheduler):
     beta_start: Beta = 0.00085
     beta_end: Beta = 0.012
     beta_schedule: HeunBetaSchedule = "linear"  # type: ignore[assignment]
-    use_karras_sigmas: bool = False
-    use_exponential_sigmas: bool = False
-    use_beta_sigmas: bool = False
     clip_sample: bool = False
     clip_sample_range: Positive = 1.0
 
@@ -216,7 +215,7 @@ class HeunDiscreteScheduler(SigmaScheduler):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KDPM2DiscreteScheduler(SigmaScheduler):
+class KDPM2DiscreteScheduler(RespacedScheduler):
     """DPM-Solver-2 with a midpoint in log sigma (k-diffusion)."""
 
     order = 2
@@ -226,9 +225,6 @@ class KDPM2DiscreteScheduler(SigmaScheduler):
     prediction_type: NoisePrediction = "epsilon"
     beta_start: Beta = 0.00085
     beta_end: Beta = 0.012
-    use_karras_sigmas: bool = False
-    use_exponential_sigmas: bool = False
-    use_beta_sigmas: bool = False
 
     @property
     def sigmas_interpol(self) -> Any:
@@ -302,7 +298,7 @@ class KDPM2AncestralDiscreteScheduler(KDPM2DiscreteScheduler):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DPMSolverSDEScheduler(SigmaScheduler):
+class DPMSolverSDEScheduler(RespacedScheduler):
     """Stochastic DPM-Solver++ with a midpoint in log sigma (k-diffusion's sample_dpmpp_sde).
 
     noise_sampler_seed, one or one for each image, is the seed of the noise between steps in calls
@@ -317,9 +313,6 @@ class DPMSolverSDEScheduler(SigmaScheduler):
     prediction_type: NoisePrediction = "epsilon"
     beta_start: Beta = 0.00085
     beta_end: Beta = 0.012
-    use_karras_sigmas: bool = False
-    use_exponential_sigmas: bool = False
-    use_beta_sigmas: bool = False
     noise_sampler_seed: Seed | Seeds | None = None
 
     def step(  # type: ignore[override]

@@ -124,7 +124,7 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
 
     @property
     def forward_process(self) -> Process:
-        """How the networks were trained that it samples."""
+        """The process that its networks were trained for."""
         if self.use_flow_sigmas:
             return Flow(self.flow_shift, self.num_train_timesteps)
         return self.diffusion

@@ -205,7 +205,7 @@ class Stepped:
         run.begin_index = begin
 
     def index_for_timestep(self, timestep: Any, schedule_timesteps: Any = None) -> int:
-        """Returns the row at which a run begins that begins at this timestep.
+        """Returns the row from which a run starts at this timestep.
 
         Args:
             timestep: one number.
@@ -370,7 +370,7 @@ class Stepped:
         return output if return_dict else output.to_tuple()
 
     def _row_at(self, timestep: float, steps: int, **method: Any) -> Row:
-        """Returns the row of a timestep that is none of the run's.
+        """Returns the row of a timestep that is not one of the run's.
 
         Raises:
             ValueError: the sampler has no such row.

@@ -6,7 +6,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
-from diffusax.batch.image import Picture, prepare_pictures
+from diffusax.batch.image import PreparedImage, prepare_images
 from diffusax.batch.request import Generation, Request, make_request, prepare
 from diffusax.batch.run import Kind, kind_of
 from diffusax.pipelines.tasks.text_cache import TextCache
@@ -27,7 +27,7 @@ class Part(Generation):
 
     request: Request
     """The call, once it is prepared."""
-    picture: Picture
+    prepared: PreparedImage
     """The image as it joins a batch, once it is prepared."""
     kind: Kind
     """The kind of batch that it joins."""
@@ -62,7 +62,7 @@ class Part(Generation):
     @property
     def rows_left(self) -> int:
         """The rows that are not computed."""
-        return self.picture.rows - self.rows_done
+        return self.prepared.rows - self.rows_done
 
     def set_rows(self, image: int, done: int, total: int) -> None:
         """Tells the job and the engine how much is computed."""
@@ -112,13 +112,13 @@ class PartRequest(Request):
         self._previews, self._draws_noise = previews, draws_noise
         self._before: tuple[Any, int] | None = None
 
-    def preview(self, pictures: Sequence[tuple[Picture, Any, int]]) -> list[Any]:
+    def preview(self, images: Sequence[tuple[PreparedImage, Any, int]]) -> list[Any]:
         """Returns a small image of the latents as they are."""
-        picture, latents, row = pictures[0]
-        before = self._before or (picture.entry.latents[None], 0)
+        prepared, latents, row = images[0]
+        before = self._before or (prepared.entry.latents[None], 0)
         self._before = latents, row
         given = None if self._draws_noise else before
-        return [self._previews.sketch(self.c, picture, (latents, row), given)]
+        return [self._previews.sketch(self.c, prepared, (latents, row), given)]
 
 
 def prepare_part(
@@ -160,8 +160,8 @@ def prepare_part(
     draws_noise = bool(run.schedule.draws_noise.any())
     part.request = PartRequest(request, previews, draws_noise=draws_noise)
     part.request.finish = run.finish
-    (part.picture,) = prepare_pictures(request.c, part.pipe.task, run)
-    part.kind = kind_of(request.c, part.picture, rank)
+    (part.prepared,) = prepare_images(request.c, part.pipe.task, run)
+    part.kind = kind_of(request.c, part.prepared, rank)
 
 
 def refusal(error: BaseException) -> Refused:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from PIL import Image
 
-from diffusax.batch.image import Picture
+from diffusax.batch.image import PreparedImage
 from diffusax.models.autoencoders.tiny import AutoencoderTinyConfig
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.run.images import decode, to_output
@@ -38,22 +38,22 @@ class Previews:
         self._lock = threading.Lock()
 
     def sketch(
-        self, c: Components, picture: Picture, now: Moment, before: Moment | None
+        self, c: Components, prepared: PreparedImage, now: Moment, before: Moment | None
     ) -> Image.Image:
         """Returns a small image of what the latents will become.
 
         Args:
             c: the components.
-            picture: the image in the batch.
+            prepared: the image in the batch.
             now: its latents as they are.
             before: its latents at an earlier row; None if its sampler has added noise since.
         """
-        clean = expected_latents(picture.levels, now, before)
+        clean = expected_latents(prepared.levels, now, before)
         if isinstance(c.autoencoder.config, AutoencoderTinyConfig):
             given: Any = clean
-            image = to_output(c, given, picture.decoding, picture.decoder_condition, "pil")[0]
+            image = to_output(c, given, prepared.decoding, prepared.decoder_condition, "pil")[0]
         else:
-            colours = clean[0] @ (fitted := self._map(c, picture))[:-1] + fitted[-1]
+            colours = clean[0] @ (fitted := self._map(c, prepared))[:-1] + fitted[-1]
             image = Image.fromarray((255 * np.clip(colours, 0, 1) + 0.5).astype(np.uint8))
         factor = c.latents.factor
         height, width = (side * factor for side in clean.shape[1:3])
@@ -62,7 +62,7 @@ class Previews:
             (round(width / shrink), round(height / shrink)), Image.Resampling.BICUBIC
         )
 
-    def _map(self, c: Components, picture: Picture) -> np.ndarray:
+    def _map(self, c: Components, prepared: PreparedImage) -> np.ndarray:
         """Returns the map of an autoencoder, (c+1) 3; the last row is added."""
         params = c.params[c.autoencoder_name] if c.autoencoder_name else {}
         first = next(iter(jax.tree.leaves(params)), self)
@@ -70,27 +70,27 @@ class Previews:
             # An array of a model that has left memory may have given its identity to another one.
             known, found = self._maps.get(id(first), (None, None))
             if known is None or known() is not first or found is None:
-                found = fit_colours(c, picture)
+                found = fit_colours(c, prepared)
                 self._maps[id(first)] = weakref.ref(first), found
                 while len(self._maps) > 64:
                     del self._maps[next(iter(self._maps))]
         return found
 
 
-def fit_colours(c: Components, picture: Picture) -> np.ndarray:
+def fit_colours(c: Components, prepared: PreparedImage) -> np.ndarray:
     """Fits a linear map from latents to colours in [0, 1], (c+1) 3.
 
-    picture: an image of the size whose decoder has been compiled.
+    prepared: an image of the size whose decoder has been compiled.
     """
-    h, w, channels = picture.entry.latents.shape
+    h, w, channels = prepared.entry.latents.shape
     count = int(np.clip(_SAMPLES // (h * w), 2, 16))
     random = np.random.default_rng(0)
     latents, colours = [], []
     for _ in range(count):
         coarse = random.standard_normal((1, _GRID, _GRID, channels)).astype(np.float32)
         x = np.array(jax.image.resize(coarse, (1, h, w, channels), "cubic"))
-        condition = picture.decoder_condition
-        images = np.asarray(decode(c, x, picture.decoding, condition)[0])[0]
+        condition = prepared.decoder_condition
+        images = np.asarray(decode(c, x, prepared.decoding, condition)[0])[0]
         means = images.reshape(h, c.latents.factor, w, c.latents.factor, 3).mean((1, 3))
         latents.append(x.reshape(-1, channels))
         colours.append(means.reshape(-1, 3))

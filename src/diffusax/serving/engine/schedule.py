@@ -263,11 +263,12 @@ class Schedule:
     def _least(self, part: Part) -> int:
         """Returns the size of the smallest batch that a part fits."""
         devices = count_shares(part.request.c.mesh)
-        return devices * max(self._settings.smallest, batch_size(part.picture.branches))
+        return devices * max(self._settings.smallest, batch_size(part.prepared.branches))
 
     def _ask_for_programs(self, part: Part) -> None:
         """Asks for the programs that a part needs, and for sizes that suit the load."""
-        kind, ready, given = part.kind, self._sizes.ready(part.kind), (part.request.c, part.picture)
+        kind, given = part.kind, (part.request.c, part.prepared)
+        ready = self._sizes.ready(kind)
         self._compiler.use(kind)
         if not ready:
             self._sizes.spread(kind, count_shares(part.request.c.mesh))
@@ -277,7 +278,7 @@ class Schedule:
                 self._compiler.ask(kind, least, *given, keep=True)
             return
         every = (*self._seated, *self._prepared)
-        wanted = sum(other.picture.branches for other in every if other.kind is kind)
+        wanted = sum(other.prepared.branches for other in every if other.kind is kind)
         larger, smaller = 2 * max(ready), min(ready) // 2
         if wanted > max(ready) and larger <= self._sizes.cap(kind):
             self._compiler.ask(kind, larger, *given)
@@ -294,7 +295,7 @@ class Schedule:
         self._queue.remove(part, served=True)
         self._prepared.discard(part)
         self._seated.add(part)
-        for image in images_of(part.request, [part.picture]):
+        for image in images_of(part.request, [part.prepared]):
             self._loop.add(image)
         part.job.set_state("running")
 
@@ -340,8 +341,8 @@ class Schedule:
 
 
 def _candidate(part: Part) -> Candidate:
-    settings = part.kind, part.job.drawing.sampler, part.picture.rows, part.picture.branches
-    return Candidate(part, part.kind, part.picture.branches, part.rows_left, settings)
+    settings = part.kind, part.job.drawing.sampler, part.prepared.rows, part.prepared.branches
+    return Candidate(part, part.kind, part.prepared.branches, part.rows_left, settings)
 
 
 def _work(job: Job) -> float:

@@ -21,12 +21,12 @@ from diffusax.boundary.options import Options, Scale, Seed, Steps
 from diffusax.cli.parsing import OWN
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Drawer = Callable[[Any, int], tuple[list[Any], list[str]]]
+Generator = Callable[[Any, int], tuple[list[Any], list[str]]]
 """A function of a command's options and a seed that returns images and the text of each."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Drawing(Options):
+class GenerationOptions(Options):
     """The options of all commands that generate images."""
 
     negative_prompt: Annotated[str | None, OWN] = None
@@ -98,7 +98,7 @@ class Drawing(Options):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ToFile(Drawing):
+class ToFile(GenerationOptions):
     """The options of commands that write one image, or a few beside each other."""
 
     seed: Annotated[Seed | None, OWN] = None
@@ -202,7 +202,7 @@ def describe(
     return [infotext.write({**fields, "number": i}, settings) for i in range(len(images))]
 
 
-def _loading_settings(command: Drawing) -> dict[str, Any]:
+def _loading_settings(command: GenerationOptions) -> dict[str, Any]:
     """Returns what else decides the pixels: how the model is loaded and its images decoded."""
     return {
         "Revision": command.revision,
