@@ -44,7 +44,7 @@ def pipe(tiny_checkpoints):
 def test_the_first_images_are_those_of_the_call(pipe, given, own, size):
     if "image" in given:
         pipe = diffusax.StableDiffusionImg2ImgPipeline.from_pipe(pipe)
-    c = dataclasses.replace(pipe.parts, texts=TextCache())
+    c = dataclasses.replace(pipe.parts, text_cache=TextCache())
     call = check_call({"seed": 1, "num_inference_steps": 2, "guidance_scale": 3.0, **given})
     more, count = padded(call)
     assert count == own

@@ -155,7 +155,7 @@ def test_after_the_first_of_a_kind_nothing_compiles(pipes, batch):
 def pictures_of(pipe, *given):
     """The images of calls with the sampler euler, ready to join, encoded one by one."""
     scheduler = samplers.scheduler_from_name("euler", pipe.scheduler)
-    c = dataclasses.replace(pipe.parts, scheduler=scheduler, texts=TextCache())
+    c = dataclasses.replace(pipe.parts, scheduler=scheduler, text_cache=TextCache())
     runs = [pipe.task(c, check_call({**CALL, "prompt": "a cat", **one})) for one in given]
     return [one for run in runs for one in prepare_images(c, pipe.task, run)]
 

@@ -161,7 +161,7 @@ def test_files_of_no_split_are_named(tmp_path, said):
 def test_names_of_images_alone_tell_no_splits(tmp_path, said):
     write(tmp_path, {"train at noon.png": None, "a cat.png": None, "eval/a dog.png": None})
     assert found(tmp_path) == ["a cat", "a dog", "train at noon"]
-    assert "test (1 pictures) look like splits" in said()
+    assert "test (1 images) look like splits" in said()
 
 
 def test_what_datasets_saves_to_disk_is_read(tmp_path):
@@ -316,8 +316,8 @@ def test_a_few_files_that_are_not_there_are_left_out_and_named(tmp_path, said):
     write(tmp_path, {**ONE, "3.png": None, "metadata.jsonl": lines(*rows)})
     assert len(found(tmp_path)) == 99
     assert "line 8 names '2.png', which is not there (1 of 100 rows do so)" in said()
-    assert "1 pictures are not read, as no line of the metadata names them, such as 3.png" in said()
-    assert "1 pictures are named by several lines" in said()
+    assert "1 images are not read, as no line of the metadata names them, such as 3.png" in said()
+    assert "1 images are named by several lines" in said()
 
 
 def test_a_path_in_the_place_of_an_image_says_how_images_are_named(tmp_path):
@@ -366,7 +366,7 @@ def test_what_other_programs_leave_is_no_image_no_caption_and_no_error(tmp_path,
     ]
     write(tmp_path, {**ONE, "1.txt": "a", **dict.fromkeys(LEFTOVERS), **dict.fromkeys(files, b"x")})
     assert found(tmp_path) == ["a"]
-    assert "9 pictures are not read, as they look like masks" in said()
+    assert "9 images are not read, as they look like masks" in said()
     assert "files that are not read" not in said()
     # A folder of nothing else is data.
     assert len(found(tmp_path / "samples")) == 1

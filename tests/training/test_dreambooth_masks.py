@@ -86,7 +86,7 @@ def test_a_cache_without_masks_counts_everywhere_beside_one_with_masks(checkpoin
 @pytest.mark.parametrize(
     ("kinds", "message"),
     [
-        (("plain", "large"), "large holds latents of pictures of 64x64 pixels, and .*32x32"),
+        (("plain", "large"), "large holds latents of images of 64x64 pixels, and .*32x32"),
         (("plain", "sizes"), "sizes holds latents of several sizes, .*without"),
         (("sizes", "sizes"), "sizes and .*sizes hold latents of several"),
     ],

@@ -163,7 +163,7 @@ def test_one_edit_of_several_is_drawn():
     for prompts, edited, message in (
         (["a"], b"x", "both be lists"),
         ("a", [b"x"], "both be lists"),
-        (["a", "b"], [b"x"], "2 instructions for 1 edited pictures"),
+        (["a", "b"], [b"x"], "2 instructions for 1 edited images"),
         ([], [], "are empty"),
         (None, b"x", "not a text but NoneType"),
     ):

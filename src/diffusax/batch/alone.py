@@ -9,8 +9,8 @@ import jax
 from diffusax.batch.request import Request, prepare, preview_of
 from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.run.callbacks import row_callback, view_of
-from diffusax.pipelines.run.images import finish
-from diffusax.pipelines.run.sample import OnRow, watch
+from diffusax.pipelines.run.images import decode_result
+from diffusax.pipelines.run.sample import OnRow, run_plan
 
 _AHEAD = 16
 """The calls that wait with what was prepared of them; those beyond are prepared at their turn."""
@@ -89,9 +89,9 @@ def _run(request: Request, run: PreparedRun | None) -> None:
     try:
         run = prepare(request) if run is None else run
         pipe, call = view_of(request.pipe, request.c), request.call
-        pipe._note(call, run)
+        pipe._remember(call, run)
         on_row = None if call.callback_on_step_end is None else row_callback(pipe, call)
-        latents = watch(
+        latents = run_plan(
             request.c,
             run,
             functools.partial(_tell, request, on_row),
@@ -100,7 +100,7 @@ def _run(request: Request, run: PreparedRun | None) -> None:
         )
         if not generation.done():
             flags = request.pipe.returns_flags
-            generation.settle(finish(request.c, call, run, latents, flags=flags))
+            generation.settle(decode_result(request.c, call, run, latents, flags=flags))
     except BaseException as error:  # Whatever a callback raises ends its own call alone.
         generation.settle(error=error)
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from diffusax.pipelines.plan.branches import Anywhere
+from diffusax.pipelines.plan.branches import ScatteredLanes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +81,14 @@ class Lanes:
         """Frees a seat."""
         self._give_back(place, self._seats.pop(place).lanes)
 
-    def indices(self) -> Anywhere:
+    def indices(self) -> ScatteredLanes:
         """Returns the indices for the programs, which count from each device's first."""
         first = np.arange(self.size, dtype=np.int32) // self._share * self._share
         missing = self._of_place == self.size
         local = np.where(missing, self._share, self._of_place - first[:, None])
-        return Anywhere(self._owner % self._share, self._branch.copy(), local.astype(np.int32))
+        return ScatteredLanes(
+            self._owner % self._share, self._branch.copy(), local.astype(np.int32)
+        )
 
     def compacted(self, size: int, devices: int = 1) -> tuple["Lanes", np.ndarray, np.ndarray]:
         """Returns lanes of another size with the same images on the first places.

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from diffusax.models.network import Params
 from diffusax.pipelines.families import Denoiser
-from diffusax.pipelines.plan.branches import Anywhere
+from diffusax.pipelines.plan.branches import ScatteredLanes
 from diffusax.pipelines.plan.guidance import guide_with
 from diffusax.pipelines.plan.plan import Conditions, Inpainting
 from diffusax.pipelines.run.programs import arrange_kernels, guided, keep_known
@@ -185,7 +185,7 @@ def advance_batch(
     params: Params,
     state: jax.Array,
     batch: Batch,
-    lanes: Anywhere,
+    lanes: ScatteredLanes,
     at: Any,
     stop: Any,
     rows: Any,
@@ -208,7 +208,7 @@ def advance_batch(
         adapters: s n, the weights of n adapters in each place, whose layers are among the
             parameters; None without adapters.
     """
-    hints = jax.tree.map(lanes.each, batch.control)
+    hints = jax.tree.map(lanes.from_images, batch.control)
     conditions = batch.conditions._replace(control=hints)
     given = batch.step_inputs._replace(adapters=adapters)
     params = arrange_kernels(denoiser, params)

@@ -19,7 +19,7 @@ from diffusax.pipelines.components.adapters import Mixture, choose_adapters, wit
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, read_call
 from diffusax.pipelines.plan.plan import Decoding, PreparedRun
-from diffusax.pipelines.run.images import output, result_of
+from diffusax.pipelines.run.images import result_of, to_output
 from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.pipelines.tasks.unused import prepare_call
 from diffusax.samplers import Scheduler, scheduler_from_name
@@ -143,8 +143,8 @@ class Request:
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def decode(self, latents: Any, decoding: Decoding, condition: Any) -> Any:
-        """Converts latents to the output that the call asked for; see `output`."""
-        return output(self.c, latents, decoding, condition, self.call.output_type)
+        """Converts latents to the output that the call asked for; see `to_output`."""
+        return to_output(self.c, latents, decoding, condition, self.call.output_type)
 
     def deliver(self, image: int, prepared: PreparedImage, latents: Any) -> None:
         """Decodes an image's latents, 1 h w c, and settles the call if it is the last."""
@@ -186,11 +186,11 @@ def preview_of(
         c: the components.
         latents: b h w c.
         level: their (signal, noise).
-        decoding: see `output`.
-        condition: see `output`.
+        decoding: see `to_output`.
+        condition: see `to_output`.
     """
     unit = latents / np.float32(np.hypot(*level))
-    found: list[Any] = output(c, unit, decoding, condition, "pil")
+    found: list[Any] = to_output(c, unit, decoding, condition, "pil")
     return found
 
 
@@ -248,7 +248,7 @@ def make_request(
     copies = {"models": models, "params": params, "tokenizers": dict(parts.tokenizers)}
     stores = {"adapters": parts.adapters, "ip_adapters": parts.ip_adapters}
     copies |= {name: store.snapshot() for name, store in stores.items()}
-    c = dataclasses.replace(parts, scheduler=scheduler, texts=texts, **copies)
+    c = dataclasses.replace(parts, scheduler=scheduler, text_cache=texts, **copies)
     call, mixture = choose_adapters(c, call)
     return Request(pipe, c, call, generation, mixture)
 

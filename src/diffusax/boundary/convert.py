@@ -100,6 +100,7 @@ def convert_fields(
 
 def field_types(cls: Any) -> Mapping[str, Any]:
     """Gives the types of a dataclass's fields by name, with their ranges."""
+    # mypy takes no class for hashable, which a cached function's arguments must be.
     return _field_types(cls)
 
 

@@ -73,7 +73,7 @@ class Batches:
             ValueError: the mesh has devices of several processes.
         """
         check_local(c.mesh)
-        self._c = dataclasses.replace(c, texts=TextCache())
+        self._c = dataclasses.replace(c, text_cache=TextCache())
         self._images = images
         self._waiting: dict[Any, collections.deque[Seated]] = {}
         self._prepared: dict[Seated, PreparedImage] = {}

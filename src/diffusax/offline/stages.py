@@ -23,7 +23,7 @@ from diffusax.offline.formats import Item, open_format
 from diffusax.offline.prompts import Line, Part
 from diffusax.offline.requests import Request, Requests, Settings, unknown_columns
 from diffusax.offline.seating import Seated, seat_requests
-from diffusax.pipelines.run.sample import decode
+from diffusax.pipelines.run.images import decode
 from diffusax.runtime.signals import StopRequest
 from diffusax.samplers import sampler_name
 

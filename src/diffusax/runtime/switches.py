@@ -2,8 +2,9 @@
 
 A program may compute its own numbers in 64 bits, forbid implicit promotions and transfers, choose
 another implementation of random numbers, or set a mesh whose axes are explicit. What is computed
-here says its dtypes, and draws its numbers from `runtime.noise.seed_key`; for the rest, functions
-run in a context in which these switches are JAX's defaults. Without such a switch there is none.
+here says its dtypes, and draws its numbers from `runtime.random.noise.seed_key`; for the rest,
+functions run in a context in which these switches are JAX's defaults. A program that sets no switch
+needs none of this, and a reader who follows a call may skip it.
 """
 
 import contextlib

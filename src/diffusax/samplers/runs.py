@@ -69,7 +69,9 @@ class Sampler(Protocol):
 
 
 def cached_schedule(scheduler: Sampler, **options: Any) -> Schedule:
-    """Computes `Scheduler.schedule` from arguments that `checked_options` returned, and others.
+    """Returns what `compute_schedule` does, for any scheduler, also one with a run by hand.
+
+    This is `Scheduler.schedule` from arguments that `checked_options` returned, and others.
 
     Args:
         scheduler: the sampler.
@@ -103,9 +105,11 @@ def compute_schedule(
     use_clipped_model_output: bool = False,
     uncut: bool = False,
 ) -> Schedule:
-    """Computes `cached_schedule`; the arguments must have exactly these types.
+    """Checks the arguments of a run and computes its schedule, which is cached.
 
-    The cache keeps the scheduler, which must have no run by hand, see `without_run`.
+    Calls use it with `Components.sampler`. The arguments must have exactly these types and are
+    explained at `cached_schedule`. The cache keeps the scheduler, which must have no run by hand,
+    see `without_run`.
     """
     custom = {"timesteps": timesteps, "sigmas": sigmas}
     given = [name for name, value in custom.items() if value is not None]

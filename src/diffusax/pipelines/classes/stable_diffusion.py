@@ -14,7 +14,8 @@ from diffusax.pipelines.tasks.tasks import (
     text_to_image,
 )
 
-# Types and ranges of the arguments are declared in pipelines/plan/arguments.py.
+# `documented` makes each call from its declaration: `read_call` checks the arguments by the types
+# in pipelines/plan/arguments.py, and `DiffusionPipeline._generate` makes the images.
 # fmt: off
 
 

@@ -11,7 +11,8 @@ from diffusax.pipelines.plan.arguments import documented
 from diffusax.pipelines.tasks.tasks import unconditional
 from diffusax.samplers import DDIMScheduler, Scheduler
 
-# Types and ranges of the arguments are declared in pipelines/plan/arguments.py.
+# `documented` makes each call from its declaration: `read_call` checks the arguments by the types
+# in pipelines/plan/arguments.py, and `DiffusionPipeline._generate` makes the images.
 # fmt: off
 
 

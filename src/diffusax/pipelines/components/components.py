@@ -52,11 +52,11 @@ class Components:
     process: Kind | None = None
     """The process that the networks were trained with, from the scheduler that they came with; None
     where it is not known."""
-    texts: Any = None
+    text_cache: Any = None
     """A cache of encoded texts, a `TextCache`; None to encode all texts of a call together."""
     encoded: Any = None
-    """The embeddings of all texts that calls may have, an `EncodedTexts`, where the text encoders
-    are freed; None where they are there."""
+    """The embeddings of all texts that calls may have, an `EncodedTexts`, where `encode_first` has
+    freed the text encoders; None with text encoders."""
     adapters: AdapterStore = dataclasses.field(default_factory=AdapterStore)
     """The adapters that calls may name."""
     fused: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -150,10 +150,10 @@ class Components:
 
     @functools.cached_property
     def sampler(self) -> Any:
-        """The scheduler without a run by hand, which is one for the networks.
+        """The scheduler that makes the schedules of calls, without the state of a loop by hand.
 
         Raises:
-            ValueError: there is none, or it is for networks that were trained otherwise.
+            ValueError: there is none, or the networks were trained with another process.
         """
         self.require(self.family.scheduler_name)
         # CosXL is trained as EDM is, and its checkpoints may come with any scheduler.
@@ -199,7 +199,7 @@ class Components:
         return self.encoder_mesh if encodes and self.encoder_mesh is not None else self.mesh
 
     def ready(self, name: str) -> Params:
-        """Returns a component's parameters on its devices, for one turn where it is offloaded."""
+        """Returns a component's parameters on its devices, copied there if it is offloaded."""
         params = self.params[name]
         if not on_host(params):
             return params
@@ -241,8 +241,8 @@ class Components:
         return self.denoiser.context_dim if there else None
 
     @property
-    def text(self) -> list[tuple[Any, Network, str]]:
-        """The tokenizer, the text encoder and its name, for each text encoder of the checkpoint.
+    def text_encoders(self) -> list[tuple[Any, Network, str]]:
+        """The tokenizer, the network and the name of each text encoder that is loaded.
 
         Raises:
             ValueError: there is none; embeddings must be given then.

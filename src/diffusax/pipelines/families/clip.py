@@ -60,6 +60,6 @@ def count_windows(components: Any, call: Any) -> int:
     checked_texts(texts)
     if not call.long_prompt and not call.prompt_weighting:
         return 1
-    tokenizers = [tokenizer for tokenizer, _, _ in components.text]
+    tokenizers = [tokenizer for tokenizer, _, _ in components.text_encoders]
     found = tokenize(tokenizers, [texts] * len(tokenizers), call)
     return int(found.ids[0].shape[1])

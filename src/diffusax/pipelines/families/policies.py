@@ -26,7 +26,7 @@ class ClassifierFree:
     """
 
     weigh: Callable[[float], tuple[float, ...]] = above_one
-    """A function (scale) -> the weights of guidance, empty for none."""
+    """A function (scale) -> the weights of guidance, empty for none; see `plan.guidance`."""
 
     argument: ClassVar[str] = "guidance_scale"
     """The argument of calls that is the scale."""
@@ -51,7 +51,7 @@ class ClassifierFree:
         return self.weigh(self.scale(call)) if self.branches(components) > 1 else ()
 
     def told(self, components: Any) -> tuple[str, ...]:
-        """Returns the arguments that have no effect on a network that is not told them."""
+        """Returns the arguments that change nothing in a network without an input for them."""
         return ("guidance_scale",) if self.branches(components) == 1 else ()
 
     def check_rule(self, components: Any, weights: tuple[float, ...]) -> None:

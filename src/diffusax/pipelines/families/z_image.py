@@ -147,7 +147,7 @@ def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
 
 def caption_length(components: Any, call: Any) -> int:
     """Returns the length of a call's texts with padding, which is that of all in a batch."""
-    tokenizer, _, _ = components.text[0]
+    tokenizer, _, _ = components.text_encoders[0]
     texts = checked_texts([call.prompt or "", call.negative_prompt or ""])
     most = call.max_sequence_length
     rows = [chat_tokens(tokenizer, text, most) for text in texts]

@@ -24,7 +24,8 @@ from diffusax.pipelines.families import placement
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
 from diffusax.pipelines.plan.arguments import Call, read_call
 from diffusax.pipelines.plan.plan import Plan
-from diffusax.pipelines.run.sample import at_once, decode, load_denoiser, sample
+from diffusax.pipelines.run.images import decode
+from diffusax.pipelines.run.sample import at_once, load_denoiser, sample
 from diffusax.pipelines.tasks.tasks import Task, text_to_image
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.layouts import place_of, tree_places

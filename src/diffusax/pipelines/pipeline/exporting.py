@@ -28,7 +28,7 @@ def parameter_files(c: Components, request: Request) -> dict[str, str]:
         given = request.dynamic[request.program.dynamic.index("params")]
         return {f"params.{name}.": f"{name}.safetensors" for name in given}
     if "encoders" in static:
-        names = (name for _, _, name in c.text)
+        names = (name for _, _, name in c.text_encoders)
         return {f"params.{i}.": f"{name}.safetensors" for i, name in enumerate(names)}
     return {"params.": f"{c.autoencoder_name}.safetensors"} if c.autoencoder_name else {}
 
@@ -77,7 +77,7 @@ def write_example(
     tensors["init_noise_sigma"] = np.array(run.schedule.init_noise_sigma, np.float32)
     write_tensors(folder / "inputs.safetensors", tensors)
     files = [folder / "inputs.safetensors"]
-    for number, (tokenizer, _, _) in enumerate(c.text):
+    for number, (tokenizer, _, _) in enumerate(c.text_encoders):
         files.append(folder / f"tokenizer_{number}.json")
         _write_tokenizer(tokenizer, files[-1])
     shutil.copyfile(Path(__file__).with_name("draw_exported.py"), folder / "draw.py")

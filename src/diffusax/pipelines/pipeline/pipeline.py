@@ -41,8 +41,8 @@ from diffusax.pipelines.pipeline.textual_inversion import TextualInversion
 from diffusax.pipelines.plan.arguments import Call, read_call, with_default_generator
 from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.run.callbacks import row_callback
-from diffusax.pipelines.run.images import finish
-from diffusax.pipelines.run.sample import watch
+from diffusax.pipelines.run.images import decode_result
+from diffusax.pipelines.run.sample import run_plan
 from diffusax.pipelines.tasks.unused import prepare_call
 from diffusax.runtime.devices.mesh import (
     check_processes,
@@ -80,7 +80,7 @@ class DiffusionPipeline(
     task: ClassVar[Any]
     """The task of a call, a function of `diffusax.pipelines.tasks.tasks`."""
     more_tasks: ClassVar[tuple[Any, ...]] = ()
-    """The tasks whose work a call does, too, where it is given images."""
+    """Further tasks that the same call does where it is given images."""
     __call__: Any
     extra_components: ClassVar[tuple[Component, ...]] = ()
     """The components that this class has besides its family's."""
@@ -89,7 +89,7 @@ class DiffusionPipeline(
     component_names: ClassVar[tuple[str, ...]] = ()
     """The names of the components of this class."""
     needed_components: ClassVar[tuple[tuple[str, bool], ...]] = ()
-    """The names of the networks that every call needs, and whether it is to decode alone."""
+    """The networks that every call needs: their names, and whether only decoding needs them."""
     returns_flags: ClassVar[bool] = False
     """Whether a call with return_dict=False returns a second value, a safety checker's result."""
     scheduler_options: ClassVar[dict[str, Any]] = {}
@@ -461,18 +461,18 @@ class DiffusionPipeline(
         if call.adapters is not None or c.adapters.active:
             c, call = resolve_adapters(c, call)
         run = prepare_call(self.task, c, call)
-        self._note(call, run)
+        self._remember(call, run)
         on_row = None if call.callback_on_step_end is None else row_callback(self, call)
-        latents = watch(
+        latents = run_plan(
             c, run, on_row, interrupted=lambda: self._interrupt, bar=self.progress_bar_options
         )
-        result = finish(c, call, run, latents, flags=self.returns_flags)
+        result = decode_result(c, call, run, latents, flags=self.returns_flags)
         if self.parts.offloaded:
             self.maybe_free_model_hooks()
         return result
 
-    def _note(self, call: Call, run: PreparedRun) -> None:
-        """Keeps what the properties tell of the last call, which callbacks read, too."""
+    def _remember(self, call: Call, run: PreparedRun) -> None:
+        """Keeps what properties under diffusers' names tell of the last call, to callbacks too."""
         vars(self).update(
             _interrupt=False,
             _guidance_scale=call.guidance_scale,

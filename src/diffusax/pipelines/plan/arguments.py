@@ -152,23 +152,51 @@ _WORDS = Words(
     shortened,
 )
 
+_OLDER = {"callback": None, "callback_steps": 1}
+"""The arguments that all calls take, also those that do not declare them, with their defaults."""
 
-def check_call(given: Mapping[str, Any], defaults: Call | None = None) -> Call:
-    """Checks the arguments of a call and converts them to their types.
+_SCALE = {"scale": "'scale', the strength of LoRAs"}
 
-    Args:
-        given: the arguments by name; `self` is left out.
-        defaults: the call that has the values of the others; by default those of `Call`.
+_ATTENTION_OPTIONS: dict[str, dict[str, str]] = {
+    "cross_attention_kwargs": {**_SCALE, "ip_adapter_masks": "'ip_adapter_masks'"},
+    "joint_attention_kwargs": _SCALE,
+    "attention_kwargs": _SCALE,
+}
+"""What diffusers' dictionaries may hold, and what that is."""
 
-    Raises:
-        ValueError: one of them has a type or value that is not valid; names it, its value and what
-            is valid.
+_TRACED = (
+    "prepare the inputs of generate_fn outside, and change their arrays in the traced function: "
+    "inputs._replace(plan=inputs.plan._replace(latents=...))"
+)
+
+_CALL_TRACED = (
+    "a call makes images; pipe.generate_fn(params, inputs) is its pure function, and "
+    "pipe.prepare_inputs gives the inputs"
+)
+
+
+def documented(call: Any) -> Any:
+    """Makes a pipeline's `__call__` from a declaration of its arguments with a summary sentence.
+
+    The call checks its arguments by `read_call` and passes them to `DiffusionPipeline._generate`.
+    It also takes callback and callback_steps, which diffusers' calls take without declaring them.
+    The descriptions of the arguments are added to the docstring.
     """
-    values = {name: value for name, value in given.items() if name != "self"}
-    # Embeddings stay arrays, and a rule of guidance a tree of them.
-    numbers = {k: v for k, v in values.items() if "embeds" not in k and k != "guide"}
-    check_untraced(numbers, _TRACED)
-    return _converted(values, defaults or Call())
+    names = [name for name in inspect.signature(call).parameters if name in DESCRIPTIONS]
+    lines = [f"            {name}: {DESCRIPTIONS[name]}" for name in names]
+    raises = [
+        "            ValueError: an argument that cannot be; says which, and what can.",
+        "            FloatingPointError: the latents or pictures are not finite.",
+    ]
+    sections = ["", "", "        Args:", *lines, "", "        Raises:", *raises, "        "]
+    call.__doc__ += "\n".join(sections)
+
+    @under_own_switches
+    @functools.wraps(call)
+    def called(self: Any, *args: Any, **given: Any) -> Any:
+        return self._generate(read_call(self, args, given, declared=call))
+
+    return called
 
 
 def read_call(
@@ -210,8 +238,42 @@ def read_call(
     return dataclasses.replace(_converted(values, call), given=named, tensors=tensors)
 
 
+@functools.cache
+def _declaration(call: Any) -> tuple[inspect.Signature, dict[str, Any], Call]:
+    """Returns the signature of a pipeline's call, its defaults, and the call that has all these."""
+    signature = inspect.signature(call)
+    defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
+    known = {name: value for name, value in defaults.items() if value is not signature.empty}
+    return signature, {**_OLDER, **defaults}, check_call(known)
+
+
+def _differs(value: Any, default: Any) -> bool:
+    """Returns whether an argument says something else than its default; None never does."""
+    if value is None or value is default:
+        return False
+    return not (isinstance(value, bool | int | float | str | tuple) and value == default)
+
+
+def check_call(given: Mapping[str, Any], defaults: Call | None = None) -> Call:
+    """Checks the arguments of a call and converts them to their types.
+
+    Args:
+        given: the arguments by name; `self` is left out.
+        defaults: the call that has the values of the others; by default those of `Call`.
+
+    Raises:
+        ValueError: one of them has a type or value that is not valid; names it, its value and what
+            is valid.
+    """
+    values = {name: value for name, value in given.items() if name != "self"}
+    # Embeddings stay arrays, and a rule of guidance a tree of them.
+    numbers = {k: v for k, v in values.items() if "embeds" not in k and k != "guide"}
+    check_untraced(numbers, _TRACED)
+    return _converted(values, defaults or Call())
+
+
 def _converted(values: dict[str, Any], defaults: Call) -> Call:
-    """Returns a call with these values, which are converted, in the place of its own."""
+    """Returns `defaults` with these values, each converted to its type, in the place of its own."""
     for name in ("seed", "generator"):
         if name in values:
             check_no_key(name, values[name])
@@ -253,53 +315,8 @@ def _take_attention_options(values: dict[str, Any]) -> None:
         values.pop("lora_scale", None)
 
 
-_SCALE = {"scale": "'scale', the strength of LoRAs"}
-_ATTENTION_OPTIONS: dict[str, dict[str, str]] = {
-    "cross_attention_kwargs": {**_SCALE, "ip_adapter_masks": "'ip_adapter_masks'"},
-    "joint_attention_kwargs": _SCALE,
-    "attention_kwargs": _SCALE,
-}
-"""What diffusers' dictionaries may hold, and what that is."""
-
-
-_OLDER = {"callback": None, "callback_steps": 1}
-"""The arguments that all calls take, also those that do not declare them, with their defaults."""
-
-
-@functools.cache
-def _declaration(call: Any) -> tuple[inspect.Signature, dict[str, Any], Call]:
-    """Returns the signature of a pipeline's call, its defaults, and the call that has all these."""
-    signature = inspect.signature(call)
-    defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
-    known = {name: value for name, value in defaults.items() if value is not signature.empty}
-    return signature, {**_OLDER, **defaults}, check_call(known)
-
-
-def documented(call: Any) -> Any:
-    """Makes a pipeline's `__call__` from a declaration of its arguments with a summary sentence.
-
-    The descriptions of the arguments are added to the docstring. The call also takes callback and
-    callback_steps, which diffusers' calls take without declaring them.
-    """
-    names = [name for name in inspect.signature(call).parameters if name in DESCRIPTIONS]
-    lines = [f"            {name}: {DESCRIPTIONS[name]}" for name in names]
-    raises = [
-        "            ValueError: an argument that cannot be; says which, and what can.",
-        "            FloatingPointError: the latents or pictures are not finite.",
-    ]
-    sections = ["", "", "        Args:", *lines, "", "        Raises:", *raises, "        "]
-    call.__doc__ += "\n".join(sections)
-
-    @under_own_switches
-    @functools.wraps(call)
-    def called(self: Any, *args: Any, **given: Any) -> Any:
-        return self._generate(read_call(self, args, given, declared=call))
-
-    return called
-
-
 def _plain(value: Any, hint: Any) -> Any:
-    """Returns a value with Python's numbers, where integers may be given as 64.0 or as arrays."""
+    """Returns a value with arrays' numbers as Python's, and 64.0 as 64 where its type is int."""
     if hint is Any or isinstance(value, str | int):
         return value
     found = plain(value)
@@ -317,28 +334,6 @@ def _plain_types(hint: Any) -> frozenset[Any]:
     """Returns the types that a type is made of, without their ranges."""
     parts = [arg for arg in get_args(hint) if not isinstance(arg, Meta)]
     return frozenset({hint}).union(*map(_plain_types, parts))
-
-
-def _differs(value: Any, default: Any) -> bool:
-    """Returns whether an argument is another than its default; None, too, says nothing."""
-    if value is None or value is default:
-        return False
-    return not (isinstance(value, bool | int | float | str | tuple) and value == default)
-
-
-def as_list(value: Any) -> list[Any]:
-    """Returns a list as it is, and any other value as a list of one."""
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-_TRACED = (
-    "prepare the inputs of generate_fn outside, and change their arrays in the traced function: "
-    "inputs._replace(plan=inputs.plan._replace(latents=...))"
-)
-_CALL_TRACED = (
-    "a call makes images; pipe.generate_fn(params, inputs) is its pure function, and "
-    "pipe.prepare_inputs gives the inputs"
-)
 
 
 def _with_callback(call: Call, callback: Any, every: Any) -> Call:
@@ -380,15 +375,21 @@ def _with_callback(call: Call, callback: Any, every: Any) -> Call:
 
 
 def with_default_generator(call: Call) -> Call:
-    """Returns a call of a program in PyTorch with PyTorch's default generator where it has none.
+    """Returns a call that draws from PyTorch's default generator where it gives no seed.
 
-    That of each of several processes is another, whose images have to be the same.
+    Several processes keep a seed from the system: their default generators differ, and their images
+    must not.
     """
     given = call.seed is not None or call.noise == "torch"
-    if not call.tensors or given or jax.process_count() > 1:
+    if given or jax.process_count() > 1:
         return call
     default = sys.modules["torch"].default_generator
     return dataclasses.replace(call, noise="torch", generators=(default,))
+
+
+def as_list(value: Any) -> list[Any]:
+    """Returns a list as it is, and any other value as a list of one."""
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def read_numbers(name: str, value: Any) -> np.ndarray:

@@ -23,38 +23,38 @@ from diffusax.runtime.devices.mesh import BATCH_AXES, batch_size
 class Branches(Protocol):
     """The lanes of a batch of images."""
 
-    def each(self, y: jax.Array) -> jax.Array:
-        """Returns the value of its image for each lane, b ... -> m ...."""
+    def from_images(self, y: jax.Array) -> jax.Array:
+        """Gives each lane the value of its image, b ... -> m ...."""
 
-    def own(self, y: jax.Array) -> jax.Array:
-        """Returns the value of its branch for each lane, b k ... -> m ...."""
+    def from_branches(self, y: jax.Array) -> jax.Array:
+        """Gives each lane the value of its branch, b k ... -> m ...."""
 
-    def collect(self, y: jax.Array) -> jax.Array:
-        """Returns the lanes' values by image, m ... -> b k ...."""
+    def to_branches(self, y: jax.Array) -> jax.Array:
+        """Returns the lanes' values by image and branch, m ... -> b k ...."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside:
+class AdjacentLanes:
     """The lanes of b images with k branches each, of which those of an image are neighbours."""
 
     k: int
 
-    def each(self, y: jax.Array) -> jax.Array:
-        """Returns the value of its image for each lane, b ... -> m ...."""
+    def from_images(self, y: jax.Array) -> jax.Array:
+        """Gives each lane the value of its image, b ... -> m ...."""
         return repeat_branches(y[:, None], self.k)
 
-    def own(self, y: jax.Array) -> jax.Array:
-        """Returns the value of its branch for each lane, b (k or 1) ... -> m ...."""
+    def from_branches(self, y: jax.Array) -> jax.Array:
+        """Gives each lane the value of its branch, b (k or 1) ... -> m ...."""
         return repeat_branches(y, self.k)
 
-    def collect(self, y: jax.Array) -> jax.Array:
-        """Returns the lanes' values by image, m ... -> b k ...."""
+    def to_branches(self, y: jax.Array) -> jax.Array:
+        """Returns the lanes' values by image and branch, m ... -> b k ...."""
         return y.reshape(-1, self.k, *y.shape[1:])
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Anywhere:
+class ScatteredLanes:
     """Lanes that belong to images by indices, which are data.
 
     On a mesh the lanes of an image lie on its device, and indices count from that device's first.
@@ -67,16 +67,18 @@ class Anywhere:
     lanes: Any
     """b k, the lane of each branch; the number of lanes where the image lacks the branch."""
 
-    def each(self, y: jax.Array) -> jax.Array:
-        """Returns the value of its image for each lane, b ... -> m ...."""
+    def from_images(self, y: jax.Array) -> jax.Array:
+        """Gives each lane the value of its image, b ... -> m ...."""
         return _on_each_device(lambda y, owner: y[owner], y, self.owner)
 
-    def own(self, y: jax.Array) -> jax.Array:
-        """Returns the value of its branch for each lane, b k ... -> m ...."""
+    def from_branches(self, y: jax.Array) -> jax.Array:
+        """Gives each lane the value of its branch, b k ... -> m ...."""
         return _on_each_device(lambda y, i, j: y[i, j], y, self.owner, self.branch)
 
-    def collect(self, y: jax.Array) -> jax.Array:
-        """Returns the lanes' values by image, m ... -> b k ...; a missing branch equals the first.
+    def to_branches(self, y: jax.Array) -> jax.Array:
+        """Returns the lanes' values by image and branch, m ... -> b k ....
+
+        A missing branch equals the first.
 
         They are gathered, never scattered and never multiplied by zero, so that an image's values
         are the same bits whatever the other lanes hold.
@@ -101,10 +103,10 @@ def lane_inputs(inputs: StepInputs, branches: Branches, b: int) -> StepInputs:
     control = inputs.control
     if control is not None:
         each = jnp.broadcast_to(control, (b, *control.shape[-3:]))
-        control = branches.own(jnp.moveaxis(each, 2, 1))
+        control = branches.from_branches(jnp.moveaxis(each, 2, 1))
 
     def of_images(x: jax.Array | None) -> jax.Array | None:
-        return None if x is None else branches.each(jnp.broadcast_to(x, (b, x.shape[-1])))
+        return None if x is None else branches.from_images(jnp.broadcast_to(x, (b, x.shape[-1])))
 
     return StepInputs(None, None, control, of_images(inputs.freeu), of_images(inputs.adapters))
 

@@ -37,7 +37,7 @@ _CHANGEABLE = ("latents", "mask", "control_image")
 
 
 def row_callback(pipe: Any, call: Call) -> OnRow:
-    """Returns the function for `watch` that calls a call's callback_on_step_end after each row.
+    """Returns the function for `run_plan` that calls a call's callback_on_step_end after each row.
 
     pipe: the pipeline, which is passed to the callback; it may set its `_guidance_scale`.
     """

@@ -1,5 +1,10 @@
-"""Encodes pictures to latents, in overlapping tiles where the autoencoder has them."""
+"""Decodes the latents of a run to what its call returns, and encodes images to latents.
 
+Large images are decoded and encoded in overlapping tiles where the autoencoder is set to.
+"""
+
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,49 +16,22 @@ from diffusax.boundary.messages import require_extra
 from diffusax.boundary.tensors import as_tensor
 from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.images.pictures import to_pil
-from diffusax.models.autoencoders.latents import LatentFormat, unpatchify
-from diffusax.models.autoencoders.tiling import TILED_ENCODERS, tile_of, tiled_encode
+from diffusax.models.autoencoders.latents import LatentFormat, to_unit, unpatchify
+from diffusax.models.autoencoders.tiling import (
+    TILED_ENCODERS,
+    tile_of,
+    tiled_decode,
+    tiled_encode,
+)
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, read_numbers
 from diffusax.pipelines.plan.plan import DecoderCondition, Decoding, PreparedRun
 from diffusax.pipelines.run import programs
-from diffusax.pipelines.run.sample import decode
+from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.devices.shares import own_images, put
 
 
-def encode_pixels(
-    c: Components, pixels: Any, noise: Any, *, upcast: bool, **options: Any
-) -> jax.Array:
-    """Encodes images b H W 3 in [-1, 1] to latents b h w z; see `programs.encode_image`.
-
-    Args:
-        c: the components; their autoencoder's switches say whether there are tiles.
-        pixels: the images.
-        noise: what samples the latents; None takes their mode.
-        upcast: whether float16 parameters are cast to float32.
-        **options: scale and normalize.
-    """
-    vae, params = c.autoencoder, c.autoencoder_params
-    factor = vae.config.downsampling if _in_tiles(c) else 0
-    tile = tile_of(vae.config, factor) if factor else 0
-    if max(pixels.shape[1:3]) <= tile * factor or not factor:
-        given = vae, params, pixels, noise
-        whole: jax.Array = programs.encode_image(*given, upcast=upcast, **options)
-        return whole
-
-    def encode_tile(part: np.ndarray) -> jax.Array:
-        moments: jax.Array = programs.encode_moments(vae, params, part, upcast=upcast)
-        return moments
-
-    moments = tiled_encode(encode_tile, pixels, tile=tile, factor=factor)
-    latents: jax.Array = programs.sample_moments(vae, params, moments, noise, **options)
-    return latents
-
-
-def _in_tiles(c: Components) -> bool:
-    return c.autoencoder.class_name in TILED_ENCODERS and c.autoencoder_model.switches.tiling
-
-
-def finish(
+def decode_result(
     c: Components, call: Call, run: PreparedRun, latents: jax.Array, *, flags: bool = False
 ) -> Any:
     """Returns the result of a call, whose run has ended with these latents, b h w c.
@@ -63,11 +41,11 @@ def finish(
     Raises:
         FloatingPointError: the latents or the images are not finite.
     """
-    images = output(c, latents, run.decoding, run.decoder_condition, call.output_type)
+    images = to_output(c, latents, run.decoding, run.decoder_condition, call.output_type)
     return result_of(call, images, run.finish, flags=flags)
 
 
-def output(
+def to_output(
     c: Components,
     latents: jax.Array,
     decoding: Decoding,
@@ -116,7 +94,7 @@ def result_of(call: Call, images: Any, finish: Callable[[Any], Any] | None, *, f
 
     Args:
         call: the call.
-        images: what `output` gave.
+        images: what `to_output` gave.
         finish: see `PreparedRun.finish`.
         flags: see `DiffusionPipeline.returns_flags`.
     """
@@ -126,6 +104,53 @@ def result_of(call: Call, images: Any, finish: Callable[[Any], Any] | None, *, f
     if call.return_dict:
         return ImagePipelineOutput(images)
     return (images, None) if flags else (images,)
+
+
+def decode(
+    c: Components,
+    latents: Any,
+    decoding: Decoding,
+    condition: DecoderCondition | None = None,
+    *,
+    tiled: bool = False,
+) -> tuple[Any, Any]:
+    """Decodes latents b h w c to images b H W 3 in [0, 1]; also returns whether each is finite, b.
+
+    Args:
+        c: the components.
+        latents: arrays on the host or on any device.
+        decoding: the static options of the decoder.
+        condition: the image and the mask that an inpainting decoder reads; None for other decoders.
+        tiled: whether to decode large images in overlapping tiles.
+    """
+    options = dataclasses.asdict(decoding)
+    if tiled:
+        return _decode_tiles(c, latents, condition, **options)
+    mesh, given = c.local_mesh, (latents, condition)
+    with in_mesh(mesh):
+        if mesh is not None:
+            given = jax.tree.map(functools.partial(put, mesh), given)
+        decoded = programs.decode(c.autoencoder, c.autoencoder_params, *given, **options)
+    if mesh is not None:
+        decoded = [own_images(mesh, x, len(latents)) for x in decoded]
+    images, finite = decoded
+    return images, finite
+
+
+def _decode_tiles(
+    c: Components, latents: Any, condition: DecoderCondition | None, **options: bool
+) -> tuple[Any, Any]:
+    """Decodes as `programs.decode` does, in overlapping tiles where the images are large."""
+    params, factor = c.autoencoder_params, c.latents.factor
+
+    def decode_tile(part: np.ndarray, *shown: np.ndarray) -> jax.Array:
+        given = part, DecoderCondition(*shown) if shown else None
+        with in_mesh(c.local_mesh):
+            return programs.decode_pixels(c.autoencoder, params, *given, **options)
+
+    tile = tile_of(c.autoencoder.config, factor)
+    images = tiled_decode(decode_tile, latents, *(condition or ()), tile=tile, factor=factor)
+    return to_unit(jnp.asarray(images)), np.isfinite(images).all((1, 2, 3))
 
 
 def _not_finite(c: Components, what: str) -> str:
@@ -139,6 +164,39 @@ def _not_finite(c: Components, what: str) -> str:
         f"the latents are not finite in {c.dtype}: use dtype='bfloat16' or 'float32', and check "
         "that the scheduler's prediction_type is the model's"
     )
+
+
+def encode_pixels(
+    c: Components, pixels: Any, noise: Any, *, upcast: bool, **options: Any
+) -> jax.Array:
+    """Encodes images b H W 3 in [-1, 1] to latents b h w z; see `programs.encode_image`.
+
+    Args:
+        c: the components; their autoencoder's switches say whether there are tiles.
+        pixels: the images.
+        noise: what samples the latents; None takes their mode.
+        upcast: whether float16 parameters are cast to float32.
+        **options: scale and normalize.
+    """
+    vae, params = c.autoencoder, c.autoencoder_params
+    factor = vae.config.downsampling if _in_tiles(c) else 0
+    tile = tile_of(vae.config, factor) if factor else 0
+    if max(pixels.shape[1:3]) <= tile * factor or not factor:
+        given = vae, params, pixels, noise
+        whole: jax.Array = programs.encode_image(*given, upcast=upcast, **options)
+        return whole
+
+    def encode_tile(part: np.ndarray) -> jax.Array:
+        moments: jax.Array = programs.encode_moments(vae, params, part, upcast=upcast)
+        return moments
+
+    moments = tiled_encode(encode_tile, pixels, tile=tile, factor=factor)
+    latents: jax.Array = programs.sample_moments(vae, params, moments, noise, **options)
+    return latents
+
+
+def _in_tiles(c: Components) -> bool:
+    return c.autoencoder.class_name in TILED_ENCODERS and c.autoencoder_model.switches.tiling
 
 
 def check_latents(

@@ -24,7 +24,7 @@ from diffusax.models.autoencoders.latents import (
 from diffusax.models.layers.layers import ArrangedLinear
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser
-from diffusax.pipelines.plan.branches import Beside, Branches, lane_inputs
+from diffusax.pipelines.plan.branches import AdjacentLanes, Branches, lane_inputs
 from diffusax.pipelines.plan.guidance import guide_with
 from diffusax.pipelines.plan.plan import (
     Conditions,
@@ -69,8 +69,8 @@ def advance(
     activations in memory.
     """
     predict = jax.checkpoint(denoiser) if rematerialize else denoiser
-    branches = Beside(plan.step_inputs.weights.shape[-1] + 1)
-    conditions = jax.tree.map(branches.own, plan.conditions)
+    branches = AdjacentLanes(plan.step_inputs.weights.shape[-1] + 1)
+    conditions = jax.tree.map(branches.from_branches, plan.conditions)
     params = arrange_kernels(denoiser, params)
     conditions = denoiser.prepare(params, conditions, plan.step_inputs)
     row_keys = jnp.issubdtype(plan.noise.dtype, jax.dtypes.prng_key)
@@ -88,12 +88,8 @@ def advance(
 
 
 def arrange_kernels(denoiser: Denoiser, params: Params) -> Params:
-    """Returns the parameters with kernels arranged for all steps of a run, see `tensor_kernels`.
-
-    The denoiser's main network is an attribute with its component's name, or left as it is.
-    """
-    main = getattr(denoiser, denoiser.components[0], None)
-    networks = zip(denoiser.components, (main, *denoiser.controlnets))
+    """Returns the parameters with kernels arranged once for all steps of a run."""
+    networks = zip(denoiser.components, (denoiser.network, *denoiser.controlnets))
     return {**params, **{name: _with_arranged_kernels(net, params[name]) for name, net in networks}}
 
 
@@ -121,9 +117,9 @@ def guided(
     """
     # The number of images may be a symbol, where the program is exported.
     b = x.shape[0]
-    t = branches.each(jnp.broadcast_to(timestep, (b,)))
-    y = predict(params, branches.each(x), t, conditions, lane_inputs(inputs, branches, b))
-    return guide(branches.collect(y.astype(jnp.float32)[..., : x.shape[-1]]), inputs)
+    t = branches.from_images(jnp.broadcast_to(timestep, (b,)))
+    y = predict(params, branches.from_images(x), t, conditions, lane_inputs(inputs, branches, b))
+    return guide(branches.to_branches(y.astype(jnp.float32)[..., : x.shape[-1]]), inputs)
 
 
 def keep_known(known: Inpainting) -> Callable[..., jax.Array]:

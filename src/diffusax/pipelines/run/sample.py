@@ -1,4 +1,4 @@
-"""Runs a plan to latents, and decodes latents to images.
+"""Runs a plan to latents.
 
 Every caller runs `sample`: calls, compilation ahead of time, gradients, tracing and callbacks. They
 differ in its argument `advance`, which goes through the rows from the first state to the last.
@@ -11,20 +11,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from diffusax.lora.lora import Lora
 from diffusax.models.adapters.image_prompts import ImageLayers
-from diffusax.models.autoencoders.latents import to_unit
-from diffusax.models.autoencoders.tiling import tile_of, tiled_decode
 from diffusax.models.network import Params
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.families.placement import put_plan
-from diffusax.pipelines.plan.plan import DecoderCondition, Decoding, Later, Plan, PreparedRun
+from diffusax.pipelines.plan.plan import Later, Plan, PreparedRun
 from diffusax.pipelines.run import programs
 from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.devices.shares import NO_IMAGES, own_images, put
@@ -74,7 +71,7 @@ def sample(model: LoadedDenoiser, plan: Plan, advance: Advance) -> jax.Array:
     Args:
         model: the denoiser with its parameters and devices.
         plan: the run, with arrays on the host or on any device.
-        advance: goes through the rows: `at_once`, `differentiably`, or in pieces as in `watch`.
+        advance: goes through the rows: `at_once`, `differentiably`, or in pieces as in `run_plan`.
     """
     placed = place(model, plan)
     state = advance(model, programs.first_state(placed.latents), placed)
@@ -122,7 +119,7 @@ def place(model: LoadedDenoiser, plan: Plan, before: Plan | None = None) -> Plan
     return placed._replace(conditions=placed.conditions._replace(control=hints))
 
 
-def watch(
+def run_plan(
     c: Components,
     run: PreparedRun,
     on_row: OnRow | None = None,
@@ -130,10 +127,10 @@ def watch(
     interrupted: Callable[[], bool] = lambda: False,
     bar: Mapping[str, Any],
 ) -> jax.Array:
-    """Runs a plan in pieces, for a progress bar, a callback after each row, or noise per row.
+    """Runs a plan to its latents: in one dispatch, or in pieces if something comes between rows.
 
-    Where nothing watches the run, it is one dispatch, as in `sample` with `at_once`. No other
-    function cuts a run.
+    That is a progress bar, a callback, PyTorch's noise, or prompts that change. Without them this
+    is `sample` with `at_once`. No other function cuts a run into pieces.
 
     Args:
         c: the components.
@@ -164,7 +161,7 @@ def watch(
         images = len(run.plan.latents)
         while row < n and not interrupted():
             if row in later:
-                now, placed = _changed(model, now, placed, later[row])
+                now, placed = _with_later_prompts(model, now, placed, later[row])
             stop, began = row + 1 if single else min(row + size, n), time.perf_counter()
             stop = min([stop, *(start for start in later if start > row)])
             noise = {} if row_noise is None else {"noise": put(mesh, row_noise(row))}
@@ -180,7 +177,7 @@ def watch(
                     same = control is now.plan.conditions.control
                     placed = place(model, after.plan, placed if same else None)
                 now = after
-            _show(shown, state, stop - row, first=row == 0, desc=bar.get("desc"))
+            _update_bar(shown, state, stop - row, first=row == 0, desc=bar.get("desc"))
             size *= 1 + (time.perf_counter() - began < _SECONDS_PER_PIECE)
             row = stop
         return state
@@ -189,43 +186,12 @@ def watch(
         return sample(model, run.plan, advance)
 
 
-def _changed(
+def _with_later_prompts(
     model: LoadedDenoiser, run: PreparedRun, placed: Plan, later: Later
 ) -> tuple[PreparedRun, Plan]:
-    """Returns a run and its plan on the devices with the prompts that begin here."""
+    """Returns a run, and its plan on the devices, with the prompts of `later` from its row on."""
     plan = run.plan._replace(conditions=later.applied(run.plan.conditions))
     return dataclasses.replace(run, plan=plan), place(model, plan, placed)
-
-
-def decode(
-    c: Components,
-    latents: Any,
-    decoding: Decoding,
-    condition: DecoderCondition | None = None,
-    *,
-    tiled: bool = False,
-) -> tuple[Any, Any]:
-    """Decodes latents b h w c to images b H W 3 in [0, 1]; also returns whether each is finite, b.
-
-    Args:
-        c: the components.
-        latents: arrays on the host or on any device.
-        decoding: the static options of the decoder.
-        condition: the image and the mask that an inpainting decoder reads; None for other decoders.
-        tiled: whether to decode large images in overlapping tiles.
-    """
-    options = dataclasses.asdict(decoding)
-    if tiled:
-        return _decode_tiles(c, latents, condition, **options)
-    mesh, given = c.local_mesh, (latents, condition)
-    with in_mesh(mesh):
-        if mesh is not None:
-            given = jax.tree.map(functools.partial(put, mesh), given)
-        decoded = programs.decode(c.autoencoder, c.autoencoder_params, *given, **options)
-    if mesh is not None:
-        decoded = [own_images(mesh, x, len(latents)) for x in decoded]
-    images, finite = decoded
-    return images, finite
 
 
 def _run_rows(
@@ -245,7 +211,7 @@ def _first_weights(mesh: Mesh | None, plan: Plan) -> Any:
     return put(mesh, weights[0], 0 if weights.ndim == 3 else NO_IMAGES)
 
 
-def _show(bar: Any, state: jax.Array, rows: int, *, first: bool, desc: str | None) -> None:
+def _update_bar(bar: Any, state: jax.Array, rows: int, *, first: bool, desc: str | None) -> None:
     if bar.disable:
         return
     state.block_until_ready()
@@ -271,19 +237,3 @@ def _row_noise(run: PreparedRun, noise: TorchNoise, in_vain: bool) -> Callable[[
         return drawn if draws[row] else np.zeros(shape, np.float32)
 
     return row_noise
-
-
-def _decode_tiles(
-    c: Components, latents: Any, condition: DecoderCondition | None, **options: bool
-) -> tuple[Any, Any]:
-    """Decodes as `programs.decode` does, in overlapping tiles where the images are large."""
-    params, factor = c.autoencoder_params, c.latents.factor
-
-    def decode_tile(part: np.ndarray, *shown: np.ndarray) -> jax.Array:
-        given = part, DecoderCondition(*shown) if shown else None
-        with in_mesh(c.local_mesh):
-            return programs.decode_pixels(c.autoencoder, params, *given, **options)
-
-    tile = tile_of(c.autoencoder.config, factor)
-    images = tiled_decode(decode_tile, latents, *(condition or ()), tile=tile, factor=factor)
-    return to_unit(jnp.asarray(images)), np.isfinite(images).all((1, 2, 3))

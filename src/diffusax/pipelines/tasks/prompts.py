@@ -35,7 +35,187 @@ from diffusax.runtime.programs.program import Program
 from diffusax.runtime.switches import under_own_switches
 
 Found = Mapping[str, Prompt]
-"""Embeddings of prompts (key "") and, where guidance needs them, negative prompts ("negative_")."""
+"""Embeddings by the prefix of the arguments they are for: "" for the prompts and, where guidance
+needs them, "negative_" for the negative prompts."""
+
+
+def count_prompts(call: Call) -> int:
+    """Returns the number of prompts of a call.
+
+    Raises:
+        ValueError: there is none, or prompts and embeddings are both given.
+    """
+    if call.prompt is None and call.prompt_embeds is None:
+        raise ValueError("prompt or prompt_embeds must be given")
+    for prefix in ("", "negative_"):
+        embeds = f"{prefix}prompt_embeds"
+        for name in (f"{prefix}prompt", f"{prefix}prompt_2", f"{prefix}prompt_3"):
+            if getattr(call, name) is not None and getattr(call, embeds) is not None:
+                raise ValueError(f"only one of {name} and {embeds} can be given")
+    if call.prompt is None:
+        if isinstance(call.prompt_embeds, list | tuple):
+            return len(call.prompt_embeds)
+        return len(check_embeds("prompt_embeds", call.prompt_embeds, 3))
+    if isinstance(call.prompt, str):
+        return 1
+    if not call.prompt:
+        raise ValueError("prompt is an empty list; give at least one prompt")
+    return len(call.prompt)
+
+
+def embed_prompts(
+    c: Components,
+    call: Call,
+    prompts: int,
+    *,
+    branches: int,
+    adapters: CallAdapters | None = None,
+    length: int | None = None,
+) -> Prompt:
+    """Returns the embeddings of the call's prompts, b k ... with k branches.
+
+    The first branch has the prompts, and the others have the negative prompts, or zeros where a
+    checkpoint asks for these instead of a missing one (`force_zeros_for_empty_prompt`).
+
+    prompts: their number. adapters: those of the call, if any. length: the number of tokens to pad
+    these to, that of other embeddings of the same run.
+
+    Raises:
+        ValueError: prompts are missing, given twice, or not as many as needed.
+    """
+    guided, found = branches > 1, dict[str, Prompt]()
+    if call.prompt_embeds is not None or call.negative_prompt_embeds is not None:
+        found = given_embeds(c, call, guided=guided)
+    if texts := _texts_to_encode(c, call, found, guided=guided):
+        length = found[""].context.shape[1] if "" in found else length
+        found |= _encode_call_texts(c, call, prompts, texts, adapters, length)
+    shape, other = (found.get(p, found[""]).context.shape for p in ("", "negative_"))
+    if shape != other:
+        found = c.family.lengths.align(found)
+        shape, other = (found[p].context.shape for p in ("", "negative_"))
+    if shape != other:
+        length = found["" if "" not in texts else "negative_"].context.shape[1]
+        more = f"; max_sequence_length={length} reads texts of as many tokens" if texts else ""
+        raise ValueError(
+            "prompt_embeds and negative_prompt_embeds must have the same shape (got "
+            f"{shape} and {other}){more}"
+        )
+    if texts and c.context_dim not in (None, shape[-1]):
+        raise ValueError(
+            f"the text encoders give embeddings of a width of {shape[-1]}, and the "
+            f"{c.denoiser.components[0]} attends to {c.context_dim}; load the pipeline with all "
+            "its text encoders, or give prompt_embeds"
+        )
+    return stack_prompts(found, branches=branches, repeats=call.num_images_per_prompt or 1)
+
+
+def given_embeds(c: Components, call: Call, *, guided: bool) -> dict[str, Prompt]:
+    """Returns the call's own embeddings, under "" and, where guided, under "negative_"."""
+    prefixes = ("", "negative_") if guided else ("",)
+    given = (p for p in prefixes if getattr(call, f"{p}prompt_embeds") is not None)
+    return {prefix: _given_prompt(c, call, prefix) for prefix in given}
+
+
+def _given_prompt(c: Components, call: Call, prefix: str) -> Prompt:
+    """Returns the call's embeddings in the denoiser's dtype. prefix: "" or "negative_"."""
+    names = [f"{prefix}{name}" for name in c.family.embeds]
+    prompt = c.family.lengths.read(call, names, c.context_dim)
+    # Another dtype would compile another program.
+    cast = {name: getattr(prompt, name).astype(c.dtype) for name in prompt._fields[: len(names)]}
+    return prompt._replace(**cast)
+
+
+def _texts_to_encode(c: Components, call: Call, found: Found, *, guided: bool) -> list[str]:
+    """Returns the prefixes of the texts to encode: "" and, where guided, "negative_".
+
+    Those whose embeddings are in `found` are left out. So is a missing negative prompt where the
+    checkpoint asks for zeros, as SDXL's do.
+    """
+    zeros = call.negative_prompt is None and c.options.get("force_zeros_for_empty_prompt")
+    wanted = ("", "negative_") if guided and not zeros else ("",)
+    return [prefix for prefix in wanted if prefix not in found]
+
+
+def _encode_call_texts(
+    c: Components,
+    call: Call,
+    prompts: int,
+    prefixes: Sequence[str],
+    adapters: CallAdapters | None,
+    length: int | None,
+) -> dict[str, Prompt]:
+    """Returns the embeddings of the call's texts by prefix, such as "negative_"; see `tokenize`."""
+    if c.encoded is not None:
+        return {p: c.encoded.find(call, call_texts(c, call, p, prompts)) for p in prefixes}
+    encoders = c.text_encoders
+    tokens = tokenize(c, call, encoders, prompts, prefixes, length)
+    _, networks, names = zip(*encoders)
+    layers: tuple[Any, ...] = ()
+    if (
+        adapters is not None
+        and adapters.loras
+        and (stacked := c.adapters.stacked(c, adapters.loras, components=names))
+    ):
+        layers = tuple(map(stacked.get, names))
+        tokens = tokens._replace(adapters=np.tile(adapters.weights, (len(prefixes), 1)))
+    options: dict[str, Any] = {"groups": len(prefixes)}
+    options["clip_skip"] = call.clip_skip if "" in prefixes else None
+
+    def ready() -> tuple[Params, ...]:
+        return tuple(map(c.ready, names))
+
+    own_devices = c.encoder_mesh is not None
+    with in_mesh(c.encoder_mesh) if own_devices else contextlib.nullcontext():
+        if c.text_cache is None:
+            encoded = encode_texts(c.family, networks, ready(), tokens, layers, **options)
+        else:
+            params = tuple(c.params[name] for name in names)
+            options["ready"] = ready
+            encoded = c.text_cache.encode(c.family, networks, params, tokens, layers, **options)
+    # From the host they go wherever the denoiser is.
+    return dict(zip(prefixes, jax.device_get(encoded) if own_devices else encoded))
+
+
+def call_texts(c: Components, call: Call, prefix: str, n: int) -> dict[str, list[str]]:
+    """Returns the texts for each text encoder by name; the first encoder's are the default."""
+    first, texts = getattr(call, f"{prefix}prompt") or "", {}
+    for i, encoder in enumerate(c.family.text_encoders):
+        name = f"{prefix}prompt" + (f"_{i + 1}" if i else "")
+        given = getattr(call, name) or first
+        several = isinstance(given, list | tuple)
+        texts[encoder.name] = match_length(name, given, n) if several else [given] * n
+    return texts
+
+
+def tokenize(
+    c: Components,
+    call: Call,
+    encoders: Sequence[tuple[Any, Network, str]],
+    prompts: int,
+    prefixes: Sequence[str],
+    length: int | None = None,
+) -> Tokens:
+    """Returns the tokens of the call's texts, (g n) ....
+
+    encoders: those of `Components.text_encoders`. prompts: n, the number of texts. prefixes: "" for
+    the prompts and "negative_" for the negative prompts, g groups of n texts that follow each
+    other. length: the number of tokens of embeddings in the same batch, if any.
+
+    Raises:
+        ValueError: a text encoder lacks a word, whose embedding would be NaN.
+    """
+    groups = [call_texts(c, call, prefix, prompts) for prefix in prefixes]
+    texts = [[text for group in groups for text in group[name]] for _, _, name in encoders]
+    tokens = c.family.tokenize([tokenizer for tokenizer, _, _ in encoders], texts, call, length)
+    for (tokenizer, network, name), ids in zip(encoders, tokens.ids):
+        size = getattr(getattr(network, "config", None), "vocab_size", None)
+        if size is not None and (largest := np.max(ids)) >= size:
+            word = tokenizer.decode([largest])
+            raise ValueError(
+                f"prompt has the word {word!r}, for which {name} has no embedding; load it again "
+                "with load_textual_inversion, after the text encoder was assigned"
+            )
+    return tokens
 
 
 @functools.partial(Program, static=("family", "encoders", "groups", "clip_skip"), shape_of="tokens")
@@ -84,28 +264,18 @@ def split_groups(tree: Any, groups: int) -> tuple[Any, ...]:
     return tuple(jax.tree.map(lambda x, g=g: jnp.split(x, groups)[g], tree) for g in range(groups))
 
 
-def count_prompts(call: Call) -> int:
-    """Returns the number of prompts of a call.
+def stack_prompts(found: Found, *, branches: int, repeats: int) -> Prompt:
+    """Stacks the embeddings of the branches, b k ...; see `embed_prompts`.
 
-    Raises:
-        ValueError: there is none, or prompts and embeddings are both given.
+    found: the embeddings; zeros replace missing negative prompts. repeats: the images per prompt.
     """
-    if call.prompt is None and call.prompt_embeds is None:
-        raise ValueError("prompt or prompt_embeds must be given")
-    for prefix in ("", "negative_"):
-        embeds = f"{prefix}prompt_embeds"
-        for name in (f"{prefix}prompt", f"{prefix}prompt_2", f"{prefix}prompt_3"):
-            if getattr(call, name) is not None and getattr(call, embeds) is not None:
-                raise ValueError(f"only one of {name} and {embeds} can be given")
-    if call.prompt is None:
-        if isinstance(call.prompt_embeds, list | tuple):
-            return len(call.prompt_embeds)
-        return len(check_embeds("prompt_embeds", call.prompt_embeds, 3))
-    if isinstance(call.prompt, str):
-        return 1
-    if not call.prompt:
-        raise ValueError("prompt is an empty list; give at least one prompt")
-    return len(call.prompt)
+    other = 1 if "negative_" in found else None
+    stacked: Prompt = programs.stack_branches(
+        tuple(found[prefix] for prefix in ("", "negative_") if prefix in found),
+        order=(0, *[other] * (branches - 1)),
+        repeats=repeats,
+    )
+    return stacked
 
 
 def prompt_for_each_image(call: Call) -> Call:
@@ -123,104 +293,36 @@ def prompt_for_each_image(call: Call) -> Call:
     return dataclasses.replace(call, **repeated)
 
 
-def embed_prompts(
-    c: Components,
-    call: Call,
-    prompts: int,
-    *,
-    branches: int,
-    adapters: CallAdapters | None = None,
-    length: int | None = None,
-) -> Prompt:
-    """Returns the embeddings of the call's prompts, of this number, b k ... with k branches.
+def count_tokens(c: Components, call: Call, prompts: int) -> int:
+    """Returns the number of tokens of the embeddings of a call's texts, with their padding."""
+    prefixes = [""] if call.negative_prompt is None else ["", "negative_"]
+    shape = tokenize(c, call, c.text_encoders, prompts, prefixes).ids[0].shape
+    return int(np.prod(shape[1:]))
 
-    The first branch has the prompts, and the others have the negative prompts, or zeros where a
-    checkpoint asks for these instead of a missing one (`force_zeros_for_empty_prompt`).
 
-    adapters: those of the call, if any. length: the number of tokens of other embeddings of the
-    same run, which these are given, too.
+def token_groups(c: Components, call: Call, *, guided: bool) -> Tokens:
+    """Returns the tokens g n ... of the prompts and, where guided, of the negative prompts.
 
-    Raises:
-        ValueError: prompts are missing, given twice, or not as many as needed.
+    Prompts that the call gives as embeddings are left out; without any texts there is no array.
     """
-    guided, found = branches > 1, dict[str, Prompt]()
-    if call.prompt_embeds is not None or call.negative_prompt_embeds is not None:
-        found = given_embeds(c, call, guided=guided)
-    if texts := _texts_to_encode(c, call, found, guided=guided):
-        length = found[""].context.shape[1] if "" in found else length
-        found |= _encode_call(c, call, prompts, texts, adapters, length)
-    shape, other = (found.get(p, found[""]).context.shape for p in ("", "negative_"))
-    if shape != other:
-        found = c.family.lengths.align(found)
-        shape, other = (found[p].context.shape for p in ("", "negative_"))
-    if shape != other:
-        length = found["" if "" not in texts else "negative_"].context.shape[1]
-        more = f"; max_sequence_length={length} reads texts of as many tokens" if texts else ""
-        raise ValueError(
-            "prompt_embeds and negative_prompt_embeds must have the same shape (got "
-            f"{shape} and {other}){more}"
-        )
-    if texts and c.context_dim not in (None, shape[-1]):
-        raise ValueError(
-            f"the text encoders give embeddings of a width of {shape[-1]}, and the "
-            f"{c.denoiser.components[0]} attends to {c.context_dim}; load the pipeline with all "
-            "its text encoders, or give prompt_embeds"
-        )
-    return stack_prompts(found, branches=branches, repeats=call.num_images_per_prompt or 1)
-
-
-def _encode_call(
-    c: Components,
-    call: Call,
-    prompts: int,
-    prefixes: Sequence[str],
-    adapters: CallAdapters | None,
-    length: int | None,
-) -> dict[str, Prompt]:
-    """Returns the embeddings of the call's texts by prefix; see `tokenize` for the arguments."""
+    found = given_embeds(c, call, guided=guided)
+    prefixes = _texts_to_encode(c, call, found, guided=guided)
+    if not prefixes or not c.family.text_encoders:
+        return Tokens(())
     if c.encoded is not None:
-        return {p: c.encoded.find(call, call_texts(c, call, p, prompts)) for p in prefixes}
-    encoders = c.text
-    tokens = tokenize(c, call, encoders, prompts, prefixes, length)
-    _, networks, names = zip(*encoders)
-    layers: tuple[Any, ...] = ()
-    if (
-        adapters is not None
-        and adapters.loras
-        and (stacked := c.adapters.stacked(c, adapters.loras, components=names))
-    ):
-        layers = tuple(map(stacked.get, names))
-        tokens = tokens._replace(adapters=np.tile(adapters.weights, (len(prefixes), 1)))
-    options: dict[str, Any] = {"groups": len(prefixes)}
-    options["clip_skip"] = call.clip_skip if "" in prefixes else None
-
-    def ready() -> tuple[Params, ...]:
-        return tuple(map(c.ready, names))
-
-    own_devices = c.encoder_mesh is not None
-    with in_mesh(c.encoder_mesh) if own_devices else contextlib.nullcontext():
-        if c.texts is None:
-            encoded = encode_texts(c.family, networks, ready(), tokens, layers, **options)
-        else:
-            params = tuple(c.params[name] for name in names)
-            options["ready"] = ready
-            encoded = c.texts.encode(c.family, networks, params, tokens, layers, **options)
-    # From the host they go wherever the denoiser is.
-    return dict(zip(prefixes, jax.device_get(encoded) if own_devices else encoded))
-
-
-def stack_prompts(found: Found, *, branches: int, repeats: int) -> Prompt:
-    """Stacks the embeddings of the branches, b k ...; see `embed_prompts`.
-
-    found: the embeddings; zeros replace missing negative prompts. repeats: the images per prompt.
-    """
-    other = 1 if "negative_" in found else None
-    stacked: Prompt = programs.stack_branches(
-        tuple(found[prefix] for prefix in ("", "negative_") if prefix in found),
-        order=(0, *[other] * (branches - 1)),
-        repeats=repeats,
-    )
-    return stacked
+        raise ValueError(
+            "generate_fn needs the text encoders, which encode_first has freed; load the pipeline "
+            "without it"
+        )
+    if c.encoder_mesh is not None:
+        raise ValueError(
+            "generate_fn needs all networks on the same devices; load the pipeline without "
+            "encoder_device"
+        )
+    length = found[""].context.shape[1] if "" in found else None
+    tokens = tokenize(c, call, c.text_encoders, count_prompts(call), prefixes, length)
+    grouped: Tokens = jax.tree.map(lambda x: x.reshape(len(prefixes), -1, *x.shape[1:]), tokens)
+    return grouped
 
 
 def encodes_prompts(method: Any) -> Any:
@@ -254,104 +356,3 @@ def _embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
     adapters = call_adapters(c, call, prompts)
     prompt = embed_prompts(c, call, prompts, branches=1 + guided, adapters=adapters)
     return c.family.lengths.encoded(prompt, len(c.family.embeds), guided=guided)
-
-
-def tokenize(
-    c: Components,
-    call: Call,
-    encoders: Sequence[tuple[Any, Network, str]],
-    prompts: int,
-    prefixes: Sequence[str],
-    length: int | None = None,
-) -> Tokens:
-    """Returns the tokens of the call's texts, (g n) ... , for the encoders of `Components.text`.
-
-    prompts: n, their number. prefixes: "" for the prompts and "negative_" for the negative prompts,
-    g groups of n texts that follow each other. length: the number of tokens of embeddings in the
-    same batch, if any.
-
-    Raises:
-        ValueError: a text encoder lacks a word, whose embedding would be NaN.
-    """
-    groups = [call_texts(c, call, prefix, prompts) for prefix in prefixes]
-    texts = [[text for group in groups for text in group[name]] for _, _, name in encoders]
-    tokens = c.family.tokenize([tokenizer for tokenizer, _, _ in encoders], texts, call, length)
-    for (tokenizer, network, name), ids in zip(encoders, tokens.ids):
-        size = getattr(getattr(network, "config", None), "vocab_size", None)
-        if size is not None and (largest := np.max(ids)) >= size:
-            word = tokenizer.decode([largest])
-            raise ValueError(
-                f"prompt has the word {word!r}, for which {name} has no embedding; load it again "
-                "with load_textual_inversion, after the text encoder was assigned"
-            )
-    return tokens
-
-
-def count_tokens(c: Components, call: Call, prompts: int) -> int:
-    """Returns the number of tokens of the embeddings of a call's texts, with their padding."""
-    prefixes = [""] if call.negative_prompt is None else ["", "negative_"]
-    shape = tokenize(c, call, c.text, prompts, prefixes).ids[0].shape
-    return int(np.prod(shape[1:]))
-
-
-def token_groups(c: Components, call: Call, *, guided: bool) -> Tokens:
-    """Returns the tokens g n ... of the prompts and, where guided, of the negative prompts.
-
-    Prompts that the call gives as embeddings are left out; without any texts there is no array.
-    """
-    found = given_embeds(c, call, guided=guided)
-    prefixes = _texts_to_encode(c, call, found, guided=guided)
-    if not prefixes or not c.family.text_encoders:
-        return Tokens(())
-    if c.encoded is not None:
-        raise ValueError(
-            "generate_fn needs the text encoders, which encode_first has freed; load the pipeline "
-            "without it"
-        )
-    if c.encoder_mesh is not None:
-        raise ValueError(
-            "generate_fn needs all networks on the same devices; load the pipeline without "
-            "encoder_device"
-        )
-    length = found[""].context.shape[1] if "" in found else None
-    tokens = tokenize(c, call, c.text, count_prompts(call), prefixes, length)
-    grouped: Tokens = jax.tree.map(lambda x: x.reshape(len(prefixes), -1, *x.shape[1:]), tokens)
-    return grouped
-
-
-def given_embeds(c: Components, call: Call, *, guided: bool) -> dict[str, Prompt]:
-    """Returns the call's own embeddings, under "" and, where guided, under "negative_"."""
-    prefixes = ("", "negative_") if guided else ("",)
-    given = (p for p in prefixes if getattr(call, f"{p}prompt_embeds") is not None)
-    return {prefix: _given(c, call, prefix) for prefix in given}
-
-
-def _given(c: Components, call: Call, prefix: str) -> Prompt:
-    """Returns the call's embeddings in the denoiser's dtype. prefix: "" or "negative_"."""
-    names = [f"{prefix}{name}" for name in c.family.embeds]
-    prompt = c.family.lengths.read(call, names, c.context_dim)
-    # Another dtype would compile another program.
-    cast = {name: getattr(prompt, name).astype(c.dtype) for name in prompt._fields[: len(names)]}
-    return prompt._replace(**cast)
-
-
-def call_texts(c: Components, call: Call, prefix: str, n: int) -> dict[str, list[str]]:
-    """Returns the texts for each text encoder by name; the first encoder's are the default."""
-    first, texts = getattr(call, f"{prefix}prompt") or "", {}
-    for i, encoder in enumerate(c.family.text_encoders):
-        name = f"{prefix}prompt" + (f"_{i + 1}" if i else "")
-        given = getattr(call, name) or first
-        several = isinstance(given, list | tuple)
-        texts[encoder.name] = match_length(name, given, n) if several else [given] * n
-    return texts
-
-
-def _texts_to_encode(c: Components, call: Call, found: Found, *, guided: bool) -> list[str]:
-    """Returns the prefixes of the texts to encode: "" and, where guided, "negative_".
-
-    Those whose embeddings are in `found` are left out. So is a missing negative prompt where the
-    checkpoint asks for zeros, as SDXL's do.
-    """
-    zeros = call.negative_prompt is None and c.options.get("force_zeros_for_empty_prompt")
-    wanted = ("", "negative_") if guided and not zeros else ("",)
-    return [prefix for prefix in wanted if prefix not in found]

@@ -46,7 +46,7 @@ def start_run(
     from_image: bool = False,
     strength: float = 1.0,
 ) -> Start:
-    """Returns what the run of a call starts from.
+    """Returns what the run of a call starts from; nothing runs yet.
 
     Args:
         c: the components.
@@ -65,13 +65,13 @@ def start_run(
     return Start(
         c,
         call,
-        prompts,
-        images,
-        size,
-        c.latents.shape(*size),
-        make_schedule(c, call, size, from_image=from_image, strength=strength),
-        noise_source(call.noise, call.seed, images, call.generators),
-        None if call.adapters is None else call_adapters(c, call, prompts),
+        prompts=prompts,
+        images=images,
+        size=size,
+        shape=c.latents.shape(*size),
+        schedule=make_schedule(c, call, size, from_image=from_image, strength=strength),
+        noise=noise_source(call.noise, call.seed, images, call.generators),
+        adapters=None if call.adapters is None else call_adapters(c, call, prompts),
     )
 
 
@@ -101,7 +101,7 @@ def image_size(c: Components, call: Call) -> tuple[int, int]:
 
 
 def check_memory(c: Components, b: int, height: int, width: int) -> None:
-    """Raises ValueError for images that exceed the memory of a CPU, before any program runs."""
+    """Raises ValueError where b images exceed the machine's memory; checks CPUs only."""
     if jax.default_backend() != "cpu" or (total := host_memory()) is None:
         return
     # The decoder's last level, its input and output in float32: a lower bound.

@@ -141,22 +141,23 @@ def prepare_run(
     else:
         prompts = embed_composition(start, texts, branches)
     scales = np.full(start.images, scale, np.float32)
-    every = [c.family.conditions(c, call, one, start.size, scales) for one in prompts]
+    # One entry, unless the prompt changes from step to step: the others then begin at later rows.
+    in_order = [c.family.conditions(c, call, prompt, start.size, scales) for prompt in prompts]
     if reweigh is not None:
-        every = [with_equal_sizes(one, len(weights)) for one in every]
-    conditions = every[0]._replace(channels=channels)
-    seen = call.ip_adapter_image is not None or call.ip_adapter_image_embeds is not None
-    if seen or call.ip_adapter_masks is not None:
+        in_order = [with_equal_sizes(conditions, len(weights)) for conditions in in_order]
+    conditions = in_order[0]._replace(channels=channels)
+    has_images = call.ip_adapter_image is not None or call.ip_adapter_image_embeds is not None
+    if has_images or call.ip_adapter_masks is not None:
         conditions = conditions._replace(images=image_prompts(start, branches))
 
     table = programs.device_table(schedule)
-    height = len(table.timestep)
-    corrected = call.cfg_normalization or call.guidance_rescale
+    padded = len(table.timestep)
+    rescale = call.cfg_normalization or call.guidance_rescale
     inputs = StepInputs(
-        guidance.call_rows(call, weights, schedule.timesteps, height),
-        np.full(height, corrected, np.float32),
-        freeu=None if c.freeu is None else freeu_rows(c.freeu, height),
-        adapters=None if adapters is None else _adapter_rows(adapters, call, height),
+        guidance.call_rows(call, weights, schedule.timesteps, padded),
+        np.full(padded, rescale, np.float32),
+        freeu=None if c.freeu is None else freeu_rows(c.freeu, padded),
+        adapters=None if adapters is None else _adapter_rows(adapters, call, padded),
     )
     rule = None if call.guide is None else _rule(c, call, weights)
     plan = Plan(latents, conditions, table, inputs, start.noise.keys, inpainting, rule)
@@ -168,7 +169,7 @@ def prepare_run(
         c.decoding(),
         loras={} if adapters is None else adapters.loras,
         ip_adapters=c.ip_adapters.placed(c).layers if conditions.images else (),
-        later=() if texts is None else later_conditions(texts, every),
+        later=() if texts is None else later_conditions(texts, in_order),
         reweigh=reweigh,
     )
 
@@ -203,10 +204,10 @@ def _rule(c: Components, call: Call, weights: tuple[float, ...]) -> Any:
     return guidance.as_rule(call.guide)
 
 
-def _adapter_rows(adapters: CallAdapters, call: Call, height: int) -> np.ndarray:
-    """Returns the weights of adapters in each row and image, height b a."""
+def _adapter_rows(adapters: CallAdapters, call: Call, padded: int) -> np.ndarray:
+    """Returns the weights of adapters in each row and image, padded b a."""
     images = np.repeat(adapters.weights, call.num_images_per_prompt or 1, axis=0)
-    return np.tile(images, (height, 1, 1))
+    return np.tile(images, (padded, 1, 1))
 
 
 def most_branches(c: Components, task: Task) -> int:
@@ -225,8 +226,10 @@ def encode(
     purpose: Any = "image",
     per_seed: bool = False,
 ) -> Any:
-    """Encodes images to latents of b images, b h w z; latents in their place are only repeated, and
-    normalised by the statistics of an autoencoder that has some.
+    """Encodes images to latents and repeats them to b, b h w z.
+
+    Latents that are given in their place are only normalised, where the autoencoder has statistics,
+    and repeated.
 
     noise: the source of the noise that samples the autoencoder's distribution; None takes its mode.
     purpose: the name of that noise. per_seed: whether, with a seed for each image, fewer images
@@ -306,7 +309,7 @@ def unconditional(c: Components, call: Call) -> PreparedRun:
     start = noise.draw("start", c.latents.shape(*size))
     x = programs.begin(start, np.float32(schedule.init_noise_sigma), None, None)
     table = programs.device_table(schedule)
-    height = len(table.timestep)
-    inputs = StepInputs(guidance.per_row((), len(schedule), height), np.zeros(height, np.float32))
+    padded = len(table.timestep)
+    inputs = StepInputs(guidance.per_row((), len(schedule), padded), np.zeros(padded, np.float32))
     plan = Plan(x, Conditions(None), table, inputs, noise.keys)
     return PreparedRun(plan, schedule, noise, (), c.decoding())

@@ -1,7 +1,8 @@
-"""Says which arguments of a call change nothing in it.
+"""Prepares the run of a call by its task, and says which arguments of the call change nothing.
 
-diffusers is silent about them. Here each is a warning of the logger `diffusax`; where an argument
-can only be a mistake, its own check raises an error instead.
+A reader who follows a call needs `prepare_call` alone. diffusers is silent about unused arguments.
+Here each is a warning of the logger `diffusax`; where an argument can only be a mistake, its own
+check raises an error instead.
 """
 
 import logging

@@ -85,7 +85,10 @@ def make_mesh(
 
 
 def in_mesh(mesh: Mesh | None) -> Any:
-    """Returns the context in which programs for the mesh are traced and called."""
+    """Returns the context in which programs for the mesh are traced and called.
+
+    None, for a single device, leaves `own_switches` alone.
+    """
     return own_switches() if mesh is None else _in_mesh(mesh)
 
 

@@ -11,8 +11,7 @@ from PIL import Image
 from diffusax.batch.image import PreparedImage
 from diffusax.models.autoencoders.tiny import AutoencoderTinyConfig
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.run.images import output
-from diffusax.pipelines.run.sample import decode
+from diffusax.pipelines.run.images import decode, to_output
 
 _SAMPLES = 2048
 """About the latent pixels that a map is fitted to."""
@@ -52,7 +51,7 @@ class Previews:
         clean = expected_latents(prepared.levels, now, before)
         if isinstance(c.autoencoder.config, AutoencoderTinyConfig):
             given: Any = clean
-            image = output(c, given, prepared.decoding, prepared.decoder_condition, "pil")[0]
+            image = to_output(c, given, prepared.decoding, prepared.decoder_condition, "pil")[0]
         else:
             colours = clean[0] @ (fitted := self._map(c, prepared))[:-1] + fitted[-1]
             image = Image.fromarray((255 * np.clip(colours, 0, 1) + 0.5).astype(np.uint8))

@@ -25,8 +25,8 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.components.loading import class_for, load_scheduler
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan.arguments import Call
-from diffusax.pipelines.run.images import finish
-from diffusax.pipelines.run.sample import watch
+from diffusax.pipelines.run.images import decode_result
+from diffusax.pipelines.run.sample import run_plan
 from diffusax.pipelines.tasks.tasks import Task
 from diffusax.samplers import Scheduler
 from diffusax.training.data.batches import Element
@@ -229,7 +229,7 @@ def draw_images(c: Components, task: Task, call: Call) -> list[Image.Image]:
     """
     c, call = resolve_adapters(c, call)
     run = task(c, call)
-    images: list[Image.Image] = finish(c, call, run, watch(c, run, bar=_NO_BAR)).images
+    images: list[Image.Image] = decode_result(c, call, run, run_plan(c, run, bar=_NO_BAR)).images
     return images
 
 
