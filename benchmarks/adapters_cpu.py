@@ -27,10 +27,11 @@ from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes
 from diffusax.models.network import Network, cast_shapes, initialize_params
 from diffusax.runtime.devices.lowering import lowering_platforms
-from diffusax.runtime.devices.mesh import in_mesh, replicated
+from diffusax.runtime.devices.mesh import replicated
 from diffusax.runtime.programs.cost import Cost, Kernel, cost_of, kernels_of, traffic
 from diffusax.runtime.programs.flops import count_flops
 from diffusax.runtime.programs.topology import compile_there, topology_mesh
+from diffusax.runtime.switches import in_mesh
 
 NETWORK = Network(UNet2DConditionModel, UNet2DConditionConfig(**SD2))
 

@@ -36,7 +36,7 @@ from diffusax.pipelines.pipeline import ahead
 from diffusax.pipelines.pipeline.ahead import mesh_of_program
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.lowering import lowering_platforms
-from diffusax.runtime.devices.mesh import batch_size, in_mesh
+from diffusax.runtime.devices.mesh import batch_size
 from diffusax.runtime.programs.cost import cost_of
 from diffusax.runtime.programs.program import lower, operations_of
 from diffusax.runtime.programs.topology import (
@@ -44,6 +44,7 @@ from diffusax.runtime.programs.topology import (
     compile_there,
     topology_mesh,
 )
+from diffusax.runtime.switches import in_mesh
 from diffusax.training import (
     EMAConfig,
     InstructPix2PixConfig,

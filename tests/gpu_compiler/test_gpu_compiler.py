@@ -20,10 +20,10 @@ from diffusax.networks import Model
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices.chips import CARDS, chip_of
 from diffusax.runtime.devices.lowering import lowering_platforms
-from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.programs.cost import cost_of, kernels_of, traffic
 from diffusax.runtime.programs.program import lower, operations_of
 from diffusax.runtime.programs.topology import compile_there, topology_mesh
+from diffusax.runtime.switches import in_mesh
 from diffusax.training import CaptionedDataConfig, EMAConfig, TextToImageConfig, text_to_image
 from diffusax.training.loop.program import abstract_arguments, bytes_on_device, lower_step
 

@@ -20,13 +20,14 @@ import diffusax
 from diffusax.models.ops.attention import attention
 from diffusax.pipelines.pipeline import ahead
 from diffusax.pipelines.pipeline import ahead as fits
-from diffusax.runtime.devices.mesh import in_mesh, make_mesh
+from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.runtime.programs import saved
 from diffusax.runtime.programs.cache import enable_compilation_cache
 from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.runtime.programs.exporting import export_requests, flat_arguments
 from diffusax.runtime.programs.program import PROGRAMS, Program, forget_executables, lower
 from diffusax.runtime.programs.topology import topology_mesh
+from diffusax.runtime.switches import in_mesh
 
 CALL = {"num_inference_steps": 3, "output_type": "np", "seed": 1}
 

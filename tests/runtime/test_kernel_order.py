@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from diffusax.runtime.devices.layouts import kernel_order, platform_of
+from diffusax.runtime.devices.layouts import kernel_order
+from diffusax.runtime.devices.lowering import platform_of
 
 LAST, FIRST = (3, 0, 1, 2), (3, 2, 0, 1)
 

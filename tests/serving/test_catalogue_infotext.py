@@ -11,17 +11,16 @@ from support.effort import examples
 
 from diffusax.images.pictures import png_parameters
 from diffusax.infotext.files import open_image
+from diffusax.infotext.samplers import WEBUI_SAMPLERS, to_webui
 from diffusax.samplers import SAMPLER_NAMES, SCHEDULERS
 from diffusax.serving.drawings.drawing import FIELDS, Control, Drawing
 from diffusax.serving.drawings.errors import NotFound, Refused
 from diffusax.serving.drawings.infotext import (
     read_image,
-    read_infotext,
-    read_settings,
     read_text,
     write_infotext,
 )
-from diffusax.serving.drawings.samplers import WEBUI_SAMPLERS, from_webui, to_webui
+from diffusax.serving.web.a1111.missing import from_webui
 
 PICTURE = Image.new("RGB", (64, 64))
 DRAWN = {
@@ -58,7 +57,7 @@ ugly
 Steps: 20, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 7.5, Seed: 965400086, \
 Size: 512x768, Model hash: 6ce0161689, Model: "v1-5, pruned", Denoising strength: 0.7, \
 Clip skip: 2, Hires upscale: 2, Lora hashes: "style: 0f1b2c3d, b: 1", Version: v1.10.1"""
-    assert read_infotext(text) == {
+    assert read_text(text).settings == {
         "prompt": "a (red:1.2) apple,\non a table <lora:style:0.8>",
         "negative_prompt": "blurry,\nugly",
         "num_inference_steps": 20,
@@ -72,7 +71,7 @@ Clip skip: 2, Hires upscale: 2, Lora hashes: "style: 0f1b2c3d, b: 1", Version: v
     }
     # With hires fix, the strength is that of the second pass.
     assert read_text(text).left_out == ["Denoising strength: 0.7", "Hires upscale: 2"]
-    assert read_infotext("a cat: small, black") == {
+    assert read_text("a cat: small, black").settings == {
         "prompt": "a cat: small, black",
         "negative_prompt": "",
     }
@@ -84,11 +83,11 @@ Clip skip: 2, Hires upscale: 2, Lora hashes: "style: 0f1b2c3d, b: 1", Version: v
 
 def test_a_text_that_is_no_settings_is_read_at_once():
     begun = time.process_time()
-    assert read_infotext("a" * 100_000)["prompt"] == "a" * 100_000
-    assert read_infotext(" " * 50_000 + "\n" + "a " * 24_000)["negative_prompt"] == ""
+    assert read_text("a" * 100_000).settings["prompt"] == "a" * 100_000
+    assert read_text(" " * 50_000 + "\n" + "a " * 24_000).settings["negative_prompt"] == ""
     assert time.process_time() - begun < 2
     with pytest.raises(Refused, match=r"at most 100000 characters of settings \(got 100001\)"):
-        read_infotext("a" * 100_001)
+        read_text("a" * 100_001)
 
 
 HARD = (
@@ -155,14 +154,14 @@ def test_settings_are_in_the_file():
     text = write_infotext(Drawing(prompt="ein Äpfelchen 🍎", **DRAWN), 5)
     file = io.BytesIO()
     PICTURE.save(file, "PNG", pnginfo=png_parameters(text))
-    assert read_settings(Image.open(file)) == {
+    assert read_image(Image.open(file)).settings == {
         **DRAWN,
         "prompt": "ein Äpfelchen 🍎",
         "negative_prompt": "",
         "seed": 5,
     }
     with pytest.raises(Refused, match="this one has none"):
-        read_settings(PICTURE)
+        read_image(PICTURE)
 
 
 def test_names_of_samplers_go_both_ways():

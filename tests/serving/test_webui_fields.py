@@ -18,7 +18,7 @@ from diffusax.serving.drawings.strength import step_arguments
 from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.hires import enlargement, second_pass, settings_of_second_pass
 from diffusax.serving.web.a1111.missing import with_noise
-from diffusax.serving.web.webui_words import in_webui_words
+from diffusax.serving.web.replies import in_webui_words
 
 ODD = (None, "", "None", 0, -1, 2.5, "7", True, 10**30)
 """The values that each field is given."""

@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 import diffusax
 from diffusax.serving.drawings.errors import Refused
 from diffusax.serving.drawings.infotext import read_image
-from diffusax.serving.web.pictures import open_with_texts
+from diffusax.serving.web.images import open_with_texts
 
 PAGE = Path(diffusax.__file__).parent / "serving/page"
 CSP = "default-src 'self'; img-src 'self' data: blob:"

@@ -15,8 +15,7 @@ from PIL import Image, ImageDraw
 from diffusax.serving.catalogue.catalogue import Catalogue
 from diffusax.serving.engine.engine import Engine, EngineSettings
 from diffusax.serving.web.app import create_app
-from diffusax.serving.web.pictures import data_uri
-from diffusax.serving.web.pictures import png as encode_png
+from diffusax.serving.web.images import data_uri, encode
 from diffusax.serving.web.server import Server, address_of, listen
 from diffusax.serving.web.settings import WebSettings
 
@@ -133,4 +132,4 @@ def mask(width: int = 64, height: int = 64) -> Image.Image:
 
 def sent(image: Image.Image) -> str:
     """A picture as JSON carries it."""
-    return data_uri(encode_png(image), "png")
+    return data_uri(encode(image), "png")

@@ -25,8 +25,8 @@ from diffusax.pipelines.plan.plan import (
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.sample import load_denoiser
 from diffusax.pipelines.tasks.tasks import Task, most_branches
-from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.random.noise import TorchNoise
+from diffusax.runtime.switches import in_mesh
 from diffusax.samplers import Schedule, Table
 
 

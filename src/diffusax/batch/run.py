@@ -18,8 +18,9 @@ from diffusax.lora.stacks import Shapes, WeightGroups, covers, room_for, stack_s
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.run.sample import load_denoiser
-from diffusax.runtime.devices.mesh import batch_size, in_mesh
+from diffusax.runtime.devices.mesh import batch_size
 from diffusax.runtime.programs.program import Request
+from diffusax.runtime.switches import in_mesh
 
 
 @dataclasses.dataclass

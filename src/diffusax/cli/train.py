@@ -11,9 +11,9 @@ from diffusax.checkpoints import resolve
 from diffusax.cli.fits import print_head, print_line
 from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import OWN, FromFiles, choose, parse_with_files
-from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.devices.processes import initialize
 from diffusax.runtime.programs.topology import topology_mesh
+from diffusax.runtime.switches import in_mesh
 from diffusax.training import (
     AutoencoderConfig,
     ControlNetConfig,

@@ -18,7 +18,8 @@ from diffusax.images.reading import load_image
 from diffusax.models.network import Network
 from diffusax.networks import Model, load_network
 from diffusax.pipelines.families.placement import put
-from diffusax.runtime.devices.mesh import in_mesh, make_mesh, replicated
+from diffusax.runtime.devices.mesh import make_mesh, replicated
+from diffusax.runtime.switches import in_mesh
 from diffusax.text.tokenizer import CLIPTokenizer
 
 

@@ -66,13 +66,9 @@ class CLIPTextModel(FromSingleFile, Model):
                 "Diffusion was trained; leave it out"
             )
         found = self.run(_ids(input_ids, self.config))
-        hidden = found.hidden_states if output_hidden_states else None
-        output: Any
-        if found.text_embeds is not None:
-            output = CLIPTextModelOutput(found.text_embeds, found.last_hidden_state, hidden)
-        else:
-            pooled = found.pooler_output
-            output = BaseModelOutputWithPooling(found.last_hidden_state, pooled, hidden)
+        output = _clip_output(
+            CLIPTextModelOutput, found.text_embeds, found, bool(output_hidden_states)
+        )
         return result(output, return_dict is not False, input_ids)
 
 
@@ -81,6 +77,18 @@ class CLIPTextModelWithProjection(CLIPTextModel):
 
     module_class = MODELS["CLIPTextModelWithProjection"]
     component = "text_encoder_2"
+
+
+def _clip_output(projected: Any, embeds: Any, found: Any, hidden_states: bool) -> Any:
+    """Returns the output of one of CLIP's encoders, of the class `projected` with a projection.
+
+    embeds: the projected embeddings, or None. found: what the network has computed. hidden_states:
+    whether the states after all layers are part of the output.
+    """
+    hidden = found.hidden_states if hidden_states else None
+    if embeds is not None:
+        return projected(embeds, found.last_hidden_state, hidden)
+    return BaseModelOutputWithPooling(found.last_hidden_state, found.pooler_output, hidden)
 
 
 class _LanguageModel(FromSingleFile, Model):
@@ -182,13 +190,9 @@ class CLIPVisionModel(Model):
         )
         pixels = _pixels(pixel_values, self.config)
         found = self.run(pixels, channels_first=True)
-        hidden = found.hidden_states if output_hidden_states else None
-        output: Any
-        if found.image_embeds is not None:
-            output = CLIPVisionModelOutput(found.image_embeds, found.last_hidden_state, hidden)
-        else:
-            pooled = found.pooler_output
-            output = BaseModelOutputWithPooling(found.last_hidden_state, pooled, hidden)
+        output = _clip_output(
+            CLIPVisionModelOutput, found.image_embeds, found, bool(output_hidden_states)
+        )
         return result(output, return_dict is not False, pixel_values)
 
 

@@ -145,7 +145,7 @@ class FluxControlNetModel(Model):
         if self.config.num_mode is not None and controlnet_mode is not None:
             mode = as_array(controlnet_mode).reshape(-1)
         scale = np.float32(conditioning_scale)
-        found = self.run(*given, cond, mode, scale, method="scaled_residuals")
+        found = self.run(given, cond, mode, scale, method="scaled_residuals")
         output = FluxControlNetOutput(*(list(part) or None for part in found))
         return result(output, return_dict, hidden_states)
 

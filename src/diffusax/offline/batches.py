@@ -24,8 +24,8 @@ from diffusax.pipelines.tasks.tasks import (
     text_to_image,
 )
 from diffusax.pipelines.tasks.text_cache import TextCache
-from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.random.noise import JaxNoise, image_keys
+from diffusax.runtime.switches import in_mesh
 
 log = logging.getLogger(__name__)
 

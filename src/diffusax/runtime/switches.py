@@ -3,8 +3,9 @@
 A program may compute its own numbers in 64 bits, forbid implicit promotions and transfers, choose
 another implementation of random numbers, or set a mesh whose axes are explicit. What is computed
 here says its dtypes, and draws its numbers from `runtime.random.noise.seed_key`; for the rest,
-functions run in a context in which these switches are JAX's defaults. A program that sets no switch
-needs none of this, and a reader who follows a call may skip it.
+functions run in a context in which these switches are JAX's defaults; programs for a mesh run
+`in_mesh`. A program that sets no switch needs none of this, and a reader who follows a call may
+skip it.
 """
 
 import contextlib
@@ -63,6 +64,20 @@ def own_switches(*, x64: bool = False) -> Iterator[None]:
                 stack.enter_context(jax.set_mesh(_no_mesh()))
             if is_double:
                 stack.enter_context(jax.enable_x64(False))
+        yield
+
+
+def in_mesh(mesh: Mesh | None) -> Any:
+    """Returns the context in which programs for the mesh are traced and called.
+
+    None, for a single device, leaves `own_switches` alone.
+    """
+    return own_switches() if mesh is None else _in_mesh(mesh)
+
+
+@contextlib.contextmanager
+def _in_mesh(mesh: Mesh) -> Iterator[None]:
+    with own_switches(), jax.set_mesh(mesh):
         yield
 
 

@@ -15,14 +15,14 @@ from diffusax._version import __version__
 SECONDS = 60.0
 """How long an answer may take."""
 _ATTEMPTS = 30
-"""How often a request is made again that a busy server, or one that starts, has turned away."""
+"""How often a request is repeated while the server is busy or starting."""
 _LONGEST = 30.0
 """The most seconds between two of these attempts."""
 ENDED = ("done", "failed", "cancelled")
 
 
 class Client:
-    """Submits drawings to a server, `diffusax serve`, and fetches their images."""
+    """Submits requests to a server, `diffusax serve`, and fetches their images."""
 
     def __init__(self, url: str, api_key: str | None = None):
         """Remembers where the server is; asks it nothing.
@@ -32,7 +32,7 @@ class Client:
             api_key: the key of a server that asks for one.
 
         Raises:
-            ValueError: the address is none of HTTP.
+            ValueError: the address is not of HTTP.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -49,7 +49,7 @@ class Client:
         return self._json("GET", "/capabilities")
 
     def submit(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Submits a drawing and returns its job; waits while the server's queue is full.
+        """Submits a request and returns its job; waits while the server's queue is full.
 
         fields: those of `serving.drawings.drawing.Drawing` that are given; PIL images as they are.
         """

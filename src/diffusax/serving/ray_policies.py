@@ -1,4 +1,4 @@
-"""How Ray Serve finds the replica for a request, and how many replicas there should be.
+"""Tells Ray Serve which replica answers a request, and how many replicas there should be.
 
 Ray imports this in processes of its own, on every machine.
 """
@@ -12,16 +12,16 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from diffusax.runtime.compat import ray_scope
 
-_DRAWS = ("/jobs", "/v1/images/", "/models/")
-"""The beginnings of the paths to which drawings are sent that any replica may draw."""
+_ANY_REPLICA = ("/jobs", "/v1/images/", "/models/")
+"""The beginnings of the paths of jobs that any replica may run."""
 _JOB = re.compile(r"/jobs/(?P<replica>\w+)\.")
 
 
 class ByDrawings:
-    """Scales by the drawings that wait or run, which are more than the requests under way."""
+    """Scales by the jobs that wait or run, which are more than the HTTP requests under way."""
 
     def __init__(self, per_replica: float):
-        """Makes the policy. per_replica: the drawings for which there is one replica."""
+        """Makes the policy. per_replica: the jobs for which there is one replica."""
         self._per_replica = per_replica
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
@@ -31,7 +31,7 @@ class ByDrawings:
 
 
 class ByOwner(RequestRouter):
-    """Sends requests about a job to the replica that has it, and new drawings to the idlest.
+    """Sends requests about a job to the replica that has it, and new jobs to the idlest.
 
     Whatever else a client asks for, such as A1111's images and their progress, goes to one replica
     as long as that lives. A client is an API key, or else an address.
@@ -52,7 +52,7 @@ class ByOwner(RequestRouter):
         if owner := _JOB.match(path):
             # Another one would not know the job: a replica that is slow to answer is waited for.
             return [[one for one in found if _name(one) == owner["replica"]] or found]
-        if scope.get("method") == "POST" and path.startswith(_DRAWS):
+        if scope.get("method") == "POST" and path.startswith(_ANY_REPLICA):
             found.sort(key=self._load)
             if found:
                 self._count(found[0])
@@ -60,11 +60,11 @@ class ByOwner(RequestRouter):
         return [found[:1]]
 
     def initialize_state(self, **_: Any) -> None:
-        """Starts without drawings of its own; Ray calls it."""
+        """Starts without jobs; Ray calls it."""
         self._sent: dict[str, tuple[float, int]] = {}
 
     def _load(self, replica: RunningReplica) -> float:
-        """Returns the drawings that a replica told of, and those that were sent to it since."""
+        """Returns the jobs that a replica reported, and those that were sent to it since."""
         stats = replica.routing_stats or {}
         at, sent = self._sent.get(_name(replica), (0.0, 0))
         told = float(stats.get("drawings", 0))

@@ -45,15 +45,15 @@ def application(
         engine: the bounds of each replica's engine.
         web: who may use the server, and how much a request may ask for.
         replicas: the fewest and the most replicas.
-        drawings_per_replica: the drawings that wait or run for which there is one replica.
+        drawings_per_replica: the jobs that wait or run for which there is one replica.
         resources: the resources of a replica, such as {"GPU": 1} or {"TPU": 4}; one CPU by default.
-        drain_seconds: the most seconds in which a replica that is stopped finishes its drawings.
+        drain_seconds: the most seconds that a stopping replica takes to finish its jobs.
         scaling: further options of `ray.serve.config.AutoscalingConfig`, such as
             {"downscale_delay_s": 300}.
 
     Raises:
         ImportError: Ray Serve is not installed.
-        ValueError: the numbers of replicas or of drawings cannot be.
+        ValueError: replicas or drawings_per_replica are out of range.
     """
     serve = require_extra("ray.serve", "ray-serve")
     fewest, most = replicas
@@ -113,7 +113,7 @@ class _Replica:
         return self._app
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns the drawings that wait or run."""
+        """Returns the number of jobs that wait or run."""
         state = self._engine.state()
         return {"drawings": float(state.queued + state.running)}
 

@@ -100,12 +100,13 @@ def tokenize_prompts(
     shape = (len(prompts), windows or needed, tokenizer.model_max_length)
     input_ids = np.empty(shape, np.int32)
     input_ids[:] = tokenizer.window([])
-    weights = np.ones(shape, np.float32)
+    weights = np.ones(shape, np.float32) if weighting else None
     for i, prompt in enumerate(prompts):
         for w, window in enumerate(prompt):
             input_ids[i, w] = tokenizer.window([token.id for token in window])
-            weights[i, w, 1 : len(window) + 1] = [token.weight for token in window]
-    return PromptTokens(input_ids, weights if weighting else None)
+            if weights is not None:
+                weights[i, w, 1 : len(window) + 1] = [token.weight for token in window]
+    return PromptTokens(input_ids, weights)
 
 
 def parse_weights(text: str) -> list[tuple[str, float]]:

@@ -38,7 +38,6 @@ from diffusax.text.tokenizer_files import (
 )
 from diffusax.text.vocabulary import Vocabulary, checked_texts
 from diffusax.text.words import (
-    Placed,
     add_words,
     added_words,
     expanded,
@@ -117,18 +116,14 @@ class CLIPTokenizer(Vocabulary):
 
         A word of several embeddings gives all its ids.
         """
-        if not self.parts:
-            return self.tokenizer.encode(text, add_special_tokens=False).ids
-        return [token.id for token in self._encode(text)]
+        return self._encode(text)[0]
 
     def fit(self, text: str, n: int) -> tuple[list[int], str]:
         """Returns the ids of a text's first n tokens, and the rest of the text."""
         if n <= 0:
             return [], text
-        beginning = self._beginning(text, n)
-        tokens = self._encode(beginning)
-        rest = text[tokens[n].start :] if len(tokens) > n else ""
-        return [token.id for token in tokens[:n]], rest
+        ids, offsets = self._encode(self._beginning(text, n))
+        return ids[:n], text[offsets[n][0] :] if len(ids) > n else ""
 
     def decode(
         self, token_ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = False
@@ -236,9 +231,11 @@ class CLIPTokenizer(Vocabulary):
     def _set_special(self, name: str, token: str) -> None:
         object.__setattr__(self, name, token)
 
-    def _encode(self, text: str) -> list[Placed]:
-        """Returns the tokens of a text, and where in it each begins."""
+    def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of a text's tokens, and where in it each begins and ends."""
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        if not self.parts:
+            return encoding.ids, encoding.offsets
         return expanded(encoding.ids, encoding.offsets, self.parts)
 
     def _save_vocabulary(self, folder: Path) -> None:

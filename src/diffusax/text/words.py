@@ -6,16 +6,8 @@ loaders/textual_inversion.py). In a text the word alone stands for all of them.
 
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
-
-
-class Placed(NamedTuple):
-    """A token's id, and the position of its first character in the text."""
-
-    id: int
-    start: int
 
 
 def added_words(tokenizer: Tokenizer) -> dict[str, int]:
@@ -69,19 +61,21 @@ def names_of(word: str, words: Container[str]) -> list[str]:
 
 def expanded(
     ids: Sequence[int], offsets: Sequence[tuple[int, int]], parts: Mapping[int, tuple[int, ...]]
-) -> list[Placed]:
-    """Returns tokens with all the ids of each word of several embeddings.
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Returns ids with all those of each word of several embeddings, and their offsets.
 
     Args:
         ids: the ids of a text.
         offsets: the first character of each token, and the one after its last.
         parts: see `following_ids`.
     """
-    rests = dict(to_expand(ids, parts)) if parts else {}
-    tokens = []
-    for position, (i, (start, _)) in enumerate(zip(ids, offsets)):
-        tokens += [Placed(part, start) for part in (i, *rests.get(position, ()))]
-    return tokens
+    rests = dict(to_expand(ids, parts))
+    all_ids, all_offsets = list[int](), list[tuple[int, int]]()
+    for position, (i, offset) in enumerate(zip(ids, offsets)):
+        own = i, *rests.get(position, ())
+        all_ids += own
+        all_offsets += [offset] * len(own)
+    return all_ids, all_offsets
 
 
 def to_expand(

@@ -16,8 +16,8 @@ from diffusax.batch import programs as programs
 from diffusax.batch.image import prepare_images
 from diffusax.batch.run import BatchRun
 from diffusax.pipelines.plan.arguments import check_call
-from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.programs.program import lower, recorded_requests
+from diffusax.runtime.switches import in_mesh
 from support.data_sets import smooth_picture
 from support.hooks import defined
 

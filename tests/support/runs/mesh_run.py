@@ -21,8 +21,9 @@ from diffusax.models.ops import attention
 from diffusax.models.ops.attention_kernels import Operands
 from diffusax.pipelines.run import programs
 from diffusax.runtime.devices import mesh as meshes
-from diffusax.runtime.devices.mesh import in_mesh, make_mesh
+from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.runtime.programs.program import lower
+from diffusax.runtime.switches import in_mesh
 from support.adapted import random_adapter
 from support.compiled_programs import compiled_programs
 from support.data_sets import smooth_picture

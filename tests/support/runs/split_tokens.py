@@ -11,8 +11,9 @@ import numpy as np
 
 import diffusax
 from diffusax.pipelines.pipeline import ahead
-from diffusax.runtime.devices.mesh import in_mesh, make_mesh
+from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.runtime.programs.program import lower
+from diffusax.runtime.switches import in_mesh
 from support.many_devices import split_small_arrays
 
 CALL = {

@@ -28,13 +28,13 @@ from diffusax.runtime.devices.mesh import (
     Rules,
     batch_sharding,
     batch_size,
-    in_mesh,
     make_mesh,
     param_sharding,
     replicated,
     turned_sharding,
 )
 from diffusax.runtime.programs.program import Program
+from diffusax.runtime.switches import in_mesh
 
 log = logging.getLogger(__name__)
 

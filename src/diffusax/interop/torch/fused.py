@@ -25,8 +25,8 @@ from diffusax.interop.torch.session import NotUniform
 from diffusax.interop.torch.tensors import to_array, to_tensor
 from diffusax.interop.torch.watching import Known, Unlike, Watching, outline
 from diffusax.pipelines.run.programs import device_table
-from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.programs.program import Program
+from diffusax.runtime.switches import in_mesh
 from diffusax.samplers import Schedule, init_state, run, scheduler_from_config
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
 """Converts an autoencoder's latents to those of its diffusion model, and ranges of pixels."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +51,7 @@ class LatentFormat:
         channels, factor = config.latent_channels * fold**2, config.downsampling * fold
         return cls(channels, factor, normalize, upcast, patch, packed, fold)
 
-    @property
+    @functools.cached_property
     def multiple(self) -> int:
         """The number of pixels of which height and width are multiples."""
         return self.factor * self.patch

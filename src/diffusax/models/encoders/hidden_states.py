@@ -1,9 +1,13 @@
 """What language models return: the hidden states after all layers, or after chosen ones."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from flax import nnx
+
+from diffusax.models.layers.inputs import check_ids, check_token_ids
 
 
 class LanguageOutput(NamedTuple):
@@ -51,3 +55,48 @@ def chosen_states(
     if count in wanted:
         states[count] = norm(states[count])
     return tuple(states[index] for index in wanted)
+
+
+class LanguageModel(nnx.Module):
+    """A language model without a head: tokens to the hidden states after its layers."""
+
+    config: Any
+
+    def __call__(
+        self, input_ids: jax.Array, key_lengths: jax.Array | None = None
+    ) -> LanguageOutput:
+        """Computes the hidden states after every layer; see `hidden_states`."""
+        states = self.hidden_states(input_ids, key_lengths)
+        return LanguageOutput(states[-1], states)
+
+    def hidden_states(
+        self,
+        input_ids: jax.Array,
+        key_lengths: jax.Array | None = None,
+        *,
+        layers: Sequence[int] | None = None,
+    ) -> tuple[jax.Array, ...]:
+        """Computes the hidden states after chosen layers, b t c each, and no layer after those.
+
+        Args:
+            input_ids: the tokens, b t.
+            key_lengths: b, int32: the tokens of each text that are read, at least one; pads follow.
+                None reads all of them, also pads, as FLUX.1 and Stable Diffusion 3 do.
+            layers: indices of transformers' `hidden_states`, such as (-2,) for Z-Image and
+                (9, 18, 27) for FLUX.2 klein; 0 is for the embeddings, and the last one, -1, is
+                after the final norm. None for all.
+
+        Raises:
+            ValueError: input_ids are not integers, or have another shape or, in a NumPy array, an
+                id that the embedding does not have; or layers has an index that there is not.
+        """
+        check_ids("input_ids", input_ids)
+        if isinstance(input_ids, np.ndarray):
+            check_token_ids(self.config, input_ids)
+        return self.run_layers(input_ids, key_lengths, layers)
+
+    def run_layers(
+        self, ids: jax.Array, key_lengths: jax.Array | None, layers: Sequence[int] | None
+    ) -> tuple[jax.Array, ...]:
+        """Computes what `hidden_states` returns, of tokens that are known to be right."""
+        raise NotImplementedError

@@ -12,8 +12,7 @@ import numpy as np
 from flax import nnx
 
 from diffusax.models.encoders.configs import Qwen3Config
-from diffusax.models.encoders.hidden_states import LanguageOutput, chosen_states
-from diffusax.models.layers.inputs import check_ids, check_token_ids
+from diffusax.models.encoders.hidden_states import LanguageModel, LanguageOutput, chosen_states
 from diffusax.models.layers.layers import Embedding, Linear, RMSNorm
 from diffusax.models.ops.activations import gated_silu
 from diffusax.models.ops.attention import attention
@@ -107,7 +106,7 @@ class Qwen3DecoderLayer(nnx.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Qwen3Model(nnx.Module):
+class Qwen3Model(LanguageModel):
     """Qwen3 without its head. input_ids: b t -> hidden states, b t c."""
 
     config_class = Qwen3Config
@@ -124,44 +123,16 @@ class Qwen3Model(nnx.Module):
         self.layers = nnx.List([Qwen3DecoderLayer(config, rngs=rngs) for _ in range(count)])
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, rngs=rngs)
 
-    def __call__(
-        self, input_ids: jax.Array, key_lengths: jax.Array | None = None
-    ) -> LanguageOutput:
-        """Computes the hidden states after every layer; see `hidden_states`."""
-        states = self.hidden_states(input_ids, key_lengths)
-        return LanguageOutput(states[-1], states)
-
-    def hidden_states(
-        self,
-        input_ids: jax.Array,
-        key_lengths: jax.Array | None = None,
-        *,
-        layers: Sequence[int] | None = None,
+    def run_layers(
+        self, ids: jax.Array, key_lengths: jax.Array | None, layers: Sequence[int] | None
     ) -> tuple[jax.Array, ...]:
-        """Computes the hidden states after chosen layers, b t c each, and no layer after those.
-
-        Args:
-            input_ids: the tokens, b t.
-            key_lengths: b, int32: the tokens of each text that are read, at least one; pads follow.
-                None reads all of them.
-            layers: indices of transformers' `hidden_states`, such as (-2,) for Z-Image and
-                (9, 18, 27) for FLUX.2 klein; 0 is for the embeddings, and the last one, -1, is
-                after the final norm. None for all.
-
-        Raises:
-            ValueError: input_ids are not integers, or have another shape or, in a NumPy array, an
-                id that the embedding does not have; or layers has an index that there is not.
-        """
-        check_ids("input_ids", input_ids)
-        if isinstance(input_ids, np.ndarray):
-            check_token_ids(self.config, input_ids)
         config = self.config
-        rotary = rotary_table(input_ids.shape[1], config.head_dim, config.rope_theta)
+        rotary = rotary_table(ids.shape[1], config.head_dim, config.rope_theta)
         blocks = [partial(b, rotary=rotary, key_lengths=key_lengths) for b in self.layers]
-        return chosen_states(self.embed_tokens(input_ids), blocks, self.norm, layers)
+        return chosen_states(self.embed_tokens(ids), blocks, self.norm, layers)
 
 
-class Qwen3ForCausalLM(nnx.Module):
+class Qwen3ForCausalLM(LanguageModel):
     """Qwen3 with its head, which is the table of embeddings where tie_word_embeddings is set."""
 
     config_class = Qwen3Config
@@ -183,18 +154,13 @@ class Qwen3ForCausalLM(nnx.Module):
         self, input_ids: jax.Array, key_lengths: jax.Array | None = None
     ) -> LanguageOutput:
         """Computes the hidden states after every layer and the logits; see `hidden_states`."""
-        states = self.model.hidden_states(input_ids, key_lengths)
+        states = self.hidden_states(input_ids, key_lengths)
         return LanguageOutput(states[-1], states, self._logits(states[-1]))
 
-    def hidden_states(
-        self,
-        input_ids: jax.Array,
-        key_lengths: jax.Array | None = None,
-        *,
-        layers: Sequence[int] | None = None,
+    def run_layers(
+        self, ids: jax.Array, key_lengths: jax.Array | None, layers: Sequence[int] | None
     ) -> tuple[jax.Array, ...]:
-        """Computes the hidden states after chosen layers; see `Qwen3Model.hidden_states`."""
-        return self.model.hidden_states(input_ids, key_lengths, layers=layers)
+        return self.model.run_layers(ids, key_lengths, layers)
 
     def _logits(self, x: jax.Array) -> jax.Array:
         if self.lm_head is None:

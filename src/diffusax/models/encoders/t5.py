@@ -14,8 +14,7 @@ import numpy as np
 from flax import nnx
 
 from diffusax.models.encoders.configs import T5Config
-from diffusax.models.encoders.hidden_states import LanguageOutput, chosen_states
-from diffusax.models.layers.inputs import check_ids, check_token_ids
+from diffusax.models.encoders.hidden_states import LanguageModel, chosen_states
 from diffusax.models.layers.layers import Embedding, Linear, RMSNorm
 from diffusax.models.ops.activations import gated_approximate_gelu
 from diffusax.models.ops.attention import attention
@@ -159,7 +158,7 @@ class T5Stack(nnx.Module):
         return chosen_states(x, blocks, self.final_layer_norm, layers)
 
 
-class T5EncoderModel(nnx.Module):
+class T5EncoderModel(LanguageModel):
     """T5's encoder with its embeddings. input_ids: b t -> hidden states, b t c."""
 
     config_class = T5Config
@@ -175,34 +174,7 @@ class T5EncoderModel(nnx.Module):
         self.shared = Embedding(config.vocab_size, config.d_model, rngs=rngs)
         self.encoder = T5Stack(config, rngs=rngs)
 
-    def __call__(
-        self, input_ids: jax.Array, key_lengths: jax.Array | None = None
-    ) -> LanguageOutput:
-        """Computes the hidden states after every layer; see `hidden_states`."""
-        states = self.hidden_states(input_ids, key_lengths)
-        return LanguageOutput(states[-1], states)
-
-    def hidden_states(
-        self,
-        input_ids: jax.Array,
-        key_lengths: jax.Array | None = None,
-        *,
-        layers: Sequence[int] | None = None,
+    def run_layers(
+        self, ids: jax.Array, key_lengths: jax.Array | None, layers: Sequence[int] | None
     ) -> tuple[jax.Array, ...]:
-        """Computes the hidden states after chosen layers, b t c each, and no layer after those.
-
-        Args:
-            input_ids: the tokens, b t.
-            key_lengths: b, int32: the tokens of each text that are read, at least one; pads follow.
-                None reads all of them, also pads, as FLUX.1 and Stable Diffusion 3 do.
-            layers: indices of transformers' `hidden_states`; (-1,) is after the final norm. None
-                for all.
-
-        Raises:
-            ValueError: input_ids are not integers, or have another shape or, in a NumPy array, an
-                id that the embedding does not have; or layers has an index that there is not.
-        """
-        check_ids("input_ids", input_ids)
-        if isinstance(input_ids, np.ndarray):
-            check_token_ids(self.config, input_ids)
-        return self.encoder(self.shared(input_ids), key_lengths, layers)
+        return self.encoder(self.shared(ids), key_lengths, layers)

@@ -1,5 +1,6 @@
 """Shifts, scales and gates tokens by what follows from the time (Peebles and Xie 2023)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,3 +36,10 @@ def _written(x: jax.Array) -> jax.Array:
 
 
 _FORMS = {"barrier": jax.lax.optimization_barrier, "none": lambda x: x}
+
+
+def gated_layer(
+    layer: Callable[[jax.Array], jax.Array], x: jax.Array, shift: Any, scale: Any, gate: Any
+) -> jax.Array:
+    """Adds a layer's output for modulated x, times a gate: x + gate * layer(modulated x)."""
+    return add_gated(x, gate, layer(modulate(x, shift, scale)))

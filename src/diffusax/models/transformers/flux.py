@@ -16,7 +16,7 @@ from diffusax.models.layers.inputs import check_rows, check_tokens, check_width
 from diffusax.models.layers.layers import Linear
 from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.ops.activations import approximate_gelu
-from diffusax.models.ops.modulation import add_gated, modulate
+from diffusax.models.ops.modulation import add_gated, gated_layer, modulate
 from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
@@ -29,7 +29,7 @@ from diffusax.models.transformers.blocks import (
     rotation_at,
     within_range,
 )
-from diffusax.models.transformers.configs import FluxTransformer2DConfig
+from diffusax.models.transformers.configs import FluxConfig, FluxTransformer2DConfig
 from diffusax.runtime.devices.mesh import Rules, split_tokens
 
 PATCH = 2
@@ -116,15 +116,9 @@ class FluxTransformerBlock(nnx.Module):
         shift, scale, gate, *x_rest = self.norm1(active[0])
         c_shift, c_scale, c_gate, *context_rest = self.norm1_context(active[1])
         h, c_h = self.attn(modulate(x, shift, scale), modulate(context, c_shift, c_scale), rotation)
-        x = _feed_forward(self.ff, add_gated(x, gate, h), *x_rest)
-        context = _feed_forward(self.ff_context, add_gated(context, c_gate, c_h), *context_rest)
+        x = gated_layer(self.ff, add_gated(x, gate, h), *x_rest)
+        context = gated_layer(self.ff_context, add_gated(context, c_gate, c_h), *context_rest)
         return x, within_range(context)
-
-
-def _feed_forward(
-    layer: GELUFeedForward, x: jax.Array, shift: jax.Array, scale: jax.Array, gate: jax.Array
-) -> jax.Array:
-    return add_gated(x, gate, layer(modulate(x, shift, scale)))
 
 
 class FluxSingleTransformerBlock(nnx.Module):
@@ -146,17 +140,16 @@ class FluxSingleTransformerBlock(nnx.Module):
         return within_range(add_gated(x, gate, self.proj_out(self.attn(h, rotation), inner)))
 
 
-class FluxTransformer2DModel(nnx.Module):
-    """Predicts the flow from images to noise for the tokens of images and texts."""
+class FluxBlocks(nnx.Module):
+    """The embeddings and blocks that FLUX.1's transformer and its ControlNets have in common."""
 
-    config_class = FluxTransformer2DConfig
     tensor_rules = FLUX_RULES
     adapter_groups = (
         r".*\.attn\.(to_(q|k|v|out\.0|add_out)|add_(q|k|v)_proj)",
         r"(single_)?transformer_blocks\..*",
     )
 
-    def __init__(self, config: FluxTransformer2DConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: FluxConfig, *, rngs: nnx.Rngs):
         self.config = config
         c = config.width
         self.time_text_embed = TimeTextEmbedding(config, rngs=rngs)
@@ -168,6 +161,16 @@ class FluxTransformer2DModel(nnx.Module):
         self.single_transformer_blocks = nnx.List(
             [FluxSingleTransformerBlock(config, rngs=rngs) for _ in range(config.num_single_layers)]
         )
+
+
+class FluxTransformer2DModel(FluxBlocks):
+    """Predicts the flow from images to noise for the tokens of images and texts."""
+
+    config_class = FluxTransformer2DConfig
+
+    def __init__(self, config: FluxTransformer2DConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        c = config.width
         self.norm_out = Modulation(c, 2, rngs=rngs)
         self.proj_out = Linear(c, config.out_channels or config.in_channels, rngs=rngs)
 

@@ -17,7 +17,7 @@ from diffusax.models.layers.layers import Linear, RMSNorm, SplitLinear
 from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.ops.activations import gated_silu
 from diffusax.models.ops.attention import attention
-from diffusax.models.ops.modulation import add_gated, modulate
+from diffusax.models.ops.modulation import add_gated, gated_layer, modulate
 from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
@@ -111,15 +111,9 @@ class Flux2TransformerBlock(nnx.Module):
         shift, scale, gate, *x_rest = of_x
         c_shift, c_scale, c_gate, *context_rest = of_context
         h, c_h = self.attn(modulate(x, shift, scale), modulate(context, c_shift, c_scale), rotation)
-        x = _feed_forward(self.ff, add_gated(x, gate, h), *x_rest)
-        context = _feed_forward(self.ff_context, add_gated(context, c_gate, c_h), *context_rest)
+        x = gated_layer(self.ff, add_gated(x, gate, h), *x_rest)
+        context = gated_layer(self.ff_context, add_gated(context, c_gate, c_h), *context_rest)
         return x, within_range(context)
-
-
-def _feed_forward(
-    layer: Flux2FeedForward, x: jax.Array, shift: jax.Array, scale: jax.Array, gate: jax.Array
-) -> jax.Array:
-    return add_gated(x, gate, layer(modulate(x, shift, scale)))
 
 
 class Flux2ParallelSelfAttention(nnx.Module):

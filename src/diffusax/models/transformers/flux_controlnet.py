@@ -3,6 +3,8 @@
 Upstream: diffusers models/controlnets/controlnet_flux.py.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,41 +15,24 @@ from diffusax.models.layers.layers import Embedding, Linear
 from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.blocks import activations
 from diffusax.models.transformers.configs import FluxControlNetConfig
-from diffusax.models.transformers.flux import (
-    FLUX_RULES,
-    FluxSingleTransformerBlock,
-    FluxTransformer2DModel,
-    FluxTransformerBlock,
-    TimeTextEmbedding,
-)
+from diffusax.models.transformers.flux import FluxBlocks
 from diffusax.models.unet.controlnet import ConditioningEmbedding
 
 Residuals = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]
 """Residuals b t c for the transformer's blocks of either kind."""
 
 
-class FluxControlNetModel(nnx.Module):
+class FluxControlNetModel(FluxBlocks):
     """Computes residuals for FLUX.1's transformer from its inputs and an image.
 
     Call `embed_condition` once for an image, and the model for every evaluation.
     """
 
     config_class = FluxControlNetConfig
-    tensor_rules = FLUX_RULES
-    adapter_groups = FluxTransformer2DModel.adapter_groups
 
     def __init__(self, config: FluxControlNetConfig, *, rngs: nnx.Rngs):
-        self.config = config
+        super().__init__(config, rngs=rngs)
         c = config.width
-        self.time_text_embed = TimeTextEmbedding(config, rngs=rngs)
-        self.context_embedder = Linear(config.joint_attention_dim, c, rngs=rngs)
-        self.x_embedder = Linear(config.in_channels, c, rngs=rngs)
-        self.transformer_blocks = nnx.List(
-            [FluxTransformerBlock(config, rngs=rngs) for _ in range(config.num_layers)]
-        )
-        self.single_transformer_blocks = nnx.List(
-            [FluxSingleTransformerBlock(config, rngs=rngs) for _ in range(config.num_single_layers)]
-        )
 
         def outputs(count: int) -> nnx.List[Linear]:
             return nnx.List([Linear(c, c, rngs=rngs) for _ in range(count)])
@@ -132,19 +117,12 @@ class FluxControlNetModel(nnx.Module):
         return tuple(found), tuple(single)
 
     def scaled_residuals(
-        self,
-        x: jax.Array,
-        timestep: jax.Array,
-        context: jax.Array,
-        pooled: jax.Array,
-        rotation: Rotation,
-        guidance: jax.Array | None,
-        cond: jax.Array,
-        mode: jax.Array | None,
-        scale: jax.Array,
+        self, given: tuple[Any, ...], cond: jax.Array, mode: jax.Array | None, scale: jax.Array
     ) -> Residuals:
-        """Returns the residuals for control images, see `embed_condition`, times a scale."""
+        """Returns the residuals for control images, see `embed_condition`, times a scale.
+
+        given: the arguments of a call up to guidance.
+        """
         embedding = self.embed_condition(cond)
-        given = x, timestep, context, pooled, rotation, guidance
         found = self(*given, cond_embedding=embedding, mode=mode)
         return jax.tree.map(lambda r: r * scale.astype(r.dtype), found)

@@ -5,16 +5,13 @@ from typing import Any
 
 import jax
 
-from diffusax.pipelines.plan.plan import Tokens
+from diffusax.pipelines.plan.plan import Texts, Tokens
 from diffusax.text.prompts import PromptTokens, tokenize_prompts
 from diffusax.text.vocabulary import checked_texts
 
 
 def tokenize(
-    tokenizers: Sequence[Any],
-    texts: Sequence[Sequence[str]],
-    call: Any,
-    length: int | None = None,
+    tokenizers: Sequence[Any], texts: Texts, call: Any, length: int | None = None
 ) -> Tokens:
     """Returns the ids for each text encoder, n w t: w windows of t tokens, w the same for all.
 
@@ -27,18 +24,22 @@ def tokenize(
     """
     windows = None if length is None else max(length // tokenizers[0].model_max_length, 1)
 
-    def all_tokens(windows: int | None) -> list[PromptTokens]:
-        options: dict[str, Any] = {"long_prompt": call.long_prompt, "windows": windows}
-        return [
-            tokenize_prompts(tokenizer, given, weighting=call.prompt_weighting, **options)
-            for tokenizer, given in zip(tokenizers, texts)
-        ]
-
-    tokens = all_tokens(windows)
-    counts = {t.windows for t in tokens}
+    tokens = _all_tokens(tokenizers, texts, call, windows)
+    counts = {t.input_ids.shape[1] for t in tokens}
     if len(counts) > 1:
-        tokens = all_tokens(max(counts))
+        tokens = _all_tokens(tokenizers, texts, call, max(counts))
     return Tokens(tuple(t.input_ids for t in tokens), tokens[0].weights)
+
+
+def _all_tokens(
+    tokenizers: Sequence[Any], texts: Texts, call: Any, windows: int | None
+) -> list[PromptTokens]:
+    """Returns the tokens for each text encoder, of so many windows where these are given."""
+    options: dict[str, Any] = {"long_prompt": call.long_prompt, "windows": windows}
+    return [
+        tokenize_prompts(tokenizer, given, weighting=call.prompt_weighting, **options)
+        for tokenizer, given in zip(tokenizers, texts)
+    ]
 
 
 def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 
@@ -12,6 +12,15 @@ from diffusax.models.network import Network, Params
 from diffusax.pipelines.plan.guidance import apply_guidance
 from diffusax.pipelines.plan.plan import Conditions, StepInputs
 from diffusax.runtime.devices.mesh import Rules
+
+
+class DenoiserInputs(NamedTuple):
+    """What a denoiser is given for the branches of a batch; see `Denoiser.__call__`."""
+
+    x: jax.Array
+    timestep: jax.Array
+    conditions: Conditions
+    inputs: StepInputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +123,15 @@ class Denoiser:
                 none.
             gradient_checkpointing: "none", "blocks" or "full": what is computed again for
                 gradients.
+        """
+        options = {"gradient_checkpointing": gradient_checkpointing}
+        given = DenoiserInputs(x, timestep, conditions, inputs or StepInputs(None, None))
+        return self.predict(params, given, options)
+
+    def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
+        """Calls the networks of the family, and returns the prediction, b h w c.
+
+        options: the arguments of `Network.apply` that all networks of a denoiser share.
         """
         raise NotImplementedError
 

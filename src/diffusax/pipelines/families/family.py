@@ -36,6 +36,8 @@ Role = Literal[
     "scheduler",
 ]
 """The role of a component, which decides how it is loaded, placed, saved and compiled."""
+TEXT_COMPONENTS = ("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2")
+"""The names of what reads prompts, which a checkpoint for embeddings alone may lack."""
 NUMBERED_ROLES: tuple[Role, ...] = ("controlnet", "t2i_adapter")
 """The roles of components that may be several networks: controlnet, controlnet_1 and so on."""
 

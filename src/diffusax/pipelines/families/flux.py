@@ -20,9 +20,15 @@ from diffusax.models.network import Network, Params
 from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.flux import PATCH, image_rotation
 from diffusax.pipelines.families import policies, transformer
-from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
+from diffusax.pipelines.families.denoiser import DenoiserInputs
+from diffusax.pipelines.families.family import (
+    TEXT_COMPONENTS,
+    Family,
+    diffusers_components,
+    usual_autoencoder,
+)
 from diffusax.pipelines.families.transformer import TransformerDenoiser
-from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.pipelines.plan.plan import Conditions, Encoders, Prompt, StepInputs, Texts, Tokens
 from diffusax.text.language_tokenizer import T5Tokenizer
 from diffusax.text.tokenizer import CLIPTokenizer
 
@@ -79,24 +85,14 @@ class FluxDenoiser(TransformerDenoiser):
             hints.append(hint[:, None])
         return tuple(hints)
 
-    def __call__(
-        self,
-        params: Params,
-        x: jax.Array,
-        timestep: jax.Array,
-        conditions: Conditions,
-        inputs: StepInputs | None = None,
-        *,
-        gradient_checkpointing: str = "none",
-    ) -> jax.Array:
+    def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
         """Predicts the velocity from images to noise for each branch, b h w c; see `Denoiser`.
 
         Of the conditions it reads the texts, b s d, their pooled outputs, b p, and among the added
         ones "guidance", b, and "references", the latents of images to look at, b h w c each; see
         `control_conditions` for ControlNets. Of the inputs it reads adapters: b a; control: b m 1.
         """
-        inputs = inputs or StepInputs(None, None)
-        options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
+        x, timestep, conditions, inputs = given
         options |= adapter_options(params, "transformer", inputs.adapters)
         added = conditions.added or {}
         h, w = x.shape[1:3]
@@ -111,8 +107,8 @@ class FluxDenoiser(TransformerDenoiser):
         last = rotation, added.get("guidance")
         if conditions.control:
             options |= self._residuals(params, (x, time), last, conditions, inputs)
-        given = x, time, conditions.context, conditions.pooled, *last
-        y = self.network.apply(params["transformer"], *given, **options)
+        read = x, time, conditions.context, conditions.pooled, *last
+        y = self.network.apply(params["transformer"], *read, **options)
         return unpatchify(y[:, : tokens[0].shape[1]], PATCH, h, w, channels_first=True)
 
     def _residuals(
@@ -204,10 +200,7 @@ def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[
 
 
 def tokenize(
-    tokenizers: Sequence[Any],
-    texts: Sequence[Sequence[str]],
-    call: Any,
-    length: int | None = None,
+    tokenizers: Sequence[Any], texts: Texts, call: Any, length: int | None = None
 ) -> Tokens:
     """Returns the ids of texts for CLIP, n t, and for T5, n max_sequence_length.
 
@@ -240,10 +233,7 @@ def _t5_ids(tokenizer: Any, texts: list[str], length: int) -> np.ndarray:
 
 
 def encode(
-    encoders: tuple[Network, ...],
-    params: tuple[Params, ...],
-    tokens: Tokens,
-    clip_skip: int | None = None,
+    encoders: Encoders, params: tuple[Params, ...], tokens: Tokens, clip_skip: int | None = None
 ) -> Prompt:
     """Encodes tokens to T5's hidden states, n s d, and CLIP's pooled output, n p.
 
@@ -262,7 +252,7 @@ FLUX = Family(
         ("tokenizer", "text_encoder"),
         ("tokenizer_2", "text_encoder_2"),
         tokenizer=(CLIPTokenizer, T5Tokenizer),
-        optional=("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2"),
+        optional=TEXT_COMPONENTS,
     ),
     tokenize=tokenize,
     tokenize_caption=tokenize_caption,

@@ -21,9 +21,10 @@ from diffusax.images.references import as_images, limit_area, limited_size, refe
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2Config
 from diffusax.models.autoencoders.latents import LatentFormat
-from diffusax.models.network import Network, Params
+from diffusax.models.network import Params
 from diffusax.pipelines.families import policies
-from diffusax.pipelines.families.family import Family, diffusers_components
+from diffusax.pipelines.families.denoiser import DenoiserInputs
+from diffusax.pipelines.families.family import TEXT_COMPONENTS, Family, diffusers_components
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     chat_tokens,
@@ -32,7 +33,14 @@ from diffusax.pipelines.families.transformer import (
     padded_tokens,
     shifts_by_size,
 )
-from diffusax.pipelines.plan.plan import Conditions, HiddenLayers, Prompt, StepInputs, Tokens
+from diffusax.pipelines.plan.plan import (
+    Conditions,
+    Encoders,
+    HiddenLayers,
+    Prompt,
+    Texts,
+    Tokens,
+)
 from diffusax.text.language_tokenizer import Qwen2Tokenizer
 
 _LONGEST = 512
@@ -45,26 +53,18 @@ class Flux2KleinDenoiser(TransformerDenoiser):
 
     sample_size = (64, 64)
 
-    def __call__(
-        self,
-        params: Params,
-        x: jax.Array,
-        timestep: jax.Array,
-        conditions: Conditions,
-        inputs: StepInputs | None = None,
-        *,
-        gradient_checkpointing: str = "none",
-    ) -> jax.Array:
+    def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
         """Predicts the velocity from images to noise for each branch, b h w c; see `Denoiser`.
 
         Of the conditions it reads the texts, b s d, and among the added ones "references", a tuple
         of the latents of images to look at, b h w c each. Of the inputs it reads adapters: b a.
         """
-        options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
-        options |= adapter_options(params, "transformer", inputs and inputs.adapters)
+        x, timestep, conditions, inputs = given
+        options |= adapter_options(params, "transformer", inputs.adapters)
         options["references"] = (conditions.added or {}).get("references", ())
-        given = x, timestep.astype(jnp.float32) / 1000, conditions.context
-        prediction: jax.Array = self.network.apply(params["transformer"], *given, **options)
+        time = timestep.astype(jnp.float32) / 1000
+        first = params["transformer"], x, time, conditions.context
+        prediction: jax.Array = self.network.apply(*first, **options)
         return prediction
 
 
@@ -139,10 +139,7 @@ def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[
 
 
 def tokenize(
-    tokenizers: Sequence[Any],
-    texts: Sequence[Sequence[str]],
-    call: Any,
-    length: int | None = None,
+    tokenizers: Sequence[Any], texts: Texts, call: Any, length: int | None = None
 ) -> Tokens:
     """Returns the ids of texts as chats, n t, with their lengths; t is max_sequence_length.
 
@@ -164,10 +161,7 @@ def _chats(tokenizer: Any, texts: Sequence[str], length: int) -> Tokens:
 
 
 def encode(
-    encoders: tuple[Network, ...],
-    params: tuple[Params, ...],
-    tokens: Tokens,
-    clip_skip: int | None = None,
+    encoders: Encoders, params: tuple[Params, ...], tokens: Tokens, clip_skip: int | None = None
 ) -> Prompt:
     """Encodes tokens to hidden states of several layers side by side, n t (layers d).
 
@@ -195,7 +189,7 @@ FLUX2_KLEIN = Family(
         "transformer",
         ("tokenizer", "text_encoder"),
         tokenizer=Qwen2Tokenizer,
-        optional=("tokenizer", "text_encoder"),
+        optional=TEXT_COMPONENTS,
     ),
     options=(("is_distilled", False),),
     tokenize=tokenize,

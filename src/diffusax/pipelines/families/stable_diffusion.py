@@ -4,21 +4,23 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.models.network import Network, Params
+from diffusax.models.network import Params
 from diffusax.pipelines.families.clip import as_windows, count_windows, tokenize, tokenize_caption
-from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
+from diffusax.pipelines.families.family import (
+    TEXT_COMPONENTS,
+    Family,
+    diffusers_components,
+    usual_autoencoder,
+)
 from diffusax.pipelines.families.policies import Inpaint
 from diffusax.pipelines.families.unet import CALLBACK_TENSORS, UNetDenoiser, timestep_condition
-from diffusax.pipelines.plan.plan import Conditions, DecoderCondition, Prompt, Tokens
+from diffusax.pipelines.plan.plan import Conditions, DecoderCondition, Encoders, Prompt, Tokens
 from diffusax.text.prompts import apply_weights
 from diffusax.text.tokenizer import CLIPTokenizer
 
 
 def encode(
-    encoders: tuple[Network, ...],
-    params: tuple[Params, ...],
-    tokens: Tokens,
-    clip_skip: int | None = None,
+    encoders: Encoders, params: tuple[Params, ...], tokens: Tokens, clip_skip: int | None = None
 ) -> Prompt:
     """Encodes tokens to the context, n (w t) d.
 
@@ -66,10 +68,7 @@ def show_image(components: Any, image: Any, mask: Any) -> DecoderCondition | Non
 STABLE_DIFFUSION = Family(
     name="Stable Diffusion",
     components=diffusers_components(
-        "unet",
-        ("tokenizer", "text_encoder"),
-        tokenizer=CLIPTokenizer,
-        optional=("text_encoder", "tokenizer"),
+        "unet", ("tokenizer", "text_encoder"), tokenizer=CLIPTokenizer, optional=TEXT_COMPONENTS
     ),
     options=(("requires_safety_checker", False),),
     tokenize=tokenize,

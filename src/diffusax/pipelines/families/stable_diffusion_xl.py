@@ -13,12 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.models.autoencoders.latents import LatentFormat
-from diffusax.models.network import Network, Params
+from diffusax.models.network import Params
 from diffusax.pipelines.families.clip import as_windows, count_windows, tokenize, tokenize_caption
-from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
+from diffusax.pipelines.families.family import (
+    TEXT_COMPONENTS,
+    Family,
+    diffusers_components,
+    usual_autoencoder,
+)
 from diffusax.pipelines.families.policies import Channels, ModelSize
 from diffusax.pipelines.families.unet import CALLBACK_TENSORS, UNetDenoiser, timestep_condition
-from diffusax.pipelines.plan.plan import Conditions, Prompt, Tokens
+from diffusax.pipelines.plan.plan import Conditions, Encoders, Prompt, Tokens
 from diffusax.text.prompts import apply_weights
 from diffusax.text.tokenizer import CLIPTokenizer
 
@@ -30,10 +35,7 @@ _NEGATIVE_SIZES = (
 
 
 def encode(
-    encoders: tuple[Network, ...],
-    params: tuple[Params, ...],
-    tokens: Tokens,
-    clip_skip: int | None = None,
+    encoders: Encoders, params: tuple[Params, ...], tokens: Tokens, clip_skip: int | None = None
 ) -> Prompt:
     """Encodes tokens to the context, n (w t) (d + e), and the first window's pooled output, n p.
 
@@ -139,7 +141,7 @@ STABLE_DIFFUSION_XL = Family(
         ("tokenizer", "text_encoder"),
         ("tokenizer_2", "text_encoder_2"),
         tokenizer=CLIPTokenizer,
-        optional=("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2"),
+        optional=TEXT_COMPONENTS,
     ),
     options=(
         ("force_zeros_for_empty_prompt", True),

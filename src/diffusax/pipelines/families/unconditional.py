@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from diffusax.models.network import Params
-from diffusax.pipelines.families.denoiser import Denoiser
+from diffusax.pipelines.families.denoiser import Denoiser, DenoiserInputs
 from diffusax.pipelines.families.family import Component, Family
-from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.pipelines.plan.plan import Conditions, Prompt, Tokens
 from diffusax.samplers import Scheduler
 
 
@@ -34,19 +34,9 @@ class UNet2DDenoiser(Denoiser):
             )
         return size if isinstance(size, tuple) else (size, size)
 
-    def __call__(
-        self,
-        params: Params,
-        x: jax.Array,
-        timestep: jax.Array,
-        conditions: Conditions,
-        inputs: StepInputs | None = None,
-        *,
-        gradient_checkpointing: str = "none",
-    ) -> jax.Array:
-        """Predicts for each image, b h w c; the arguments are those of `Denoiser`."""
-        options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
-        return self.network.apply(params[self.component], x, timestep, **options)
+    def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
+        """Predicts for each image, b h w c; see `Denoiser`."""
+        return self.network.apply(params[self.component], given.x, given.timestep, **options)
 
 
 def tokenize(tokenizers: Any, texts: Any, call: Any, length: int | None = None) -> Tokens:

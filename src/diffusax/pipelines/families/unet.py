@@ -17,7 +17,7 @@ from diffusax.models.network import Network, Params
 from diffusax.models.unet.context_keys import project_context
 from diffusax.models.unet.controlnet import scale_residuals
 from diffusax.models.unet.t2i_adapter import weigh_maps
-from diffusax.pipelines.families.denoiser import Denoiser, beside
+from diffusax.pipelines.families.denoiser import Denoiser, DenoiserInputs, beside
 from diffusax.pipelines.plan.plan import Conditions, StepInputs
 
 CALLBACK_TENSORS = {
@@ -111,28 +111,18 @@ class UNetDenoiser(Denoiser):
         }
         return conditions._replace(keys={name: own for name, own in keys.items() if own})
 
-    def __call__(
-        self,
-        params: Params,
-        x: jax.Array,
-        timestep: jax.Array,
-        conditions: Conditions,
-        inputs: StepInputs | None = None,
-        *,
-        gradient_checkpointing: str = "none",
-    ) -> jax.Array:
+    def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
         """Predicts for each branch, b h w c; see `Denoiser`.
 
         Of the inputs it reads control: b m r; freeu: b 4; adapters: b a.
         """
+        x, timestep, conditions, inputs = given
         added = dict(conditions.added or {})
-        options: dict[str, Any] = {"timestep_cond": added.pop("timestep_cond", None)}
+        options["timestep_cond"] = added.pop("timestep_cond", None)
         if conditions.pooled is not None:
             added["text_embeds"] = conditions.pooled
         options["added_cond"] = added or None
-        options["gradient_checkpointing"] = gradient_checkpointing
-        inputs = inputs or StepInputs(None, None)
-        more = self._residuals(params, x, timestep, conditions, inputs, options)
+        more = self._residuals(params, given, options)
         more |= self._maps(conditions, inputs)
         more |= adapter_options(params, "unet", inputs.adapters)
         more |= _keys(conditions, "unet")
@@ -147,17 +137,12 @@ class UNetDenoiser(Denoiser):
         )
 
     def _residuals(
-        self,
-        params: Params,
-        x: jax.Array,
-        timestep: jax.Array,
-        conditions: Conditions,
-        inputs: StepInputs,
-        options: dict[str, Any],
+        self, params: Params, given: DenoiserInputs, options: dict[str, Any]
     ) -> dict[str, Any]:
+        x, timestep, conditions, inputs = given
         total: list[jax.Array] = []
-        given = zip(self.controlnets, self.control_names, conditions.control)
-        for m, (net, name, hint) in enumerate(given):
+        nets = zip(self.controlnets, self.control_names, conditions.control)
+        for m, (net, name, hint) in enumerate(nets):
             own = {**options, **adapter_options(params, name, inputs.adapters)}
             own |= _keys(conditions, name)
             residuals = net.apply(

@@ -15,10 +15,16 @@ import numpy as np
 
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
-from diffusax.models.network import Network, Params
+from diffusax.models.network import Params
 from diffusax.pipelines.families import policies
+from diffusax.pipelines.families.denoiser import DenoiserInputs
 from diffusax.pipelines.families.embeddings import OwnLengths
-from diffusax.pipelines.families.family import Family, diffusers_components, usual_autoencoder
+from diffusax.pipelines.families.family import (
+    TEXT_COMPONENTS,
+    Family,
+    diffusers_components,
+    usual_autoencoder,
+)
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     chat_tokens,
@@ -26,7 +32,7 @@ from diffusax.pipelines.families.transformer import (
     schedule_options,
 )
 from diffusax.pipelines.plan.guidance import above_zero, apply_guidance, limit_norm
-from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.pipelines.plan.plan import Conditions, Encoders, Prompt, StepInputs, Texts, Tokens
 from diffusax.text.language_tokenizer import Qwen2Tokenizer
 from diffusax.text.vocabulary import checked_texts
 
@@ -54,29 +60,20 @@ class ZImageDenoiser(TransformerDenoiser):
         )
         return conditions._replace(keys={"transformer": refined})
 
-    def __call__(
-        self,
-        params: Params,
-        x: jax.Array,
-        timestep: jax.Array,
-        conditions: Conditions,
-        inputs: StepInputs | None = None,
-        *,
-        gradient_checkpointing: str = "none",
-    ) -> jax.Array:
+    def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
         """Predicts the velocity from images to noise for each branch, b h w c; see `Denoiser`.
 
         The network counts time from 0 for noise to 1. Of the conditions it reads the captions,
         b s d, and their lengths, b. Of the inputs it reads adapters: b a.
         """
-        options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
-        options |= adapter_options(params, "transformer", inputs and inputs.adapters)
+        x, timestep, conditions, inputs = given
+        options |= adapter_options(params, "transformer", inputs.adapters)
         caption, refined = conditions.context, (conditions.keys or {}).get("transformer")
         if refined is not None:
             caption, options["refined"] = refined, True
         time = (1000 - timestep.astype(jnp.float32)) / 1000
-        given = x, time, caption, conditions.lengths
-        return -self.network.apply(params["transformer"], *given, **options)
+        read = x, time, caption, conditions.lengths
+        return -self.network.apply(params["transformer"], *read, **options)
 
     def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
         """Applies classifier-free guidance, and limits its norm by cfg_normalization."""
@@ -123,10 +120,7 @@ def conditions(
 
 
 def tokenize(
-    tokenizers: Sequence[Any],
-    texts: Sequence[Sequence[str]],
-    call: Any,
-    length: int | None = None,
+    tokenizers: Sequence[Any], texts: Texts, call: Any, length: int | None = None
 ) -> Tokens:
     """Returns the ids of texts as chats, n t, with their lengths; t is `padded_length`.
 
@@ -155,10 +149,7 @@ def caption_length(components: Any, call: Any) -> int:
 
 
 def encode(
-    encoders: tuple[Network, ...],
-    params: tuple[Params, ...],
-    tokens: Tokens,
-    clip_skip: int | None = None,
+    encoders: Encoders, params: tuple[Params, ...], tokens: Tokens, clip_skip: int | None = None
 ) -> Prompt:
     """Encodes tokens to the hidden states before the last layer, n t d, and their lengths.
 
@@ -179,7 +170,7 @@ Z_IMAGE = Family(
         "transformer",
         ("tokenizer", "text_encoder"),
         tokenizer=Qwen2Tokenizer,
-        optional=("tokenizer", "text_encoder"),
+        optional=TEXT_COMPONENTS,
     ),
     tokenize=tokenize,
     tokenize_caption=tokenize_caption,

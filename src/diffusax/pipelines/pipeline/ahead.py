@@ -30,7 +30,7 @@ from diffusax.pipelines.tasks.tasks import Task, text_to_image
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.layouts import place_of, tree_places
 from diffusax.runtime.devices.lowering import lowering_for, lowering_platforms
-from diffusax.runtime.devices.mesh import Rules, batch_sharding, batch_size, in_mesh, tree_sharding
+from diffusax.runtime.devices.mesh import Rules, batch_sharding, batch_size, tree_sharding
 from diffusax.runtime.devices.shares import NO_IMAGES, pad_images
 from diffusax.runtime.programs.cost import Cost, cost_of
 from diffusax.runtime.programs.program import (
@@ -46,6 +46,7 @@ from diffusax.runtime.programs.topology import (
     compile_there,
     topology_mesh,
 )
+from diffusax.runtime.switches import in_mesh
 
 _PICTURES = ("image", "mask_image", "control_image")
 

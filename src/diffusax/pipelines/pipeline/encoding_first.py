@@ -16,7 +16,7 @@ from diffusax.pipelines.components.loading import load_components
 from diffusax.pipelines.plan.arguments import Call, check_call
 from diffusax.pipelines.plan.plan import Prompt
 from diffusax.pipelines.tasks.prompts import call_texts, count_prompts, embed_prompts
-from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.switches import in_mesh
 
 _OF_TEXTS = ("text_encoder", "tokenizer")
 _TEXTS = tuple(f"{p}prompt{n}" for p in ("", "negative_") for n in ("", "_2", "_3"))

@@ -19,7 +19,7 @@ from diffusax.networks import Model, load_network
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, as_list
 from diffusax.pipelines.tasks.image_prompts import call_features, encode_images
-from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.switches import in_mesh
 
 log = logging.getLogger(__name__)
 

@@ -47,13 +47,12 @@ from diffusax.pipelines.tasks.unused import prepare_call
 from diffusax.runtime.devices.mesh import (
     check_processes,
     devices_for,
-    in_mesh,
     make_mesh,
     mesh_of,
     mesh_on,
 )
 from diffusax.runtime.programs.cache import enable_compilation_cache
-from diffusax.runtime.switches import under_own_switches
+from diffusax.runtime.switches import in_mesh, under_own_switches
 from diffusax.samplers.schedulers.options import Options
 
 

@@ -5,16 +5,21 @@ the context, h w c a latent, H W an image in pixels.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from diffusax.models.adapters.image_prompts import ImageLayers, ImagePrompt
+from diffusax.models.network import Network
 from diffusax.runtime.random.noise import Noise
 from diffusax.samplers import Schedule, Table
 
 Images = list[Any]
+Encoders = tuple[Network, ...]
+"""The text encoders of a family, in order."""
+Texts = Sequence[Sequence[str]]
+"""n texts for each text encoder."""
 
 
 @jax.tree_util.register_static

@@ -27,8 +27,8 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, read_numbers
 from diffusax.pipelines.plan.plan import DecoderCondition, Decoding, PreparedRun
 from diffusax.pipelines.run import programs
-from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.devices.shares import own_images, put
+from diffusax.runtime.switches import in_mesh
 
 
 def decode_result(

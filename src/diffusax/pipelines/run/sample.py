@@ -23,10 +23,10 @@ from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.families.placement import put_plan
 from diffusax.pipelines.plan.plan import Later, Plan, PreparedRun
 from diffusax.pipelines.run import programs
-from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.devices.shares import NO_IMAGES, own_images, put
 from diffusax.runtime.random.brownian import BrownianNoise
 from diffusax.runtime.random.noise import TorchNoise
+from diffusax.runtime.switches import in_mesh
 
 # A piece shorter than this is made twice as long, so that watching costs little.
 _SECONDS_PER_PIECE = 0.1

@@ -28,11 +28,10 @@ from diffusax.pipelines.plan.arguments import (
     check_call,
     match_length,
 )
-from diffusax.pipelines.plan.plan import Prompt, Tokens
+from diffusax.pipelines.plan.plan import Encoders, Prompt, Tokens
 from diffusax.pipelines.run import programs
-from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.programs.program import Program
-from diffusax.runtime.switches import under_own_switches
+from diffusax.runtime.switches import in_mesh, under_own_switches
 
 Found = Mapping[str, Prompt]
 """Embeddings by the prefix of the arguments they are for: "" for the prompts and, where guidance
@@ -221,7 +220,7 @@ def tokenize(
 @functools.partial(Program, static=("family", "encoders", "groups", "clip_skip"), shape_of="tokens")
 def encode_texts(
     family: Family,
-    encoders: tuple[Network, ...],
+    encoders: Encoders,
     params: tuple[Params, ...],
     tokens: Tokens,
     adapters: tuple[Layers | None, ...] = (),
@@ -245,7 +244,7 @@ def encode_texts(
 
 def encode_adapted(
     family: Family,
-    encoders: tuple[Network, ...],
+    encoders: Encoders,
     params: tuple[Params, ...],
     tokens: Tokens,
     adapters: tuple[Layers | None, ...],

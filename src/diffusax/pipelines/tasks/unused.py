@@ -13,7 +13,7 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.tasks.tasks import Task, image_to_image, instruct, text_to_image
-from diffusax.runtime.devices.mesh import in_mesh
+from diffusax.runtime.switches import in_mesh
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Sharding
 
 from diffusax.runtime.devices.chips import capability_of
+from diffusax.runtime.devices.lowering import platform_of
 
 ORDERS = {"cuda": (3, 0, 1, 2)}
 """The axes of a kernel h w c d from the slowest to the quickest, by platform (`platform_of`).
@@ -25,12 +26,6 @@ _CHANNELS_FIRST = (3, 2, 0, 1)
 _CHANNELS_LAST = {"float16": (7, 0), "bfloat16": (8, 0), "float32": (8, 0)}
 """The compute capability from which XLA convolves images b h w c; before it converts them to
 b c h w, and kernels to d c h w."""
-
-
-def platform_of(device: Any) -> str:
-    """Returns JAX's name of a device's platform, for lowering: "cuda" or "rocm" for GPUs."""
-    name: str = device.platform
-    return name if name != "gpu" else "rocm" if capability_of(device) is None else "cuda"
 
 
 def is_kernel(shape: Sequence[int]) -> bool:

@@ -9,7 +9,6 @@ import jax
 from jax.sharding import Mesh
 
 from diffusax.runtime.devices.chips import CARDS, capability_of
-from diffusax.runtime.devices.layouts import platform_of
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """JAX's names of the platforms that lowerings are chosen for."""
@@ -65,6 +64,12 @@ def lowering_platforms(mesh: Mesh | None) -> tuple[str]:
     Without a mesh it is that on which JAX computes by default.
     """
     return (platform_of(_default_device() if mesh is None else mesh.devices.flat[0]),)
+
+
+def platform_of(device: Any) -> str:
+    """Returns JAX's name of a device's platform, for lowering: "cuda" or "rocm" for GPUs."""
+    name: str = device.platform
+    return name if name != "gpu" else "rocm" if capability_of(device) is None else "cuda"
 
 
 def platform_for(arrays: Iterable[Any]) -> str:

@@ -7,7 +7,6 @@ fourth, "context", which splits the tokens of an image; each device has all keys
 attention (Li et al. 2021, "Sequence Parallelism", without the ring).
 """
 
-import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +18,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from diffusax.runtime.devices.layouts import ORDERS, is_kernel, platform_of
-from diffusax.runtime.switches import own_switches
+from diffusax.runtime.devices.layouts import ORDERS, is_kernel
+from diffusax.runtime.devices.lowering import platform_of
 
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
@@ -82,20 +81,6 @@ def make_mesh(
     sizes |= dict.fromkeys(open_axes, len(devices) // known)
     axes = _KNOWN if sizes.get(CONTEXT_AXIS, 1) > 1 else AXES
     return Mesh(np.asarray(devices).reshape([sizes[axis] for axis in axes]), axes)
-
-
-def in_mesh(mesh: Mesh | None) -> Any:
-    """Returns the context in which programs for the mesh are traced and called.
-
-    None, for a single device, leaves `own_switches` alone.
-    """
-    return own_switches() if mesh is None else _in_mesh(mesh)
-
-
-@contextlib.contextmanager
-def _in_mesh(mesh: Mesh) -> Iterator[None]:
-    with own_switches(), jax.set_mesh(mesh):
-        yield
 
 
 def check_processes(mesh: Mesh) -> None:

@@ -19,16 +19,17 @@ import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from diffusax.runtime.compat import is_tracing
-from diffusax.runtime.devices.layouts import ORDERS, order_of, platform_of
+from diffusax.runtime.devices.layouts import ORDERS, order_of
 from diffusax.runtime.devices.lowering import (
     compiler_options,
     lowering_for,
     platform_for,
+    platform_of,
 )
-from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.programs import room
 from diffusax.runtime.programs.cache import check_compilation_cache
 from diffusax.runtime.programs.flops import count_flops
+from diffusax.runtime.switches import in_mesh
 
 log = logging.getLogger(__name__)
 

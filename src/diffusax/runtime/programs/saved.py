@@ -15,7 +15,6 @@ from jax.sharding import Mesh, NamedSharding
 
 from diffusax._version import __version__
 from diffusax.boundary.files import load_json, write_json, written_whole
-from diffusax.runtime.devices.mesh import in_mesh
 from diffusax.runtime.programs.cache import without_compilation_cache
 from diffusax.runtime.programs.program import (
     PROGRAMS,
@@ -26,6 +25,7 @@ from diffusax.runtime.programs.program import (
     key,
     lower,
 )
+from diffusax.runtime.switches import in_mesh
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The LoRAs of a catalogue, loaded when a drawing names them."""
+"""The LoRAs of a catalogue, loaded when a request names them."""
 
 import collections
 import threading
@@ -14,7 +14,7 @@ _MOST = 16
 
 
 class Adapters:
-    """Loads LoRAs into pipelines, and forgets the least recently used. Any thread may call it."""
+    """Loads LoRAs into pipelines and evicts the least recently used. Any thread may call it."""
 
     def __init__(self, most: int = _MOST):
         """Starts without LoRAs. most: those of a model that stay in memory."""
@@ -24,9 +24,9 @@ class Adapters:
         )
 
     def load(self, pipe: Any, weights: Mapping[str, Any], catalogue: Any) -> dict[str, Any]:
-        """Loads the LoRAs that a drawing names, and returns their weights for a call.
+        """Loads the LoRAs that a request names and returns their weights for a call.
 
-        A file that has changed since is read again. Drawings under way keep what they have.
+        Reads a file again if it has changed. Images under way keep the weights that they have.
 
         Args:
             pipe: the pipeline.

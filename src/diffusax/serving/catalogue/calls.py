@@ -1,4 +1,4 @@
-"""Turns drawings into the arguments of calls: checks them, and fills in what they leave open."""
+"""Turns requests into arguments of calls: checks them and fills in what they leave open."""
 
 import dataclasses
 import inspect
@@ -31,18 +31,18 @@ _WITH_ETA = ("DDIMScheduler", "TCDScheduler")
 def complete(
     checkpoint: Checkpoint, drawing: Drawing, controlnets: Mapping[str, FileEntry]
 ) -> Drawing:
-    """Returns a drawing with the defaults of its model for all that it leaves open.
+    """Fills in the defaults of the model for all that a request leaves open.
 
     Its images become upright RGB. Without a mask, width and height are those of the image to start
-    from, rounded down to what the model can draw, and the image gets this size.
+    from, rounded down to a size that the model can generate, and the image gets this size.
 
     Args:
         checkpoint: the model.
-        drawing: the drawing.
+        drawing: what to generate.
         controlnets: the ControlNets that it names, by name.
 
     Raises:
-        Refused: the model cannot make it; says why, and what it can do.
+        Refused: the model cannot generate it; says why, and what the model can do.
     """
     drawing = _with_images(checkpoint, drawing)
     task = _task(checkpoint, drawing)
@@ -71,7 +71,7 @@ def complete(
 
 
 def arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) -> dict[str, Any]:
-    """Returns the arguments of a pipeline's call for one image of a completed drawing.
+    """Returns the arguments of a pipeline's call for one image of a completed request.
 
     The seed, the sampler and the adapters are left out, and the prompt is without the tags of
     LoRAs. A negative prompt is left out for pipelines that have none (consistency models).
@@ -80,11 +80,11 @@ def arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) -> di
     """
     scheduler = scheduler_from_name(drawing.sampler or "", scheduler)
     own = step_arguments(pipeline_class, drawing, scheduler)
-    return _taken(pipeline_class, {**_settings(drawing), **own, **_pictures(drawing)})
+    return _taken(pipeline_class, {**_settings(drawing), **own, **_images(drawing)})
 
 
 def adapters_of(drawing: Drawing) -> dict[str, Any]:
-    """Returns the weights of the LoRAs of a drawing: its own, and those that its prompt names.
+    """Returns the weights of the LoRAs that a request and its prompt name.
 
     Raises:
         Refused: a tag in the prompt cannot be read.
@@ -97,7 +97,6 @@ def adapters_of(drawing: Drawing) -> dict[str, Any]:
 
 
 def _settings(drawing: Drawing) -> dict[str, Any]:
-    """Returns the arguments that are no pictures."""
     found: dict[str, Any] = {
         "prompt": read_tags(drawing.prompt)[0],
         "negative_prompt": drawing.negative_prompt or None,
@@ -121,7 +120,7 @@ def _settings(drawing: Drawing) -> dict[str, Any]:
     return found
 
 
-def _pictures(drawing: Drawing) -> dict[str, Any]:
+def _images(drawing: Drawing) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if drawing.image is not None:
         found["image"] = drawing.image
@@ -145,7 +144,7 @@ def _each(drawing: Drawing, name: str) -> Any:
 
 
 def _with_images(checkpoint: Checkpoint, drawing: Drawing) -> Drawing:
-    """Returns the drawing with images of the right modes, and no fields that its model lacks."""
+    """Converts the images to the right modes and drops fields that the model lacks."""
     for name, needs in _NEEDS:
         if getattr(drawing, name) not in (None, 0, 0.0) and getattr(drawing, needs) is None:
             raise Refused(f"{name} needs {needs}; give both, or neither", param=name)
@@ -168,7 +167,7 @@ def _with_images(checkpoint: Checkpoint, drawing: Drawing) -> Drawing:
 
 
 def _read(name: str, image: Any, read: Callable[[Any], Any]) -> Any:
-    """Returns an image upright. Paths are refused: they might come from a client."""
+    """Reads an image. Refuses paths, which might come from a client."""
     if not isinstance(image, Image.Image):
         raise Refused(f"{name} must be a PIL image (got {type(image).__name__})", param=name)
     try:
@@ -178,7 +177,7 @@ def _read(name: str, image: Any, read: Callable[[Any], Any]) -> Any:
 
 
 def _task(checkpoint: Checkpoint, drawing: Drawing) -> str:
-    """Returns the task, which must be one of the model's."""
+    """Returns the task; raises Refused unless the model can do it."""
     entry, task = checkpoint.entry, drawing.task
     if task in entry.tasks:
         return task
@@ -224,7 +223,7 @@ def _check_controls(
 
 
 def _sampler(checkpoint: Checkpoint, name: str | None) -> str:
-    """Returns the name of the sampler, which must suit the model."""
+    """Returns the name of the sampler; raises Refused unless it suits the model."""
     if name is None:
         return checkpoint.entry.sampler
     try:
@@ -239,7 +238,7 @@ def _sampler(checkpoint: Checkpoint, name: str | None) -> str:
 
 
 def _check_eta(checkpoint: Checkpoint, drawing: Drawing) -> None:
-    """Raises Refused for an eta that the drawing's sampler would not read."""
+    """Raises Refused for an eta that the sampler would not read."""
     scheduler = scheduler_from_name(drawing.sampler or "", checkpoint.scheduler)
     if drawing.eta and scheduler.class_name not in _WITH_ETA:
         raise Refused(
@@ -267,7 +266,7 @@ def _size(checkpoint: Checkpoint, drawing: Drawing) -> tuple[int, int]:
 
 
 def _resized(drawing: Drawing) -> Drawing:
-    """Returns the drawing with its image in the size of what is drawn, unless it is inpainted."""
+    """Resizes the image to start from to the size to generate, except for inpainting."""
     if drawing.task not in (IMAGE, EDIT):
         return drawing
     size = drawing.height or 0, drawing.width or 0

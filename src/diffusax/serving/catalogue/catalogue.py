@@ -1,4 +1,4 @@
-"""The catalogue: what a server can draw with, by names, and what of it is in memory."""
+"""The catalogue: the models that a server offers by name, and those in memory."""
 
 import dataclasses
 import logging
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 class Catalogue:
     """The models, LoRAs, embeddings and ControlNets of a server, and the pipelines in memory.
 
-    Clients name what is listed; a name from a request is looked up and never becomes a path. Models
-    are loaded when a drawing first needs them. Any thread may call the methods.
+    Clients name what is listed; a name from a client is looked up and never becomes a path. Models
+    are loaded when a request first needs them. Any thread may call the methods.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Catalogue:
         """Lists what there is; loads nothing.
 
         Args:
-            model: the model for drawings that name none: a folder in diffusers' layout, a single
+            model: the model for requests that name none: a folder in diffusers' layout, a single
                 file, a Hub repository id, "emoji", or a name in the folder of models. None takes
                 the folder's first.
             folder: the folder of models, in the layout of A1111 or ComfyUI or of your own.
             dtype: the dtype of parameters and computation; float32 by default.
-            device: the device to draw on, see `DiffusionPipeline.from_pretrained`.
-            mesh: the devices to draw on, see `DiffusionPipeline.from_pretrained`.
-            memory: the bytes that parameters may take; six tenths of a device's by default. Models
-                that no drawing uses leave memory, the least recently used first.
+            device: the device to generate on, see `DiffusionPipeline.from_pretrained`.
+            mesh: the devices to generate on, see `DiffusionPipeline.from_pretrained`.
+            memory: the bytes that parameters may take; six tenths of a device's by default. Unused
+                models are evicted, least recently used first.
 
         Raises:
             ValueError: the model or the folder cannot be read; says why.
@@ -71,12 +71,12 @@ class Catalogue:
 
     @property
     def models(self) -> list[ModelEntry]:
-        """The models that drawings can name, the default first."""
+        """The models that clients can name, the default first."""
         return [self._current(checkpoint.entry) for checkpoint in self._models.values()]
 
     @property
     def loras(self) -> list[FileEntry]:
-        """The LoRAs that drawings can name; whether one fits a model shows when it is loaded."""
+        """The LoRAs that clients can name; loading one tells whether it fits a model."""
         return list(self._loras.values())
 
     @property
@@ -86,11 +86,11 @@ class Catalogue:
 
     @property
     def controlnets(self) -> list[FileEntry]:
-        """The ControlNets that drawings can name."""
+        """The ControlNets that clients can name."""
         return list(self._controlnets.values())
 
     def refresh(self) -> None:
-        """Lists the folder anew. What is gone or has changed leaves memory; drawings keep theirs.
+        """Lists the folder again and evicts what is gone or has changed, once no image uses it.
 
         Raises:
             ValueError: the folder, or the default model, is not there any more.
@@ -140,10 +140,10 @@ class Catalogue:
         return _look_up(self._loras, name, "adapters", "LoRA")
 
     def check(self, drawing: Drawing) -> Drawing:
-        """Returns the drawing with the defaults of its model; loads nothing.
+        """Checks a request and fills in the defaults of its model; loads nothing.
 
         Raises:
-            Refused: its model cannot make it; says why.
+            Refused: its model cannot generate it; says why.
             NotFound: the catalogue lacks its model, or a ControlNet or LoRA that it names.
         """
         drawing = typed(drawing)
@@ -154,10 +154,10 @@ class Catalogue:
         return complete(checkpoint, drawing, nets)
 
     def acquire(self, drawing: Drawing) -> tuple[Any, dict[str, Any]]:
-        """Returns the pipeline for a drawing that `check` returned, and the arguments of its call.
+        """Returns the pipeline for a request that `check` returned, and the arguments of its call.
 
-        The arguments lack the seed, the sampler and the adapters. The model is loaded if it must
-        be, which takes a while, and stays in memory until `release`.
+        Loads the model if it is not in memory, and keeps it there until `release`. The arguments
+        lack the seed, the sampler and the adapters.
 
         Raises:
             Refused: the model cannot be loaded; says why.
@@ -169,11 +169,11 @@ class Catalogue:
         return pipe, arguments(type(pipe), drawing, model.scheduler)
 
     def release(self, pipe: Any) -> None:
-        """Lets a pipeline of `acquire` go. Once for each time that it was acquired."""
+        """Releases a pipeline, once for each `acquire`."""
         self._residents.release(pipe)
 
     def _described(self, found: Found) -> Checkpoint:
-        """Returns a model of the folder; a single file that has not changed is not read again."""
+        """Describes a model of the folder; reads a single file again only after a change."""
         stat = found.path.stat()
         key = found, stat.st_mtime_ns, stat.st_size
         if key not in self._read:
@@ -185,7 +185,7 @@ class Catalogue:
         return self._read[key]
 
     def _alias(self, path: Path) -> str | None:
-        """Returns the name in a LoRA's header, which is read once while the file is the same."""
+        """Returns the name in a LoRA's header; reads it again only after a change."""
         key = path, path.stat().st_mtime_ns
         if key not in self._aliases:
             self._aliases[key] = output_name(path)
@@ -232,7 +232,7 @@ def _add_default(
 def _files(
     found: Sequence[Found], kind: str, alias: Callable[[Path], str | None] = lambda path: None
 ) -> dict[str, FileEntry]:
-    """Returns the entries of a kind of which headers alone are read, by name."""
+    """Returns the entries of a kind by name, for kinds of which only headers are read."""
     own = [one for one in found if one.kind == kind]
     return {
         one.name: FileEntry(
@@ -247,7 +247,7 @@ def _files(
 
 
 def _look_up(listed: Mapping[str, Any], name: str, param: str, kind: str) -> Any:
-    """Returns what is listed under a name, or else has it as title or as the file's name.
+    """Finds an entry by its name, or else by its title or its file's name.
 
     Raises:
         NotFound: there is none, or several that are called so.

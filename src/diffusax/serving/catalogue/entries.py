@@ -42,12 +42,12 @@ AUTOS: dict[str, Any] = {
 
 
 _TEXTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
-"""What is not looked at before a model is loaded: writing tokenizers takes most of the time."""
+"""What is read only when a model is loaded: writing tokenizers takes most of the time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelEntry:
-    """A model that clients can name, with the defaults of its first task."""
+class ModelDescription:
+    """A model, with the defaults of its first task."""
 
     name: str
     title: str
@@ -64,11 +64,18 @@ class ModelEntry:
     steps: int
     guidance_scale: float
     image_guidance_scale: float | None
-    """None unless the model edits pictures."""
+    """None unless the model edits images."""
     sampler: str
     """The checkpoint's own sampler."""
     samplers: tuple[str, ...]
     """The samplers that suit the model."""
+    loaded: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelEntry(ModelDescription):
+    """A model that clients can name, with its place on the disk."""
+
     path: Path
     loaded: bool = False
 
@@ -114,15 +121,11 @@ class Checkpoint:
         Raises:
             ValueError: diffusax has no such class for the family.
         """
-        if task == "edit":
-            return self.origin
-        return AUTOS[task].find_class(self.origin, steered)
+        return _class_for(self.origin, task, steered=steered)
 
     def defaults(self, pipeline_class: Any) -> dict[str, Any]:
         """Returns the defaults of a call: the checkpoint's own, then those of the class."""
-        parameters = inspect.signature(pipeline_class.__call__).parameters
-        found = {name: parameter.default for name, parameter in parameters.items()}
-        return {**found, **{k: v for k, v in self.call_defaults.items() if k in found}}
+        return _defaults(pipeline_class, self.call_defaults)
 
     def count_parameters(self) -> int:
         """Returns the number of parameters, from the headers of the files.
@@ -145,7 +148,7 @@ class Checkpoint:
 
 
 def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
-    """Reads what a checkpoint can do from its configs and headers; loads no parameters.
+    """Reads from configs and headers what a checkpoint can do; loads no parameters.
 
     Args:
         source: a folder in diffusers' layout, a single file, an embedded name or a Hub repository.
@@ -153,7 +156,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         title: the title for people.
 
     Raises:
-        ValueError: it cannot be read, or diffusax cannot draw with it on request; says why.
+        ValueError: it cannot be read, or diffusax cannot generate with it from a prompt; says why.
     """
     folder = resolve(source, weights=False, skip=_TEXTS)
     class_name, listed, options = read_model_index(folder)
@@ -173,6 +176,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
     scheduler = _scheduler(folder, listed, origin)
     height, width = parts.default_size
     call_defaults = read_call_defaults(folder)
+    own = _defaults(_class_for(origin, kind), call_defaults)
     entry = ModelEntry(
         name=name,
         title=title,
@@ -183,24 +187,16 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         height=height,
         multiple=parts.latents.multiple,
         pixels=pixel_range(parts),
-        steps=0,
-        guidance_scale=1.0,
-        image_guidance_scale=None,
+        steps=int(own["num_inference_steps"]),
+        guidance_scale=float(own["guidance_scale"]),
+        image_guidance_scale=own.get("image_guidance_scale"),
         sampler=sampler_name(scheduler),
         samplers=_samplers_for(scheduler),
         path=Path(source),
     )
     dim = parts.denoiser.context_dim
     changed = last_change(path.expanduser())
-    found = Checkpoint(entry, source, folder, origin, call_defaults, scheduler, dim, changed)
-    own = found.defaults(found.pipeline_class(kind))
-    entry = dataclasses.replace(
-        entry,
-        steps=int(own["num_inference_steps"]),
-        guidance_scale=float(own["guidance_scale"]),
-        image_guidance_scale=own.get("image_guidance_scale"),
-    )
-    return dataclasses.replace(found, entry=entry)
+    return Checkpoint(entry, source, folder, origin, call_defaults, scheduler, dim, changed)
 
 
 def describe_controlnet(path: Path, name: str, title: str) -> FileEntry:
@@ -235,7 +231,7 @@ def last_change(path: Path) -> int:
 
 
 def _kind(parts: Components, origin: Any, source: str | Path) -> Task:
-    """Returns the kind of a model, which the channels of its network's input say."""
+    """Finds the kind of a model by the input channels of its network."""
     latent, channels = parts.latents.channels, parts.denoiser.in_channels
     if channels == 2 * latent and origin.task is instruct:
         return "edit"
@@ -249,12 +245,20 @@ def _kind(parts: Components, origin: Any, source: str | Path) -> Task:
     return "image-to-image" if parts.options.get("requires_aesthetics_score") else "text-to-image"
 
 
+def _class_for(origin: Any, task: str, *, steered: bool = False) -> Any:
+    return origin if task == "edit" else AUTOS[task].find_class(origin, steered)
+
+
+def _defaults(pipeline_class: Any, call_defaults: dict[str, float]) -> dict[str, Any]:
+    parameters = inspect.signature(pipeline_class.__call__).parameters
+    found = {name: parameter.default for name, parameter in parameters.items()}
+    return {**found, **{k: v for k, v in call_defaults.items() if k in found}}
+
+
 def _does(origin: Any, task: Task) -> bool:
     """Returns whether diffusax has a class of pipelines for a task and a model's family."""
-    if task == "edit":
-        return True
     try:
-        AUTOS[task].find_class(origin, False)
+        _class_for(origin, task)
     except ValueError:
         return False
     return True

@@ -39,11 +39,11 @@ class Found:
 
 
 def find_files(folder: Path) -> tuple[list[Found], dict[Path, str]]:
-    """Finds what a folder holds; reads headers of files alone.
+    """Finds what a folder holds; reads only headers of files.
 
     The folder may be A1111's or ComfyUI's own, their folder `models`, or hold checkpoints, in
-    diffusers' layout or as single files, at its top and in folders of any name. What lies in none
-    of the known folders is told apart by the tensors in it.
+    diffusers' layout or as single files, at its top and in folders of any name. Files in other
+    folders are told apart by their tensors.
 
     Returns:
         what was found, sorted by kind and title, and the reasons for files that cannot be read.

@@ -88,7 +88,7 @@ def count_bytes(params: Any) -> int:
 
 
 def _load_embeddings(pipe: Any, entries: Sequence[FileEntry]) -> None:
-    """Loads the embeddings that fit a pipeline; the log tells of the others."""
+    """Loads the embeddings that fit a pipeline; logs the others."""
     try:
         # Each call copies the text encoder's table, so one call loads as many as it can.
         pipe.load_textual_inversion([entry.path for entry in entries])

@@ -1,4 +1,4 @@
-"""The models and ControlNets in memory: loaded when needed, forgotten where there is no room."""
+"""Keeps models and ControlNets in memory: loads them when needed and evicts unused ones."""
 
 import collections
 import dataclasses
@@ -33,7 +33,7 @@ class _Pin:
 
 
 class Residents:
-    """What is in memory. Any thread may call the methods; one at a time loads."""
+    """The models and ControlNets in memory. Any thread may call it; one at a time loads."""
 
     def __init__(self, options: Mapping[str, Any], memory: int | None):
         """Starts empty.
@@ -88,7 +88,7 @@ class Residents:
                 return pipe
 
     def release(self, pipe: Any) -> None:
-        """Lets a pipeline go, once for each time that it was acquired."""
+        """Releases a pipeline, once for each `acquire`."""
         with self._lock:
             pin = self._pins.get(id(pipe))
             if pin is None:
@@ -104,7 +104,7 @@ class Residents:
         controlnets: Mapping[str, FileEntry],
         embeddings: Sequence[FileEntry],
     ) -> None:
-        """Forgets what is not listed any more, or has changed; drawings under way keep it."""
+        """Evicts what is no longer listed or has changed; images under way keep it."""
         with self._lock:
             for (kind, name), held in list(self._held.items()):
                 if kind == "controlnet":
@@ -121,7 +121,7 @@ class Residents:
         controlnets: Sequence[FileEntry],
         embeddings: Sequence[FileEntry],
     ) -> Any:
-        """Returns the pipeline and counts its use; None where not all of it is in memory."""
+        """Returns the pipeline and counts its use; None unless all of it is in memory."""
         with self._lock:
             model = self._model(checkpoint, embeddings)
             nets = {one.name: self._controlnet(one) for one in controlnets}
@@ -174,7 +174,7 @@ class Residents:
         return held if held is not None and held.entry == entry else None
 
     def _make_room(self, wanted: int, keep: frozenset[Key] = frozenset()) -> None:
-        """Forgets what is not in use until so many bytes fit, the least recently used first."""
+        """Evicts unused models, least recently used first, until the bytes fit."""
         limit = self._limit()
         if limit is None:
             return

@@ -1,4 +1,4 @@
-"""What a client asks for, checked, and told as text in an image's file.
+"""What a client can ask for, its checks, and its text in an image's file.
 
 Begin with `drawing`, whose fields all interfaces of the server share.
 """

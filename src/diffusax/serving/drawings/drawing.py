@@ -1,4 +1,4 @@
-"""What a client asks for: a drawing, with the settings of `diffusax.serving`'s interfaces."""
+"""What a client asks for, with the settings that all interfaces of the server share."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from diffusax.serving.drawings.errors import Refused
 
 TEXT, IMAGE, INPAINT, EDIT = "text-to-image", "image-to-image", "inpainting", "edit"
 TASKS = TEXT, IMAGE, INPAINT, EDIT
-"""The tasks of drawings."""
+"""What a client can ask for."""
 
 # The types of fields, with their ranges, and what all interfaces say of them.
 Text = Annotated[str, Meta(max_length=1_000_000)]
@@ -72,7 +72,7 @@ ControlEnd = Annotated[Share, Meta(description="The part of the run until which 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlSettings:
-    """How a ControlNet steers, without the picture that it sees."""
+    """How a ControlNet steers, without its image."""
 
     model: ControlModel
     scale: ControlScale = 1.0
@@ -82,7 +82,7 @@ class ControlSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Control(ControlSettings):
-    """A picture that steers a drawing through a ControlNet."""
+    """A ControlNet that steers, with its image."""
 
     image: Any
     """What it sees, a PIL image: edges, depth, a pose."""
@@ -90,7 +90,7 @@ class Control(ControlSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of a drawing that are no pictures. What is None takes the model's own value."""
+    """The settings of a request, without its images. None takes the model's own value."""
 
     prompt: Prompt = ""
     negative_prompt: NegativePrompt = ""
@@ -117,21 +117,21 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drawing(Settings):
-    """A drawing to make; image i is drawn by itself, and can be drawn again."""
+    """Images to generate. Image i has the seed plus i, and can be generated again by itself."""
 
     image: Any = None
     """A PIL image to start from, or to edit where the model is InstructPix2Pix's."""
     mask_image: Any = None
-    """A PIL image, white where to draw anew."""
+    """A PIL image, white where to generate anew."""
     controls: tuple[Control, ...] = ()
-    """The ControlNets that steer, with their pictures."""
+    """The ControlNets that steer, with their images."""
 
     @property
     def task(self) -> str:
         """The task: one of TASKS.
 
-        An edit is a drawing over an image with an image guidance scale, which the catalogue gives
-        to drawings of models that edit.
+        An edit starts from an image and has an image guidance scale, which the catalogue fills in
+        for models that edit.
         """
         if self.image is None:
             return TEXT
@@ -155,8 +155,17 @@ _NAMES = {
 _WORDS = Words("{where}{name} must be {must} (got {value})", (in_words(_NAMES),), shortened)
 
 
+def settings_of(drawing: Drawing) -> dict[str, Any]:
+    """Returns the fields of a request without its images."""
+    found = {name: getattr(drawing, name) for name in FIELDS}
+    controls = [
+        {name: getattr(control, name) for name in CONTROL_FIELDS} for control in drawing.controls
+    ]
+    return {**found, "adapters": dict(drawing.adapters), "controls": controls}
+
+
 def typed(drawing: Drawing) -> Drawing:
-    """Returns a drawing whose fields have their types.
+    """Converts the fields of a request to their types.
 
     Raises:
         Refused: one has another type or is out of its range; names it, its value and what is valid.

@@ -1,8 +1,8 @@
-"""The errors that tell a client why its drawing was not made."""
+"""The errors that tell a client why it gets no images."""
 
 
 class Refused(ValueError):
-    """A drawing that cannot be made; the message names the argument, its value and the mend."""
+    """A request that cannot be met; the message names the argument, its value and the mend."""
 
     status = 422
     """The HTTP status that says the same."""
@@ -47,21 +47,21 @@ class Busy(Refused):
 
 
 class Closing(Refused):
-    """The server is about to end and takes no more drawings."""
+    """The server is about to end and takes no more requests."""
 
     status = 503
     code = "closing"
 
 
 class Failed(Refused):
-    """A drawing failed while it was made, through no fault of its arguments."""
+    """Generating failed through no fault of the arguments."""
 
     status = 500
     code = "failed"
 
 
 class TooLate(Refused):
-    """A drawing was not ready at its deadline."""
+    """The images were not ready at the deadline."""
 
     status = 504
     code = "deadline"

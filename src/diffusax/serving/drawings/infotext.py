@@ -1,4 +1,4 @@
-"""Settings of drawings as text in images, as stable-diffusion-webui has it, both directions."""
+"""Writes settings as text into images and reads them back, in stable-diffusion-webui's form."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from diffusax.boundary.convert import Mismatch, convert
 from diffusax.infotext import text as infotext
 from diffusax.infotext.files import texts_of
 from diffusax.infotext.others import webui_text
-from diffusax.serving.drawings.drawing import CONTROL_FIELDS, EDIT, FIELDS, INPAINT, TEXT, Drawing
+from diffusax.serving.drawings.drawing import EDIT, FIELDS, INPAINT, TEXT, Drawing, settings_of
 from diffusax.serving.drawings.errors import Refused
 
 _LONGEST, _LONGEST_OWN = 100_000, 1_000_000
@@ -31,36 +31,28 @@ def write_infotext(drawing: Drawing, seed: int, more: Mapping[str, Any] | None =
     """Returns the text `parameters` for the file of one image.
 
     Args:
-        drawing: the drawing with all values that its model gives, as `Catalogue.check` returns it.
+        drawing: what was generated, with its model's values, as `Catalogue.check` returns it.
         seed: the image's own seed.
         more: further settings by webui's names.
     """
     task = drawing.task
-    fields = {name: getattr(drawing, name) for name in FIELDS if name != "num_images"}
+    fields = {**settings_of(drawing), "seed": seed}
+    del fields["num_images"]
     if task in (TEXT, EDIT):
         fields["strength"] = None
     if task != INPAINT:
         fields["mask_blur"] = None
-    fields["controls"] = [
-        {name: getattr(control, name) for name in CONTROL_FIELDS} for control in drawing.controls
-    ]
-    return infotext.write({**fields, "seed": seed, "adapters": dict(drawing.adapters)}, more)
-
-
-def read_infotext(text: str) -> dict[str, Any]:
-    """Reads the fields of `Drawing` from a text `parameters`, see `read_text`."""
-    return read_text(text).settings
+    return infotext.write(fields, more)
 
 
 def read_text(text: str) -> ImageSettings:
     """Reads a text `parameters`, of this server, of webui, or of a program with its form.
 
-    LoRAs that webui's prompts name stay in the prompt. What has no field here, is out of its range
-    or names an unknown sampler is left out and told, and so are ControlNets, whose images the text
-    does not hold.
+    LoRAs that webui's prompts name stay in the prompt. Lists as left out what has no field here,
+    is out of its range or names an unknown sampler, and ControlNets, whose images the text lacks.
 
     Raises:
-        Refused: the text is longer than any drawing's.
+        Refused: the text is longer than any that diffusax writes.
     """
     own = f", {infotext.EXACT}: " in text[:_LONGEST_OWN]
     if len(text) > (_LONGEST_OWN if own else _LONGEST):
@@ -101,11 +93,6 @@ def read_image(image: Any) -> ImageSettings:
             param="image",
         )
     return read_text(text)
-
-
-def read_settings(image: Any) -> dict[str, Any]:
-    """Reads the fields of `Drawing` from an image's file, see `read_image`."""
-    return read_image(image).settings
 
 
 def text_in(image: Any) -> str:

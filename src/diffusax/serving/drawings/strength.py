@@ -1,4 +1,4 @@
-"""Which steps of its sampler a drawing over an image runs, by the rules of diffusers and A1111."""
+"""Which steps of a sampler run over an image, by the rules of diffusers and A1111."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _LESS_THAN_ALL = 0.999
 
 
 def count_steps(drawing: Drawing) -> int:
-    """Returns about how many steps a completed drawing runs, at least 1."""
+    """Estimates how many steps a completed request runs, at least 1."""
     steps, strength = drawing.num_inference_steps or 1, drawing.strength
     if strength is None or drawing.strength_rule == "exact":
         return steps
@@ -22,7 +22,7 @@ def count_steps(drawing: Drawing) -> int:
 
 
 def check_strength(pipeline_class: Any, drawing: Drawing) -> None:
-    """Raises Refused where diffusers' rule leaves no step of a completed drawing."""
+    """Raises Refused where diffusers' rule leaves no step of a completed request."""
     steps, strength = drawing.num_inference_steps, drawing.strength
     if not _begins_late(pipeline_class, drawing) or drawing.strength_rule != "diffusers":
         return
@@ -36,7 +36,7 @@ def check_strength(pipeline_class: Any, drawing: Drawing) -> None:
 
 
 def step_arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) -> dict[str, Any]:
-    """Returns the arguments of a pipeline's call that run a drawing's steps.
+    """Returns the arguments of a pipeline's call that run a request's steps.
 
     These are the number of steps and the strength, and for a schedule that is longer than the run
     prompts whose changes are counted in its steps. Where a strength would need a schedule of more
@@ -46,7 +46,7 @@ def step_arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) 
 
     Args:
         pipeline_class: the class of the pipeline.
-        drawing: the completed drawing.
+        drawing: the completed request.
         scheduler: its sampler.
     """
     steps, strength = drawing.num_inference_steps, drawing.strength
@@ -73,13 +73,13 @@ def step_arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) 
 
 
 def _prompts(drawing: Drawing, steps: int) -> dict[str, str]:
-    """Returns a drawing's prompts with their changes counted in steps."""
+    """Returns the prompts with their changes counted in steps."""
     texts = {"prompt": read_tags(drawing.prompt)[0], "negative_prompt": drawing.negative_prompt}
     return {name: with_whole_steps(text, steps) for name, text in texts.items() if text}
 
 
 def _begins_late(pipeline_class: Any, drawing: Drawing) -> bool:
-    """Returns whether a drawing's run leaves out the first steps of its sampler."""
+    """Returns whether the run leaves out the first steps of its sampler."""
     return drawing.task in (IMAGE, INPAINT) and (
         pipeline_class.task is not consistency_image_to_image
     )

@@ -33,13 +33,13 @@ class EngineSettings:
     adapter_rank: int = 64
     """The total rank of LoRAs that a batch has room for."""
     policy: Literal["running", "one", "whole"] = "running"
-    """Who joins a batch when: as images end soonest, one at a time, or whole batches of equals."""
+    """When images join a batch: so that they end soonest, one at a time, or in whole batches."""
     most_queued: int = 64
     """The jobs that may wait."""
     most_per_client: int | None = None
     """The jobs of one client that may wait or run; None for any number."""
     most_live_bytes: int = 2**30
-    """The bytes of the images of jobs that wait or run, given and drawn."""
+    """The bytes of the images of jobs that wait or run, given and generated."""
     most_kept: int = 100
     """The jobs that have ended and can still be asked for."""
     most_kept_bytes: int = 256 * 2**20
@@ -85,9 +85,9 @@ class EngineState:
 
 
 class Engine:
-    """Draws what is submitted, as many drawings at once as are worth it.
+    """Generates the images of jobs, as many at once as is worth it.
 
-    Drawings join a running batch at its next step, see `diffusax.RunningBatch`; those of another
+    Images join a running batch at its next step, see `diffusax.RunningBatch`; those of another
     model or size form a batch of their own, and the batches take turns. Any thread may call the
     methods.
 
@@ -122,21 +122,21 @@ class Engine:
         deadline: float | None = None,
         checked: bool = False,
     ) -> Job:
-        """Adds a drawing to the queue, and returns its job.
+        """Adds a request to the queue and returns its job.
 
         Args:
-            drawing: the drawing.
+            drawing: what to generate.
             client: who asks for it; clients have equal shares of the device.
-            priority: drawings with a higher one come first.
+            priority: jobs with a higher one come first.
             deadline: the seconds within which it must be done; never more than the settings'.
-            checked: whether the drawing is what the catalogue's `check` returned.
+            checked: whether the catalogue's `check` returned `drawing`.
 
         Raises:
-            Refused: the drawing cannot be made; says why.
+            Refused: it cannot be generated; says why.
             NotFound: it names something that the catalogue lacks.
-            Busy: the queue, or the client's part of it, is full, or the pictures of all jobs take
+            Busy: the queue, or the client's part of it, is full, or the images of all jobs take
                 too much memory.
-            Closing: the engine takes no more drawings.
+            Closing: the engine takes no more jobs.
         """
         try:
             drawing = drawing if checked else self.catalogue.check(drawing)
@@ -183,11 +183,11 @@ class Engine:
         )
 
     def warm(self, drawings: Iterable[Drawing]) -> None:
-        """Draws these and compiles all sizes of their batches; what comes later need not wait.
+        """Generates these and compiles all sizes of their batches; later ones need not wait.
 
         Raises:
-            Refused: one of them cannot be drawn.
-            Closing: the engine takes no more drawings.
+            Refused: one of them cannot be generated.
+            Closing: the engine takes no more jobs.
         """
         for drawing in drawings:
             checked = self.catalogue.check(drawing)
@@ -201,12 +201,10 @@ class Engine:
             time.sleep(0.05)
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Takes no more drawings, and waits until those that have begun have ended.
-
-        Those that have not begun end at once.
+        """Takes no more jobs, ends those that wait, and finishes those that have begun.
 
         Args:
-            timeout: the seconds after which it waits no longer.
+            timeout: the most seconds to wait.
 
         Returns:
             Whether all have ended.
@@ -216,7 +214,7 @@ class Engine:
         until = None if timeout is None else time.monotonic() + timeout
         for job in self.jobs():
             if job.started is None:
-                closing = Closing("the server ends; send the drawing to it again later")
+                closing = Closing("the server ends; send the request again later")
                 job.end("failed", closing)
         for job in self.jobs():
             job.wait(None if until is None else max(0.0, until - time.monotonic()))
@@ -274,7 +272,7 @@ class Engine:
         return job
 
     def _changed(self, job: Job) -> None:
-        """Takes note of a job that has ended, or that somebody wants to see."""
+        """Counts a job that has ended, and wakes the engine's thread."""
         if job.is_over:
             with self._lock:
                 self.metrics.count_job(job.state)
@@ -294,7 +292,7 @@ class Engine:
 
 
 def count_bytes(job: Job) -> int:
-    """Returns the bytes of the images of a job, drawn and given."""
+    """Returns the bytes of a job's images, generated and given."""
     return _given_bytes(job.drawing) + _bytes([*job.images, job.preview])
 
 

@@ -1,4 +1,4 @@
-"""A job: a drawing on its way, which many may watch."""
+"""A job: a request on its way, which many may watch."""
 
 import logging
 import secrets
@@ -31,7 +31,7 @@ Callback = Callable[[Event], None]
 
 
 class Job:
-    """A drawing that was submitted: where it stands, and its images.
+    """A submitted request: where it stands, and its images.
 
     Attributes are read at any time from any thread. Methods whose names begin with `set_`, and
     `end`, are the engine's.
@@ -50,7 +50,7 @@ class Job:
         """Makes a job that is queued.
 
         Args:
-            drawing: the drawing, with its seed and all values that its model gives.
+            drawing: what to generate, with its seed and all values of its model.
             client: who asks for it.
             priority: jobs with a higher one come first.
             deadline: the time (time.time) at which it fails if it is not done.
@@ -58,7 +58,7 @@ class Job:
             engine: what the id begins with, before a dot.
         """
         self.id = f"{engine}." * bool(engine) + secrets.token_urlsafe(16)
-        """A name that nobody guesses."""
+        """A name that nobody can guess."""
         self.drawing, self.client, self.priority = drawing, client, priority
         self.deadline = deadline
         self.seeds = [((drawing.seed or 0) + i) % SEEDS for i in range(drawing.num_images)]
@@ -148,7 +148,7 @@ class Job:
         return lambda: self._stop(token)
 
     def set_state(self, state: State) -> None:
-        """Tells that the model loads, programs are compiled, or the job waits or runs."""
+        """Notes that the model loads, programs compile, or the job waits or runs."""
         with self._lock:
             if self.is_over or self.state == state or self.state == "running":
                 return
@@ -158,26 +158,26 @@ class Job:
             self._tell(Event("state", self))
 
     def set_position(self, position: int) -> None:
-        """Tells how many jobs are before it."""
+        """Notes how many jobs are before it."""
         with self._lock:
             if self.position != position and self.started is None and not self.is_over:
                 self.position = position
                 self._tell(Event("state", self))
 
     def set_fraction(self, index: int, fraction: float) -> None:
-        """Tells how much of an image is computed."""
+        """Notes how much of an image is computed."""
         with self._lock:
             if not self.is_over and self._fractions[index] != fraction:
                 self._fractions[index] = fraction
                 self._tell(Event("progress", self, index))
 
-    def set_preview(self, index: int, picture: Any) -> None:
-        """Shows an image as it is."""
+    def set_preview(self, index: int, preview: Any) -> None:
+        """Shows a preview of an image."""
         with self._lock:
             self._wanted = False
             if not self.is_over:
-                self.preview = picture
-                self._tell(Event("preview", self, index, picture))
+                self.preview = preview
+                self._tell(Event("preview", self, index, preview))
 
     def set_image(self, index: int, image: Any) -> None:
         """Adds an image; the last one ends the job."""
@@ -207,7 +207,7 @@ class Job:
             if previews or event.kind != "preview":
                 try:
                     callback(event)
-                except Exception:  # What a listener does wrong is no concern of the job.
+                except Exception:  # A listener's mistake must not end the job.
                     log.exception("a listener of a job failed")
 
     def _stop(self, token: object) -> None:

@@ -1,4 +1,4 @@
-"""What an engine counts, as plain numbers for whoever exports them."""
+"""Counts what an engine does, in plain numbers."""
 
 import bisect
 import collections
@@ -88,17 +88,17 @@ class Metrics:
             self.jobs[state] += 1
 
     def pause(self) -> None:
-        """Tells that nothing is left to compute, so that the time until the next row is no gap."""
+        """Notes that nothing is left to compute: the time until the next row is no gap."""
         self._last = None
 
     def longest_gap(self, seconds: float = _RECENT) -> float:
-        """Returns the most seconds between rows of these last seconds, while there was work."""
+        """Returns the longest time between rows in the last seconds, while there was work."""
         since = time.perf_counter() - seconds
         with self._lock:
             return max((gap for at, gap, _ in self._seconds if at + 1 > since), default=0.0)
 
     def rows_per_second(self, seconds: float = 10.0) -> float:
-        """Returns the rows a second in these last seconds, at least one."""
+        """Returns the rows per second over the last seconds, at least one."""
         now = time.perf_counter()
         since = math.ceil(now - seconds)
         with self._lock:

@@ -23,7 +23,7 @@ _SECONDS_BETWEEN_PREVIEWS = 0.3
 
 
 class Part(Generation):
-    """One image of a job, and the future of the call that draws it."""
+    """One image of a job, and the future of the call that generates it."""
 
     request: Request
     """The call, once it is prepared."""
@@ -41,7 +41,7 @@ class Part(Generation):
         on_rows: Callable[["Part", int], None],
         warm: bool = False,
     ):
-        """Makes the part of a job that draws image `index`.
+        """Makes the part for image `index` of a job.
 
         Args:
             job: the job.
@@ -73,7 +73,7 @@ class Part(Generation):
             self._on_rows(self, new)
 
     def wants_preview(self) -> bool:
-        """Returns whether it is time for a preview that somebody waits for."""
+        """Returns whether somebody waits for a preview and enough time has passed."""
         if self._sketching or not self.rows_done or not self.job.wants_preview():
             return False
         now = time.perf_counter()
@@ -104,10 +104,10 @@ class Part(Generation):
 
 
 class PartRequest(Request):
-    """A part's request, whose previews cost little."""
+    """A part's request for a running batch, with cheap previews."""
 
     def __init__(self, request: Request, previews: Previews, *, draws_noise: bool):
-        """Makes a request of one for a running batch. draws_noise: whether its sampler does."""
+        """Copies a request. draws_noise: whether its sampler does."""
         super().__init__(request.pipe, request.c, request.call, request.generation)
         self._previews, self._draws_noise = previews, draws_noise
         self._before: tuple[Any, int] | None = None
@@ -131,7 +131,7 @@ def prepare_part(
     rank: int,
     lanes: int,
 ) -> None:
-    """Prepares a part for a running batch; loads what it needs.
+    """Loads what a part needs and prepares it for a running batch.
 
     Args:
         part: the part.
@@ -143,7 +143,7 @@ def prepare_part(
         lanes: the most lanes of a batch on each device.
 
     Raises:
-        Exception: whatever is wrong with the drawing; see `refusal`.
+        Exception: whatever is wrong with the request; see `refusal`.
     """
     drawing = part.job.drawing
     part.pipe, arguments = catalogue.acquire(drawing)
@@ -165,18 +165,18 @@ def prepare_part(
 
 
 def refusal(error: BaseException) -> Refused:
-    """Returns what a client is told of an error."""
+    """Turns an error into one that a client reads."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, ValueError | TypeError):
         return Refused(str(error))
     if isinstance(error, FloatingPointError):
         return Failed(str(error), code="not_finite")
-    log.error("a drawing failed", exc_info=error)
+    log.error("an image failed", exc_info=error)
     if is_out_of_memory(error):
         return Failed(
             "the device has too little memory for width and height; ask for a smaller image",
             code="out_of_memory",
             status=507,
         )
-    return Failed("the drawing failed through an error of the server; its log tells more")
+    return Failed("generating failed through an error of the server; its log tells more")

@@ -1,4 +1,4 @@
-"""Small images of latents while they are drawn: a linear map to colours, or a tiny decoder."""
+"""Makes small images of latents under way: with a linear map to colours, or a tiny decoder."""
 
 import threading
 import weakref
@@ -40,13 +40,13 @@ class Previews:
     def sketch(
         self, c: Components, prepared: PreparedImage, now: Moment, before: Moment | None
     ) -> Image.Image:
-        """Returns a small image of what the latents are about to become.
+        """Returns a small image of what the latents will become.
 
         Args:
             c: the components.
-            prepared: the image that is generated.
+            prepared: the image in the batch.
             now: its latents as they are.
-            before: its latents at an earlier row; None if its sampler has drawn noise since.
+            before: its latents at an earlier row; None if its sampler has added noise since.
         """
         clean = expected_latents(prepared.levels, now, before)
         if isinstance(c.autoencoder.config, AutoencoderTinyConfig):
@@ -101,7 +101,7 @@ def fit_colours(c: Components, prepared: PreparedImage) -> np.ndarray:
 
 
 def expected_latents(levels: np.ndarray, now: Moment, before: Moment | None) -> np.ndarray:
-    """Returns about the clean latents that a run goes towards, 1 h w c.
+    """Estimates the clean latents that a run goes towards, 1 h w c.
 
     Latents are signal x0 + noise eps. Two of them with the same eps give x0. With another eps, the
     expectation of x0 of unit variance is taken.

@@ -1,4 +1,4 @@
-"""The queue: who comes first, by priority and by what each client has had."""
+"""The queue, ordered by priority and by what each client has had."""
 
 import bisect
 import itertools

@@ -68,7 +68,7 @@ class Schedule:
         self._seated: set[Part] = set()
         self._arrivals = Arrivals()
         self._estimated = 0.0
-        # What other threads have to tell; only the engine's thread changes the rest.
+        # Other threads put functions here; only the engine's thread changes the rest.
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
         self._awake, self._ending = threading.Event(), False
         self._loaders = ThreadPoolExecutor(1, "diffusax-load")
@@ -96,7 +96,7 @@ class Schedule:
         self._tell(self._enter, job, warm)
 
     def wake(self) -> None:
-        """Has the engine's thread look at the jobs: one has ended, or is to be seen."""
+        """Wakes the engine's thread: a job ended or a preview is wanted."""
         self._awake.set()
 
     @property
@@ -153,7 +153,7 @@ class Schedule:
         self._loop.turn()
 
     def _tell(self, function: Callable[..., None], *given: Any) -> None:
-        """Has the engine's thread call a function."""
+        """Makes the engine's thread call a function."""
         self._inbox.append(functools.partial(function, *given))
         self._awake.set()
 
@@ -171,11 +171,11 @@ class Schedule:
             if job.deadline is not None and now > job.deadline and not job.is_over:
                 seconds = job.deadline - job.created
                 job.end(
-                    "failed", TooLate(f"the drawing was not ready within {seconds:.1f} seconds")
+                    "failed", TooLate(f"the images were not ready within {seconds:.1f} seconds")
                 )
 
     def _let_go(self) -> None:
-        """Forgets the parts of jobs that have ended, and parts that are done."""
+        """Removes parts that are done, and those of jobs that have ended."""
         for id, parts in list(self._parts.items()):
             for part in [part for part in parts if part.job.is_over or part.done()]:
                 if part in self._preparing:
@@ -193,9 +193,9 @@ class Schedule:
                 del self._parts[id]
 
     def _prepare_next(self) -> None:
-        """Has the next parts of the queue prepared, as many as could join soon.
+        """Prepares the next parts of the queue, as many as could join soon.
 
-        Those that wait for programs are in nobody's way.
+        Parts that wait for programs do not count.
         """
         if len(self._queue) == len(self._prepared) + len(self._preparing):
             return
@@ -214,7 +214,7 @@ class Schedule:
             (self._preparers if loaded else self._loaders).submit(self._prepare, part)
 
     def _is_loaded(self, part: Part) -> bool:
-        """Returns whether a part's model is in memory, so that others need not wait for it."""
+        """Returns whether a part's model is in memory, so that preparing it is fast."""
         try:
             return bool(self._catalogue.entry(part.job.drawing.model).loaded)
         except NotFound:
@@ -222,7 +222,7 @@ class Schedule:
             return True
 
     def _prepare(self, part: Part) -> None:
-        """Prepares a part, in a thread of its own."""
+        """Prepares a part in a thread of the pools."""
         try:
             if not part.job.is_over:
                 with watched_compilations(lambda: part.job.set_state("compiling")):
@@ -233,7 +233,7 @@ class Schedule:
         self._tell(self._preparing.discard, part)
 
     def _candidates(self) -> tuple[list[Candidate], list[Candidate]]:
-        """Returns the parts that run, and in their order those that wait and could join."""
+        """Returns the running parts, and in their order the waiting ones that could join."""
         present = [_candidate(part) for part in self._seated]
         ready = []
         for part in self._queue.ordered() if self._prepared else ():
@@ -266,7 +266,7 @@ class Schedule:
         return devices * max(self._settings.smallest, batch_size(part.prepared.branches))
 
     def _ask_for_programs(self, part: Part) -> None:
-        """Has programs compiled: those that a part needs, and sizes that the load asks for."""
+        """Asks for the programs that a part needs, and for sizes that suit the load."""
         kind, given = part.kind, (part.request.c, part.prepared)
         ready = self._sizes.ready(kind)
         self._compiler.use(kind)
@@ -300,7 +300,7 @@ class Schedule:
         part.job.set_state("running")
 
     def _estimate(self) -> None:
-        """Tells jobs their positions, and how long they will take."""
+        """Sets the positions of jobs and how long they will take."""
         now = time.monotonic()
         if now - self._estimated < _BETWEEN_ESTIMATES:
             return
@@ -327,7 +327,7 @@ class Schedule:
             self._metrics.to_first_step.add(job.first_step - job.created)
 
     def _not_compiled(self, kind: Kind, size: int, error: Exception) -> None:
-        """Ends the jobs whose programs cannot be compiled, or does without another size."""
+        """Gives up a size that does not compile; ends its jobs if there is no other size."""
         if ready := self._sizes.ready(kind):
             log.warning("batches of %d lanes cannot be compiled: %s", size, error)
             if size < min(ready):
@@ -346,7 +346,7 @@ def _candidate(part: Part) -> Candidate:
 
 
 def _work(job: Job) -> float:
-    """Returns about what an image of a job costs: rows times lanes times megapixels."""
+    """Estimates what an image of a job costs: rows times lanes times megapixels."""
     drawing = job.drawing
     guided = drawing.guidance_scale is None or drawing.guidance_scale > 1
     lanes = 1 + guided + (drawing.image_guidance_scale is not None)

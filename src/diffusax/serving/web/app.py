@@ -34,13 +34,13 @@ def create_app(
     """Makes the application: the APIs, jobs, metrics, documentation and the page.
 
     Arguments:
-        engine: draws.
+        engine: runs the jobs.
         catalogue: the models, which is the engine's.
         settings: who may use the server, and its limits.
 
     Returns:
-        An ASGI application. Its `state.service` tells of the model's loading: set `opened` once
-        requests may come, and `draining` when no more may.
+        An ASGI application. Its `state.service` has `opened`, to set once requests may come, and
+        `draining`, to set when no more may.
     """
     settings = settings or WebSettings()
     service = Service(engine, catalogue, settings)

@@ -18,11 +18,11 @@ _DEEPEST = 32
 _SLOWEST = 2**14
 """The bytes a second that a body must bring on average, so that none trickles in for ever."""
 _LONG = 2**16
-"""The bytes of JSON from which on it is read in a thread, as other requests would wait for it."""
+"""JSON of more bytes is read in a thread, as other requests would wait for it."""
 
 
 def bounded_receive(receive: Receive, most: int, timeout: float) -> Receive:
-    """Wraps a connection's `receive` so that a body that is too long or too slow is refused."""
+    """Wraps a connection's `receive` to refuse a body that is too long or too slow."""
     taken, whole, begun = 0, False, time.monotonic()
 
     async def bounded() -> Message:
@@ -47,7 +47,7 @@ def bounded_receive(receive: Receive, most: int, timeout: float) -> Receive:
 
 def too_long(most: int) -> Exception:
     """Makes the error of a body with more than so many bytes."""
-    text = f"the body must have at most {most} bytes; send fewer or smaller pictures"
+    text = f"the body must have at most {most} bytes; send fewer or smaller images"
     return Refused(text, status=413, code="body_too_large")
 
 

@@ -1,4 +1,4 @@
-"""Bounds the pixels that requests have decoded, before any are: small files may be large images."""
+"""Bounds the pixels that requests decode, before decoding: small files may be large images."""
 
 import contextlib
 import contextvars

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from diffusax._version import __version__
 from diffusax.samplers.names import SAMPLER_NAMES
+from diffusax.serving.catalogue.entries import ModelDescription
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.replies import Json
 from diffusax.serving.web.service import service_of
@@ -22,25 +23,8 @@ class FileAnswer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelAnswer:
+class ModelAnswer(ModelDescription):
     """A model, with the defaults of its first task."""
-
-    name: str
-    title: str
-    family: str
-    kind: str
-    tasks: list[str]
-    width: int
-    height: int
-    multiple: int
-    pixels: tuple[int, int] | None
-    """The fewest and the most pixels of an image at which the model generates well."""
-    steps: int
-    guidance_scale: float
-    image_guidance_scale: float | None
-    sampler: str
-    samplers: list[str]
-    loaded: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Connections of clients: how many there may be, and how long one may say nothing."""
+"""Bounds the connections of clients: their number, and how long one may be silent."""
 
 import asyncio
 from collections.abc import Iterable
@@ -63,7 +63,7 @@ class Connection(H11Protocol):
 
     @property
     def asks_nothing(self) -> bool:
-        """Whether there is no request that waits for its answer."""
+        """Whether no request waits for its answer."""
         return self.cycle is None or self.cycle.response_complete
 
     def shed(self) -> None:
@@ -89,7 +89,7 @@ def connection_class(*, head_timeout: float, most: int) -> type[Connection]:
 
 
 def most_connections(most: int) -> int:
-    """Returns how many connections there may be, which the process's open files limit, too."""
+    """Returns the most connections, which the process's limit of open files may lower."""
     if resource is None:
         return most
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

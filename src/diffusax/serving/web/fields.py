@@ -37,24 +37,24 @@ T = TypeVar("T")
 _OUT_OF_RANGE = re.compile(r"Expected `\w+` (?:[<>]|of length)")
 """What msgspec says of a value of the right type."""
 
-Picture = Annotated[
-    str, Meta(description="A PNG, JPEG or WebP picture: base64, or a data URI with base64.")
+SentImage = Annotated[
+    str, Meta(description="A PNG, JPEG or WebP image: base64, or a data URI with base64.")
 ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlFields(ControlSettings):
-    """A picture that steers a ControlNet."""
+    """A ControlNet that steers, with its image."""
 
-    image: Picture
+    image: SentImage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrawingFields(Settings):
     """What to generate. Fields that are left out take the model's own values."""
 
-    image: Picture | None = None
-    mask_image: Picture | None = None
+    image: SentImage | None = None
+    mask_image: SentImage | None = None
     controls: tuple[ControlFields, ...] = ()
 
 
@@ -93,7 +93,7 @@ def read_fields(
     ignored: Collection[str] = (),
     unused: Collection[str] = (),
 ) -> T:
-    """Makes a dataclass of a request's values.
+    """Makes a dataclass from a request's values.
 
     Arguments:
         kind: the dataclass.
@@ -170,7 +170,7 @@ class ImageFields:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EditFields(ImageFields):
-    """What edits take beside: a picture, a mask whose transparent part is drawn anew, and ours."""
+    """What edits take besides: an image, a mask that is transparent where to generate, and ours."""
 
     image: Any = None
     images: Any = None
@@ -185,8 +185,8 @@ class EditFields(ImageFields):
 class EditForm(EditFields):
     """A form of an edit; image and mask are files."""
 
-    image: Picture
-    mask: Picture | None = None
+    image: SentImage
+    mask: SentImage | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ class StatusAnswer:
 
 
 @operation(
-    "GET", "/health", "That the server lives.", group="Server", answer=StatusAnswer, open=True
+    "GET", "/health", "Whether the server lives.", group="Server", answer=StatusAnswer, open=True
 )
 async def health(request: Request) -> Response:
     """Answers as long as the server does."""

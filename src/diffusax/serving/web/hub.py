@@ -1,4 +1,4 @@
-"""The route of Hugging Face's inference clients: the answer is the picture's bytes."""
+"""The route of Hugging Face's inference clients, which answers with the image's bytes."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -12,8 +12,8 @@ from diffusax.serving.drawings.errors import Refused
 from diffusax.serving.drawings.infotext import write_infotext
 from diffusax.serving.web.bodies import content_type, read_bytes, read_json
 from diffusax.serving.web.fields import DrawingFields, read_fields
+from diffusax.serving.web.images import decode_base64, encode, image_from_bytes
 from diffusax.serving.web.operations import operation
-from diffusax.serving.web.pictures import decode_base64, open_picture, png
 from diffusax.serving.web.service import (
     Service,
     client_of,
@@ -24,7 +24,7 @@ from diffusax.serving.web.service import (
     to_drawing,
 )
 
-_PICTURES = ("image/png", "image/jpeg", "image/webp")
+_MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp")
 _BEGINNINGS = ("iVBORw0KGgo", "/9j/", "UklGR", "data:image/")
 """How PNG, JPEG and WebP begin in base64."""
 
@@ -39,11 +39,11 @@ class TargetSize:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HubFields:
-    """A prompt, or a picture to change, with parameters."""
+    """A prompt, or an image to change, with parameters."""
 
-    inputs: Annotated[Text, Meta(description="A prompt, or a picture in base64.")]
+    inputs: Annotated[Text, Meta(description="A prompt, or an image in base64.")]
     parameters: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """scheduler, target_size {width, height}, and the fields of a drawing."""
+    """scheduler, target_size {width, height}, and the fields of `Drawing`."""
     options: Any = None
 
 
@@ -53,7 +53,7 @@ class HubFields:
     "Generate or change an image, as with Hugging Face's inference API.",
     group="Hub",
     body=HubFields,
-    raw_body=_PICTURES,
+    raw_body=_MEDIA_TYPES,
     answer="image/png",
     errors=(404, 409, 413, 415, 422, 429, 503, 504),
 )
@@ -62,15 +62,15 @@ async def generate(request: Request) -> Response:
     service = service_of(request)
     name = service.catalogue.entry(request.path_params["id"]).name
     # Hugging Face's client names no type where it sends bytes that it has not read from a file.
-    if content_type(request) in (*_PICTURES, "", "application/octet-stream"):
+    if content_type(request) in (*_MEDIA_TYPES, "", "application/octet-stream"):
         data: str | bytes | None = await read_bytes(request)
         values: dict[str, Any] = {}
     else:
         fields = read_fields(HubFields, await read_json(request))
         values = dict(fields.parameters)
-        picture = "prompt" in values or fields.inputs.startswith(_BEGINNINGS)
-        data = fields.inputs if picture else None
-        if not picture:
+        is_image = "prompt" in values or fields.inputs.startswith(_BEGINNINGS)
+        data = fields.inputs if is_image else None
+        if not is_image:
             values["prompt"] = fields.inputs
     drawing = await in_thread(_drawing, service, name, data, values)
     [job] = await in_thread(service.submit, [drawing], client_of(request))
@@ -78,13 +78,15 @@ async def generate(request: Request) -> Response:
     [image] = images_of(job)
     text = write_infotext(job.drawing, job.seeds[0])
     headers = {"X-Seed": str(job.seeds[0])}
-    return Response(await in_thread(png, image, text), media_type="image/png", headers=headers)
+    return Response(
+        await in_thread(encode, image, "png", text), media_type="image/png", headers=headers
+    )
 
 
 def _drawing(
     service: Service, model: str, data: str | bytes | None, values: dict[str, Any]
 ) -> Drawing:
-    """Returns the drawing that a request's parameters and its picture describe."""
+    """Returns what a request's parameters and its image ask for."""
     scheduler, size = values.pop("scheduler", None), values.pop("target_size", None)
     if values.get("model") or values.get("num_images", 1) != 1:
         raise Refused("parameters must ask for one image of the model in the address")
@@ -99,8 +101,8 @@ def _drawing(
     if data is None:
         return drawing
     data = decode_base64(data, "inputs") if isinstance(data, str) else data
-    picture = open_picture(data, "inputs", service.settings.most_pixels)
-    return dataclasses.replace(drawing, image=picture)
+    image = image_from_bytes(data, "inputs", service.settings.most_pixels)
+    return dataclasses.replace(drawing, image=image)
 
 
 OPERATIONS = (generate,)

@@ -1,4 +1,4 @@
-"""Jobs: submit a drawing, watch it, fetch its images, cancel it."""
+"""Jobs: submit one, watch it, fetch its images, cancel it."""
 
 import contextlib
 import dataclasses
@@ -8,20 +8,19 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from diffusax.serving.drawings.drawing import CONTROL_FIELDS, FIELDS, Drawing
+from diffusax.serving.drawings.drawing import settings_of
 from diffusax.serving.drawings.errors import NotFound
 from diffusax.serving.drawings.infotext import read_image, write_infotext
 from diffusax.serving.engine.jobs import Job, State
 from diffusax.serving.web.bodies import content_type, read_form, read_json
-from diffusax.serving.web.fields import Deadline, DrawingFields, Picture, read_fields
-from diffusax.serving.web.operations import operation
-from diffusax.serving.web.pictures import (
+from diffusax.serving.web.fields import Deadline, DrawingFields, SentImage, read_fields
+from diffusax.serving.web.images import (
     data_uri,
     decode_base64,
     encode,
     open_with_texts,
-    png,
 )
+from diffusax.serving.web.operations import operation
 from diffusax.serving.web.replies import KEEP_ALIVE, Json, sse, stream
 from diffusax.serving.web.service import (
     client_of,
@@ -69,9 +68,9 @@ class JobAnswer:
     images: list[str | None]
     """The addresses of the images that are done."""
     settings: dict[str, Any]
-    """The drawing without its pictures, with all values that the model gave."""
+    """The request without its images, with all values of its model."""
     warnings: list[str]
-    """What of the prompts is not read as A1111 reads it."""
+    """What in the prompts is read differently than A1111 reads it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,26 +84,17 @@ class JobsAnswer:
 class PngInfoFields:
     """An image with settings in its file."""
 
-    image: Picture
+    image: SentImage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PngInfoAnswer:
-    """The settings of an image as fields of a drawing, and as text in A1111's form."""
+    """The settings of an image as fields of a job, and as text in A1111's form."""
 
     settings: dict[str, Any]
     text: str
     left_out: list[str]
     """What the file states and the fields lack."""
-
-
-def settings_of(drawing: Drawing) -> dict[str, Any]:
-    """Returns a drawing's fields without its pictures."""
-    found = {name: getattr(drawing, name) for name in FIELDS}
-    controls = [
-        {name: getattr(control, name) for name in CONTROL_FIELDS} for control in drawing.controls
-    ]
-    return {**found, "adapters": dict(drawing.adapters), "controls": controls}
 
 
 def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
@@ -138,7 +128,7 @@ def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
 @operation(
     "POST",
     "/jobs",
-    "Submit a drawing; answers at once.",
+    "Submit a job; answers at once.",
     group="Jobs",
     body=JobFields,
     answer=JobAnswer,
@@ -200,8 +190,8 @@ async def _events(job: Job, previews: bool) -> AsyncIterator[bytes]:
             if event.kind in ("preview", "image"):
                 data["index"] = event.index
             if event.kind == "preview":
-                picture = await in_thread(encode, event.picture, "jpeg")
-                data["preview"] = data_uri(picture, "jpeg")
+                preview = await in_thread(encode, event.picture, "jpeg")
+                data["preview"] = data_uri(preview, "jpeg")
             yield sse(event.kind, data)
 
 
@@ -223,7 +213,7 @@ async def image(request: Request) -> Response:
     found = job.images[number] if 0 <= number < len(job.images) else None
     if found is None:
         raise NotFound(f"the job has no image {text[:20]!r}, or not yet; look at its images")
-    data = await in_thread(png, found, write_infotext(job.drawing, job.seeds[number]))
+    data = await in_thread(encode, found, "png", write_infotext(job.drawing, job.seeds[number]))
     name = f'inline; filename="diffusax-{job.seeds[number]}.png"'
     return Response(data, media_type="image/png", headers={"Content-Disposition": name})
 
@@ -240,7 +230,7 @@ async def image(request: Request) -> Response:
     errors=(413, 422),
 )
 async def png_info(request: Request) -> Response:
-    """Reads the settings of a picture."""
+    """Reads the settings of an image."""
     settings = service_of(request).settings
     if content_type(request) == "multipart/form-data":
         _, files = await read_form(request, settings.most_body)

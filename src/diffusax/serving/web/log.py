@@ -1,4 +1,4 @@
-"""A log of one JSON object a line, which names prompts only where the settings ask for it."""
+"""Logs one JSON object per line; prompts only where the settings ask for them."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ from diffusax.serving.engine.jobs import Event, Job
 from diffusax.text.prompt_warnings import prompt_warnings
 
 _POLLED = ("/health", "/ready", "/metrics")
-"""What watchers ask for again and again."""
+"""The paths that watchers poll."""
 
 LOG = logging.getLogger("diffusax.serving")
 

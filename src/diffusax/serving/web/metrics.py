@@ -36,7 +36,7 @@ _GAUGES = {
 
 
 class EngineCollector:
-    """Collects what the engine tells about itself, at the time when it is asked for."""
+    """Collects the engine's figures whenever Prometheus asks for them."""
 
     def __init__(self, service: Service):
         """Collects from a service's engine."""

@@ -29,8 +29,8 @@ from diffusax.serving.web.fields import (
     read_fields,
     read_size,
 )
+from diffusax.serving.web.images import decode_base64, encode, image_from_bytes, in_base64
 from diffusax.serving.web.operations import operation
-from diffusax.serving.web.pictures import decode_base64, encode, in_base64, open_picture
 from diffusax.serving.web.replies import KEEP_ALIVE, Json, error_body, sse, stream
 from diffusax.serving.web.service import (
     Service,
@@ -93,9 +93,9 @@ async def edits(request: Request) -> Response:
             raise Refused(f"{min(unknown)[:100]!r} is no file here; send image and mask")
     else:
         fields = read_fields(EditFields, await read_json(request), ignored=IGNORED)
-        sent, masks = await in_thread(_json_pictures, fields)
-    pictures = await in_thread(_pictures, service, sent, masks)
-    drawing = await in_thread(_drawing, service, fields, pictures)
+        sent, masks = await in_thread(_json_images, fields)
+    images = await in_thread(_images, service, sent, masks)
+    drawing = await in_thread(_drawing, service, fields, images)
     return await _answer(request, fields, drawing, "image_edit")
 
 
@@ -133,8 +133,8 @@ def _plain(values: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-def _json_pictures(fields: EditFields) -> tuple[list[bytes], list[bytes]]:
-    """Returns the pictures and the masks of a JSON body: texts, or objects with image_url."""
+def _json_images(fields: EditFields) -> tuple[list[bytes], list[bytes]]:
+    """Returns the images and the masks of a JSON body: texts, or objects with image_url."""
 
     def listed(value: Any) -> list[Any]:
         return value if isinstance(value, list) else [] if value is None else [value]
@@ -147,7 +147,7 @@ def _json_pictures(fields: EditFields) -> tuple[list[bytes], list[bytes]]:
     return images, [data(value, "mask") for value in listed(fields.mask)]
 
 
-def _pictures(service: Service, images: list[bytes], masks: list[bytes]) -> dict[str, Any]:
+def _images(service: Service, images: list[bytes], masks: list[bytes]) -> dict[str, Any]:
     """Returns the image of an edit, and the mask: white where the given mask is transparent."""
     if len(images) != 1:
         text = f"image must be given once, as models here change one image (got {len(images)})"
@@ -155,8 +155,8 @@ def _pictures(service: Service, images: list[bytes], masks: list[bytes]) -> dict
     if len(masks) > 1:
         raise Refused(f"mask must be given at most once (got {len(masks)})", param="mask")
     most = service.settings.most_pixels
-    image = open_picture(images[0], "image", most)
-    mask = open_picture(masks[0], "mask", most) if masks else image
+    image = image_from_bytes(images[0], "image", most)
+    mask = image_from_bytes(masks[0], "mask", most) if masks else image
     found: dict[str, Any] = {"image": image}
     if mask.has_transparency_data:
         alpha = mask.convert("RGBA").getchannel("A")
@@ -174,36 +174,27 @@ def _pictures(service: Service, images: list[bytes], masks: list[bytes]) -> dict
     return found
 
 
-def _drawing(service: Service, fields: ImageFields, pictures: dict[str, Any]) -> Drawing:
-    """Returns the drawing that a request asks for."""
+def _drawing(service: Service, fields: ImageFields, images: dict[str, Any]) -> Drawing:
+    """Returns what a request asks for."""
     width, height = read_size(fields.size)
     own = {name: value for name, value in vars(fields).items() if name in _SHARED}
     own = {name: value for name, value in own.items() if name != "image"}
     shared = DrawingFields(**own, width=width, height=height, num_images=fields.n)
     drawing = to_drawing(shared, service.settings)
-    return dataclasses.replace(drawing, **pictures)
+    return dataclasses.replace(drawing, **images)
 
 
 async def _answer(request: Request, fields: ImageFields, drawing: Drawing, kind: str) -> Response:
-    """Submits a drawing and answers with its images, or with events on the way to them."""
+    """Submits a job and answers with its images, or with events on the way to them."""
     service = service_of(request)
     [job] = await in_thread(service.submit, [drawing], client_of(request), fields.deadline)
     if fields.stream:
         return stream(_stream(request, fields, job, kind))
     await ended(request, [job])
-    images_of(job)
+    first, *_ = images_of(job)
     data = [await in_thread(_datum, request, fields, job, i) for i in range(len(job.images))]
-    return Json({"created": int(time.time()), "data": data, **_about(fields, job)})
-
-
-def _about(fields: ImageFields, job: Job) -> dict[str, Any]:
-    image = next(image for image in job.images if image is not None)
-    return {
-        "output_format": fields.output_format,
-        "size": f"{image.width}x{image.height}",
-        "background": "opaque",
-        "usage": _USAGE,
-    }
+    about = {**_about(fields, first), "usage": _USAGE}
+    return Json({"created": int(time.time()), "data": data, **about})
 
 
 def _datum(request: Request, fields: ImageFields, job: Job, index: int) -> dict[str, Any]:
@@ -236,8 +227,8 @@ async def _stream(
                 elif event.kind == "preview" and _is_due(job, fields, sent[event.index]):
                     name, index = f"{kind}.partial_image", sent[event.index]
                     sent[event.index] += 1
-                    picture = await in_thread(_encoded, fields, event.picture)
-                    data = {"b64_json": picture, "partial_image_index": index}
+                    partial = await in_thread(_encoded, fields, event.picture)
+                    data = {"b64_json": partial, "partial_image_index": index}
                     yield sse(name, {**_event(fields, event.picture, name), **data})
                 elif event.kind == "image":
                     name = f"{kind}.completed"
@@ -260,13 +251,15 @@ def _is_due(job: Job, fields: ImageFields, sent: int) -> bool:
 
 
 def _event(fields: ImageFields, image: Image.Image, kind: str) -> dict[str, Any]:
+    own = {"type": kind, "created_at": int(time.time()), "quality": "auto"}
+    return {**own, **_about(fields, image)}
+
+
+def _about(fields: ImageFields, image: Image.Image) -> dict[str, Any]:
     return {
-        "type": kind,
-        "created_at": int(time.time()),
-        "size": f"{image.width}x{image.height}",
-        "quality": "auto",
-        "background": "opaque",
         "output_format": fields.output_format,
+        "size": f"{image.width}x{image.height}",
+        "background": "opaque",
     }
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the operations and their dataclasses, and a page that shows it."""
+"""Makes the OpenAPI document from the operations, and a page that shows it."""
 
 import html
 import importlib.resources
@@ -22,7 +22,7 @@ _MEANINGS = {
     404: "What was named does not exist.",
     408: "The body came too slowly.",
     409: "The job was cancelled.",
-    413: "The body or a picture is too large.",
+    413: "The body or an image is too large.",
     415: "The body has another content type.",
     421: "The host's name is unknown.",
     422: "A value is not possible.",
@@ -119,9 +119,8 @@ def _bodies(one: Operation, known: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _form(one: Operation) -> dict[str, Any]:
-    """Returns the schema of a form, in which pictures are files."""
-    schema, rest = msgspec.json.schema_components([one.form], ref_template=_REF)
-    del schema
+    """Returns the schema of a form, in which images are files."""
+    _, rest = msgspec.json.schema_components([one.form], ref_template=_REF)
     own = rest[one.form.__name__]
     files = {name: {"type": "string", "format": "binary"} for name in one.files}
     return {**own, "properties": {**own["properties"], **files}}

@@ -1,4 +1,4 @@
-"""What the server answers, as records from which routes and the OpenAPI document are made."""
+"""Records of what the server answers, for its routes and the OpenAPI document."""
 
 import dataclasses
 from collections.abc import Awaitable, Callable

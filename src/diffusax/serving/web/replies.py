@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import AsyncIterator, Mapping
 from numbers import Real
 from typing import Any
@@ -10,7 +11,6 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from diffusax.serving.drawings.errors import Refused
-from diffusax.serving.web.webui_words import in_webui_words
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {429: "rate_limit_error"}
@@ -18,6 +18,23 @@ _DEEPEST = 64
 _log = logging.getLogger(__name__)
 _AGAIN = {429: 1.0, 503: 10.0}
 """The seconds after which to ask again, where the error does not tell."""
+_WEBUI_NAMES = {
+    "num_inference_steps": "steps",
+    "guidance_scale": "cfg_scale",
+    "image_guidance_scale": "image_cfg_scale",
+    "strength": "denoising_strength",
+    "num_images": "batch_size",
+    "sampler": "sampler_name",
+    "mask_image": "mask",
+    "padding_mask_crop": "inpaint_full_res_padding",
+    "clip_skip": "CLIP_stop_at_last_layers",
+    "model": "sd_model_checkpoint",
+    "adapters": "prompt",
+    "controls": "alwayson_scripts",
+}
+"""A1111's fields by those of `Drawing`."""
+_ANYWHERE = re.compile(rf"\b({'|'.join(name for name in _WEBUI_NAMES if '_' in name)})\b")
+_AT_THE_BEGINNING = re.compile(rf"({'|'.join(_WEBUI_NAMES)})(?= (?:must|names|has|needs|leaves)\b)")
 
 
 class Json(Response):
@@ -31,9 +48,9 @@ class Json(Response):
 
 
 def encode_json(content: Any) -> bytes:
-    """Encodes anything as JSON: what has no JSON becomes text, and broken letters question marks.
+    """Encodes anything as JSON: values without JSON become text, broken letters question marks.
 
-    So a value that comes from a file or a library is never the end of a request; the log tells it.
+    A strange value from a file or a library ends no request; it is logged.
     """
     try:
         return msgspec.json.encode(content, enc_hook=_plain)
@@ -87,6 +104,16 @@ def error_body(path: str, error: Refused) -> dict[str, Any]:
     return {
         "error": {"message": message, "type": kind, "param": error.param, "code": error.code},
     }
+
+
+def in_webui_words(sentence: str) -> str:
+    """Returns an error's sentence with the names of the fields that A1111's clients send.
+
+    Fields whose names are words of the language are renamed where a sentence begins with them.
+    """
+    if first := _AT_THE_BEGINNING.match(sentence):
+        sentence = _WEBUI_NAMES[first[1]] + sentence[first.end() :]
+    return _ANYWHERE.sub(lambda name: _WEBUI_NAMES[name[1]], sentence)
 
 
 def error_reply(path: str, error: Refused, headers: dict[str, str] | None = None) -> Json:

@@ -1,4 +1,4 @@
-"""Stands before all endpoints: who may ask, from which page, and with how long a body."""
+"""Guards all endpoints: checks who asks, from which page, and how long the body is."""
 
 import ipaddress
 import re

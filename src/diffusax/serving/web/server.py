@@ -50,7 +50,7 @@ def address_of(listener: socket.socket) -> str:
 class Server(uvicorn.Server):
     """Serves until it is asked to stop, then finishes what has begun.
 
-    At the first signal new drawings are answered with 503, the others are finished, and the server
+    At the first signal new jobs are answered with 503, the others are finished, and the server
     ends a little later, so that clients can fetch their images. A second signal ends it at once.
     """
 

@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine, the settings, and a request's way to pictures."""
+"""What the endpoints share: the engine, the settings, and the way from a request to images."""
 
 import asyncio
 import contextlib
@@ -18,8 +18,8 @@ from diffusax.serving.engine.engine import Engine
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.web.budget import PixelBudget
 from diffusax.serving.web.fields import DrawingFields
+from diffusax.serving.web.images import image_from_base64
 from diffusax.serving.web.log import LOG, log_job
-from diffusax.serving.web.pictures import decode_picture
 from diffusax.serving.web.settings import WebSettings, check_most, client_name
 
 
@@ -36,7 +36,7 @@ class Service:
     """Why the first model could not be loaded."""
     draining: bool = False
     pixels: PixelBudget = dataclasses.field(init=False)
-    """The pixels of the pictures of all requests."""
+    """The pixels of the images of all requests."""
 
     def __post_init__(self) -> None:
         each, every = self.settings.most_request_pixels, self.settings.most_waiting_pixels
@@ -57,19 +57,19 @@ class Service:
             self.failure = f"the model could not be loaded ({error}); start with another --model"
 
     def check(self, drawing: Drawing) -> Drawing:
-        """Returns a drawing with its model's defaults, if it asks for no more than allowed.
+        """Checks what is asked for, also against the settings, and fills in the model's defaults.
 
         Raises:
             Refused: it is not possible, or asks for more than the settings allow.
         """
-        # What is too much is refused before anything is made of it, and then what the defaults add.
+        # Before the catalogue reads it, and again with the defaults filled in.
         self._check_bounds(drawing)
         filled = self.catalogue.check(drawing)
         self._check_bounds(filled)
         return filled
 
     def check_size(self, width: int, height: int) -> None:
-        """Refuses a size in pixels that is too large, before a picture is resized to it."""
+        """Refuses a size in pixels that is too large, before an image is resized to it."""
         most = self.settings.most_image_pixels
         if width * height > most:
             raise Refused(
@@ -82,15 +82,15 @@ class Service:
     def submit(
         self, drawings: Iterable[Drawing], client: str, deadline: float | None = None
     ) -> list[Job]:
-        """Submits drawings together: all of them, or none. May block for a moment.
+        """Submits jobs together: all of them, or none. May block for a moment.
 
         Args:
-            drawings: the drawings.
+            drawings: what to generate, one job each.
             client: who asks for them, see `client_of`.
             deadline: the seconds within which they must be done.
 
         Raises:
-            Refused: a drawing is not possible, the client has too many jobs, or the queue is full.
+            Refused: one is not possible, the client has too many jobs, or the queue is full.
         """
         try:
             drawings = self._checked(drawings)
@@ -126,7 +126,7 @@ class Service:
         return self.engine.jobs(client_of(request) if self.settings.keys else None)
 
     def _priority_of(self, client: str) -> int:
-        """Returns the priority of a client's drawings, which is that of its key."""
+        """Returns the priority of a client's key."""
         own = self.settings.priorities.items()
         return next((priority for key, priority in own if client_name(key) == client), 0)
 
@@ -166,19 +166,19 @@ async def in_thread(function: Any, *args: Any) -> Any:
 
 
 def to_drawing(fields: DrawingFields, settings: WebSettings) -> Drawing:
-    """Makes a drawing of a request's fields; decodes its pictures, which takes a while."""
-    # Before they are decoded, as small files may be large pictures.
+    """Makes a `Drawing` from a request's fields; decodes its images, which takes a while."""
+    # Before they are decoded, as small files may be large images.
     check_most("controls", len(fields.controls), settings.most_controls, "ControlNets")
     most_pixels = settings.most_pixels
     values = {one.name: getattr(fields, one.name) for one in dataclasses.fields(DrawingFields)}
     for name in ("image", "mask_image"):
         if values[name] is not None:
-            values[name] = decode_picture(values[name], name, most_pixels)
+            values[name] = image_from_base64(values[name], name, most_pixels)
     values["controls"] = tuple(
         Control(
             **{
                 **vars(control),
-                "image": decode_picture(control.image, f"controls[{i}].image", most_pixels),
+                "image": image_from_base64(control.image, f"controls[{i}].image", most_pixels),
             }
         )
         for i, control in enumerate(fields.controls)
@@ -194,7 +194,7 @@ async def ended(request: Request, jobs: Iterable[Job]) -> None:
     """
     jobs = list(jobs)
     gone = asyncio.ensure_future(_gone(request))
-    waiting = asyncio.ensure_future(_all_ended(jobs))
+    waiting = asyncio.gather(*map(_ended, jobs))
     try:
         await asyncio.wait((gone, waiting), return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
@@ -256,10 +256,6 @@ async def events_of(job: Job, *, previews: bool = False) -> AsyncGenerator[Any, 
                     return
     finally:
         stop()
-
-
-async def _all_ended(jobs: list[Job]) -> None:
-    await asyncio.gather(*map(_ended, jobs))
 
 
 async def _ended(job: Job) -> None:

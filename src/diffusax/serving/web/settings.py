@@ -12,7 +12,7 @@ from diffusax.serving.drawings.errors import Refused
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WebSettings:
-    """Says who may use the server, and how much a request may ask for.
+    """Who may use the server, and how much a request may ask for.
 
     Sizes are in bytes, times in seconds.
     """
@@ -29,11 +29,11 @@ class WebSettings:
     most_body: int = 64 * 2**20
     """The most bytes of a request's body."""
     most_pixels: int = 4096 * 4096
-    """The most pixels of a picture that is sent."""
+    """The most pixels of an image that is sent."""
     most_request_pixels: int = 3 * 4096 * 4096
-    """The most pixels of all pictures of one request together."""
+    """The most pixels of all images of one request together."""
     most_waiting_pixels: int = 8 * 4096 * 4096
-    """The most pixels of the pictures of all requests that are being answered."""
+    """The most pixels of the images of all requests that are being answered."""
     most_image_pixels: int = 2048 * 2048
     """The most pixels of an image that is generated."""
     most_images: int = 16
@@ -98,5 +98,5 @@ def key_of(authorization: str, keys: Sequence[str]) -> str | None:
 
 
 def client_name(key: str) -> str:
-    """Returns a name for a key, from which the key does not follow."""
+    """Returns a name for a key that does not reveal it."""
     return "key-" + hashlib.sha256(b"diffusax " + key.encode()).hexdigest()[:12]

@@ -20,7 +20,6 @@ from diffusax.runtime.devices.layouts import in_order
 from diffusax.runtime.devices.mesh import (
     batch_size,
     check_processes,
-    in_mesh,
     make_mesh,
     put_batch,
     to_host,
@@ -28,6 +27,7 @@ from diffusax.runtime.devices.mesh import (
 )
 from diffusax.runtime.programs.cache import enable_compilation_cache
 from diffusax.runtime.programs.topology import DoesNotFitError
+from diffusax.runtime.switches import in_mesh
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Batches
 from diffusax.training.data.opening import own_share

@@ -27,7 +27,6 @@ from diffusax.runtime.devices.memory import device_memory, host_memory
 from diffusax.runtime.devices.mesh import (
     Rules,
     batch_sharding,
-    in_mesh,
     rules_below,
     tree_sharding,
 )
@@ -35,6 +34,7 @@ from diffusax.runtime.programs.cost import cost_of
 from diffusax.runtime.programs.flops import count_training_flops
 from diffusax.runtime.programs.topology import DoesNotFitError, compile_there
 from diffusax.runtime.random.noise import seed_key
+from diffusax.runtime.switches import in_mesh
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import largest_row

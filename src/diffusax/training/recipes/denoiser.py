@@ -28,7 +28,8 @@ from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks import tasks
 from diffusax.pipelines.tasks.tasks import Task
 from diffusax.runtime.devices.lowering import lowering_for, lowering_platforms
-from diffusax.runtime.devices.mesh import in_mesh, to_host
+from diffusax.runtime.devices.mesh import to_host
+from diffusax.runtime.switches import in_mesh
 from diffusax.training.config import DenoiserConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import Size

@@ -11,7 +11,7 @@ from diffusax.serving.drawings.drawing import Control
 from diffusax.serving.drawings.errors import Refused
 from diffusax.serving.web.a1111.fields import ControlUnit
 from diffusax.serving.web.fields import read_fields
-from diffusax.serving.web.pictures import as_rgb, decode_picture
+from diffusax.serving.web.images import as_rgb, image_from_base64
 from diffusax.serving.web.settings import WebSettings, check_most
 
 _NAMES = ("controlnet",)
@@ -23,12 +23,12 @@ _RESIZE |= {1: "crop", "Crop and Resize": "crop", 2: "fill", "Resize and Fill": 
 def read_controls(
     scripts: dict[str, Any], settings: WebSettings, own: Image.Image | None = None
 ) -> tuple[tuple[Control, str], ...]:
-    """Returns the ControlNets that scripts name, each with the way to resize its picture.
+    """Returns the ControlNets that scripts name, each with the way to resize its image.
 
     Arguments:
         scripts: the request's alwayson_scripts.
-        settings: the most ControlNets, and the most pixels of a picture.
-        own: the picture for units without one.
+        settings: the most ControlNets, and the most pixels of an image.
+        own: the image for units without one.
 
     Raises:
         Refused: a unit asks for a preprocessor, or for what the pipelines lack; or another script
@@ -51,7 +51,7 @@ def read_controls(
 
 
 def fit(controls: tuple[tuple[Control, str], ...], width: int, height: int) -> tuple[Control, ...]:
-    """Returns the ControlNets with their pictures resized to the size of the image."""
+    """Resizes the images of ControlNets to the size to generate."""
     return tuple(
         dataclasses.replace(control, image=resize(control.image, height, width, mode))
         for control, mode in controls
@@ -59,7 +59,7 @@ def fit(controls: tuple[tuple[Control, str], ...], width: int, height: int) -> t
 
 
 def _asks(args: Any) -> bool:
-    """Whether a script's arguments ask for anything; some clients send all, with False."""
+    """Returns whether a script is asked for; some clients send every script, with False."""
     if isinstance(args, list):
         return any(map(_asks, args))
     if isinstance(args, dict):
@@ -96,7 +96,7 @@ def _read(
         raise Refused(f"{place}.resize_mode must be one of {known} (got {got!r})", param=place)
     value = fields.image or fields.input_image
     value = value.get("image") if isinstance(value, dict) else value
-    image = decode_picture(value, f"{place}.image", most_pixels) if value else own
+    image = image_from_base64(value, f"{place}.image", most_pixels) if value else own
     if image is None:
         raise Refused(f"{place}.image must be given", param=place)
     # The extension writes a hash behind the name.

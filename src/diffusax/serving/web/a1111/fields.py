@@ -1,4 +1,4 @@
-"""The fields of A1111's API that change what is generated; others are read over."""
+"""The fields of A1111's API that change what is generated; other fields are ignored."""
 
 import dataclasses
 import typing
@@ -18,7 +18,7 @@ from diffusax.serving.drawings.drawing import (
     Steps,
     Text,
 )
-from diffusax.serving.web.fields import Picture, read_fields
+from diffusax.serving.web.fields import SentImage, read_fields
 
 T = TypeVar("T")
 
@@ -31,18 +31,18 @@ _NAMES = (
     *("hr_upscaler", "hr_checkpoint_name", "hr_sampler_name", "hr_scheduler", "infotext"),
     *("mask", "latent_mask", "firstpass_image"),
 )
-"""The fields of names and pictures, where an empty text is none."""
+"""The fields of names and images, where an empty text means none."""
 _NONE = ("scheduler", "hr_scheduler", "hr_checkpoint_name", "hr_sampler_name", "mask")
-"""Those of them where "None" is none, too."""
+"""Those of them where "None" means none, too."""
 _SAME = ("Use same checkpoint", "Use same sampler", "Use same scheduler")
-"""What stands in fields of the second pass for what the first pass has."""
+"""The texts by which fields of the second pass ask for the first pass's value."""
 
 
 def read_call(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Makes the fields of a call of a request's values, as A1111's server takes them.
+    """Reads a call's fields from a request's values, as A1111's server does.
 
-    Numbers may be texts, or true and false; an empty text is no name. Of fields that the call does
-    not use, such as those of a second pass that is off, the types alone are checked.
+    Numbers may be texts, or true and false; an empty text is no name. Fields that the call does
+    not use, such as those of a second pass that is off, may have any value of their type.
 
     Raises:
         Refused: a value has another type, or is out of its range.
@@ -59,7 +59,7 @@ def read_call(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def _plain(name: str, value: Any, hint: Any) -> Any:
-    """Returns a value with None for what stands for it, and a number for true and false."""
+    """Turns texts that mean none into None, and true and false into the numbers of such fields."""
     if isinstance(value, bool) and {int, float} & _types(hint):
         return int(value)
     if not isinstance(value, str):
@@ -69,7 +69,7 @@ def _plain(name: str, value: Any, hint: Any) -> Any:
 
 
 def _types(hint: Any) -> set[Any]:
-    """Returns the plain types of which a value may be."""
+    """Returns the plain types that a value may have."""
     args = [arg for arg in typing.get_args(hint) if not isinstance(arg, Meta)]
     return set().union(*map(_types, args)) if args else {hint}
 
@@ -138,7 +138,7 @@ class TextToImage(Shared):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageToImage(Shared):
-    """img2img, with the options of inpainting; a mask is white where the image is drawn anew."""
+    """img2img, with the options of inpainting; a mask is white where to generate anew."""
 
     init_images: Annotated[list[Any], Meta(max_length=100)] = dataclasses.field(
         default_factory=list
@@ -146,7 +146,7 @@ class ImageToImage(Shared):
     resize_mode: Annotated[int, Meta(ge=0, le=3)] = 0
     denoising_strength: Share = 0.75
     image_cfg_scale: Scale | None = None
-    mask: Picture | None = None
+    mask: SentImage | None = None
     latent_mask: Any = None
     mask_round: bool = True
     initial_noise_multiplier: float | None = None

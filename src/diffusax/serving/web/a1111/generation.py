@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax._version import __version__
+from diffusax.infotext.samplers import to_webui
 from diffusax.serving.catalogue.entries import ModelEntry
 from diffusax.serving.drawings.drawing import Drawing
 from diffusax.serving.drawings.errors import Refused
 from diffusax.serving.drawings.infotext import write_infotext
-from diffusax.serving.drawings.samplers import to_webui
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.web.a1111.drawings import image_to_image, size_of, text_to_image
 from diffusax.serving.web.a1111.fields import (
@@ -36,8 +36,8 @@ from diffusax.serving.web.a1111.state import (
     without_hash,
 )
 from diffusax.serving.web.bodies import read_json
+from diffusax.serving.web.images import encode, in_base64
 from diffusax.serving.web.operations import operation
-from diffusax.serving.web.pictures import encode, in_base64, png
 from diffusax.serving.web.replies import Json, encode_json
 from diffusax.serving.web.service import Service, client_of, ended, in_thread, service_of
 from diffusax.serving.web.settings import check_most
@@ -46,7 +46,7 @@ from diffusax.text.prompt_warnings import prompt_warnings
 _ERRORS = (404, 413, 415, 422, 429, 503, 504)
 _Fields = TypeVar("_Fields", bound=Shared)
 _SENT_BACK = ("init_images", "mask")
-"""What a client may want to read back; it is left out otherwise."""
+"""Parameters that are sent back only where a client asks for them."""
 _TRUE = ("true", "1", "on", "yes", "t", "y")
 
 
@@ -64,8 +64,9 @@ async def txt2img(request: Request) -> Response:
     service = service_of(request)
     values, fields, options, entry = await _read(request, TextToImage)
     drawings = await in_thread(text_to_image, fields, options, entry, service.settings)
-    entry = _second_model(service, fields, entry)
     if fields.enable_hr:
+        if fields.hr_checkpoint_name is not None:
+            entry = service.catalogue.entry(without_hash(fields.hr_checkpoint_name))
         await in_thread(_check_second_pass, service, fields, drawings[0], entry)
     work = Work(client_of(request), 2 if fields.enable_hr else 1)
     with state_of(request).works.during(work):
@@ -130,7 +131,7 @@ async def interrupt(request: Request) -> Response:
 
 @operation("POST", "/sdapi/v1/skip", "End one iteration of the client's call.", group="A1111")
 async def skip(request: Request) -> Response:
-    """Ends the first iteration that has not ended of the client's oldest call."""
+    """Ends the current iteration of the client's oldest call."""
     for work in state_of(request).works.of(client_of(request))[:1]:
         work.skip()
     return Json({})
@@ -154,20 +155,13 @@ async def _read(
     return values, fields, options, entry
 
 
-def _second_model(service: Service, fields: TextToImage, entry: ModelEntry) -> ModelEntry:
-    """Returns the model of the second pass, which may be another one."""
-    if not fields.enable_hr or fields.hr_checkpoint_name is None:
-        return entry
-    return service.catalogue.entry(without_hash(fields.hr_checkpoint_name))
-
-
 def _check_second_pass(
     service: Service, fields: TextToImage, first: Drawing, entry: ModelEntry
 ) -> None:
-    """Refuses a second pass that is not possible before the first one begins."""
+    """Refuses an impossible second pass before the first one begins."""
     first = service.check(first)
     larger = enlargement(fields, first.width or 8, first.height or 8, entry.multiple)
-    # Images are resized to more than what is left of them.
+    # Before they are cropped, images are larger than the result.
     try:
         service.check_size(larger.width, larger.height)
     except Refused as error:
@@ -178,13 +172,13 @@ def _check_second_pass(
 
 
 def _second_pass(fields: TextToImage, job: Job, entry: ModelEntry) -> list[Drawing]:
-    """Returns the drawings of the second pass of a job's images that are done."""
+    """Returns the second pass over a job's images that are done."""
     done = {seed: image for seed, image in zip(job.seeds, job.images) if image is not None}
     return second_pass(fields, job.drawing, done, entry)
 
 
 async def _run(request: Request, work: Work, drawings: list[Drawing]) -> list[Job]:
-    """Submits drawings and waits until they have ended; raises the error of one that failed."""
+    """Submits jobs and waits until they have ended; raises the error of one that failed."""
     service = service_of(request)
     jobs = await in_thread(service.submit, drawings, work.client)
     work.add(jobs)
@@ -210,8 +204,8 @@ def _reply(
         fields: the call.
         values: what the client sent.
         jobs: those of the last pass.
-        first: the drawing of the first pass.
-        hires: what the images' texts tell of a second pass, which is empty without one.
+        first: what the first pass generated.
+        hires: the settings of the second pass for the images' texts; empty without one.
     """
     images, texts, done = [], [], []
     for job in jobs:
@@ -221,7 +215,7 @@ def _reply(
                 texts.append(write_infotext(shown, seed, hires))
                 done.append((job, seed))
                 if fields.send_images:
-                    images.append(in_base64(png(image, texts[-1])))
+                    images.append(in_base64(encode(image, text=texts[-1])))
     info = _info(fields, first, texts, done, hires)
     kept = _SENT_BACK if getattr(fields, "include_init_images", False) else ()
     left_out = {*_SENT_BACK, "alwayson_scripts"} - {*kept}
@@ -281,7 +275,7 @@ def _info(
 
 
 def _prompt_warnings(fields: Shared, drawing: Drawing) -> tuple[str, ...]:
-    """Returns what is not applied of the prompts of both passes."""
+    """Returns warnings of what is not applied in the prompts of both passes."""
     second = getattr(fields, "hr_prompt", "") if getattr(fields, "enable_hr", False) else ""
     found = prompt_warnings(drawing.prompt, drawing.negative_prompt)
     return tuple(dict.fromkeys(found + prompt_warnings(second)))

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 
 from PIL import Image
 
+from diffusax.infotext.samplers import to_webui
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.catalogue.entries import ModelEntry
 from diffusax.serving.drawings.drawing import Drawing
 from diffusax.serving.drawings.errors import Refused
-from diffusax.serving.drawings.samplers import from_webui, to_webui
 from diffusax.serving.web.a1111.drawings import read_prompt
 from diffusax.serving.web.a1111.fields import TextToImage
-from diffusax.serving.web.a1111.missing import with_noise
+from diffusax.serving.web.a1111.missing import from_webui, with_noise
 from diffusax.text.prompt_schedules import with_whole_steps
 
 _UPSCALERS = {
@@ -26,7 +26,7 @@ _UPSCALERS = {
     "Latent (nearest)": Image.Resampling.NEAREST,
     "Latent (nearest-exact)": Image.Resampling.NEAREST,
 }
-"""The filters of hires fix by A1111's names. Those for latents work on the picture here."""
+"""The filters of hires fix by A1111's names. Those for latents work on the image here."""
 UPSCALERS = tuple(name for name in _UPSCALERS if not name.startswith("Latent"))
 LATENT_MODES = tuple(name for name in _UPSCALERS if name.startswith("Latent"))
 
@@ -36,13 +36,13 @@ class Enlargement:
     """How the first pass's images are made larger, in pixels."""
 
     width: int
-    """To which they are resized."""
+    """The size to which they are resized."""
     height: int
     left: int
-    """What is cut away of that."""
+    """What is cut away at the left and at the top."""
     top: int
     final_width: int
-    """What is left, the size of the second pass."""
+    """The size that is left for the second pass."""
     final_height: int
 
     def apply(self, image: Image.Image, upscaler: str) -> Image.Image:
@@ -55,14 +55,14 @@ class Enlargement:
 def enlargement(fields: TextToImage, width: int, height: int, multiple: int) -> Enlargement:
     """Returns how images of the first pass are made larger.
 
-    With one side alone the proportions stay, and with both the images fill them and are cut in the
+    With one side given the proportions stay; with both, the images fill them and are cropped in the
     middle (stable-diffusion-webui, modules/processing.py, calculate_target_resolution).
 
     Args:
         fields: the call.
         width: of the first pass.
         height: of the first pass.
-        multiple: the pixels whose multiples the sides are.
+        multiple: the sides are multiples of so many pixels.
     """
     to_x, to_y = fields.hr_resize_x, fields.hr_resize_y
     cut = to_x and to_y
@@ -84,7 +84,7 @@ def enlargement(fields: TextToImage, width: int, height: int, multiple: int) -> 
 def second_pass(
     fields: TextToImage, first: Drawing, images: Mapping[int, Image.Image], entry: ModelEntry
 ) -> list[Drawing]:
-    """Returns the drawings of the second pass, one for each image by its seed.
+    """Returns what the second pass generates, one `Drawing` for each image.
 
     Args:
         fields: the call.
@@ -131,9 +131,7 @@ def second_pass(
 
 
 def prompts_of_second_pass(fields: TextToImage, first: Drawing) -> tuple[str, str]:
-    """Returns the prompt and the negative prompt, which are the first pass's where they are left
-    out.
-    """
+    """Returns the prompt and the negative prompt; those left out are the first pass's."""
     prompt = read_prompt(fields, fields.hr_prompt)
     return prompt or first.prompt, fields.hr_negative_prompt or first.negative_prompt
 
@@ -156,7 +154,7 @@ def upscaler_of(fields: TextToImage) -> str:
 def settings_of_second_pass(
     fields: TextToImage, first: Drawing, second: Drawing
 ) -> dict[str, str | int | None]:
-    """Returns what the text of an image tells of its second pass, by A1111's names."""
+    """Returns the settings of the second pass for an image's text, by A1111's names."""
     sampler, schedule = to_webui(second.sampler or "")
     own = to_webui(first.sampler or "")
     resized = fields.hr_resize_x or fields.hr_resize_y
@@ -177,7 +175,7 @@ def settings_of_second_pass(
 
 
 def _order(sampler: str | None) -> int:
-    """Returns how often a step of a sampler asks the network."""
+    """Returns how often a step of a sampler evaluates the network."""
     return scheduler_from_name(sampler).order if sampler else 1
 
 

@@ -12,25 +12,25 @@ from starlette.responses import Response
 from diffusax.batch.sizes import memory_in_use
 from diffusax.infotext.files import texts_of
 from diffusax.infotext.others import webui_text
+from diffusax.infotext.samplers import SCHEDULES, WEBUI_SAMPLERS
 from diffusax.infotext.text import webui_parameters
 from diffusax.runtime.devices.memory import device_memory, host_memory
 from diffusax.serving.drawings.errors import Refused
-from diffusax.serving.drawings.samplers import SCHEDULES, WEBUI_SAMPLERS
 from diffusax.serving.web.a1111.hires import LATENT_MODES, UPSCALERS
 from diffusax.serving.web.a1111.state import shown, state_of
 from diffusax.serving.web.bodies import read_json
-from diffusax.serving.web.fields import Picture, read_fields
+from diffusax.serving.web.fields import SentImage, read_fields
+from diffusax.serving.web.images import decode_base64, open_with_texts
 from diffusax.serving.web.operations import Operation, operation
-from diffusax.serving.web.pictures import decode_base64, open_with_texts
 from diffusax.serving.web.replies import Json
 from diffusax.serving.web.service import Service, client_of, in_thread, service_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PictureFields:
-    """A picture."""
+    """An image."""
 
-    image: Picture
+    image: SentImage
 
 
 @operation("GET", "/sdapi/v1/options", "The client's options.", group="A1111")
@@ -43,7 +43,7 @@ async def get_options(request: Request) -> Response:
 @operation(
     "POST",
     "/sdapi/v1/options",
-    "Set the client's model and clip skip; other options are read over.",
+    "Set the client's model and clip skip; other options are ignored.",
     group="A1111",
     body=dict,
     answer=None,
@@ -60,12 +60,12 @@ async def set_options(request: Request) -> Response:
 @operation(
     "POST",
     "/sdapi/v1/refresh-checkpoints",
-    "List the folder of models anew.",
+    "List the folder of models again.",
     group="A1111",
     answer=None,
 )
 async def refresh_checkpoints(request: Request) -> Response:
-    """Lists the folder of models anew."""
+    """Lists the folder of models again."""
     try:
         await in_thread(service_of(request).catalogue.refresh)
     except ValueError as error:
@@ -82,14 +82,14 @@ async def refresh_checkpoints(request: Request) -> Response:
     errors=(413, 415, 422),
 )
 async def png_info(request: Request) -> Response:
-    """Reads the settings of a picture."""
+    """Reads the settings of an image."""
     most = service_of(request).settings.most_pixels
     fields = read_fields(PictureFields, await read_json(request), tolerant=True)
     return Json(await in_thread(_read_image, fields.image, most))
 
 
 def _read_image(sent: str, most_pixels: int) -> dict[str, Any]:
-    """Returns what webui tells of the texts in an image, which is sent in base64."""
+    """Describes the texts in an image sent in base64, as webui does."""
     image = open_with_texts(decode_base64(sent, "image"), "image", most_pixels)
     texts = texts_of(image)
     text = webui_text(texts, image.size)
@@ -185,7 +185,7 @@ _LISTS: dict[str, tuple[str, type, Callable[[Service], Any]]] = {
     "/sdapi/v1/sd-models": ("The models.", list, _models),
     "/sdapi/v1/loras": ("The LoRAs.", list, _loras),
     "/sdapi/v1/embeddings": ("The embeddings.", dict, _embeddings),
-    "/sdapi/v1/upscalers": ("The filters that make pictures larger.", list, _upscalers),
+    "/sdapi/v1/upscalers": ("The filters that make images larger.", list, _upscalers),
     "/sdapi/v1/latent-upscale-modes": (
         "The filters for hires fix.",
         list,

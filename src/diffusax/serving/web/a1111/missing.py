@@ -1,14 +1,15 @@
-"""What A1111's server has and this one lacks: a call that asks for it is refused."""
+"""Refuses calls that ask for what A1111's server has and this one lacks."""
 
 from typing import Any
 
-from diffusax.serving.drawings.errors import Refused
+from diffusax.infotext import samplers
+from diffusax.serving.drawings.errors import NotFound, Refused
 from diffusax.serving.web.a1111.fields import Shared
 
 _NO_STYLES: tuple[Any, ...] = (None, [], "", "None", "none")
 _ETA = {"euler_a": 1.0, "kdpm2_a": 1.0, "dpm++_sde": 1.0, "dpm++2m_sde": 1.0, "dpm++3m_sde": 1.0}
 _ETA |= {"ddim": 0.0}
-"""The samplers that read eta, with what it is where a call leaves it out."""
+"""The samplers that read eta, with its default."""
 _WITHOUT_ETA = {"euler_a": "euler", "kdpm2_a": "kdpm2", "dpm++2m_sde": "dpm++2m"}
 """What samplers are with an eta of 0."""
 _CHURN = ("euler", "heun", "kdpm2")
@@ -53,6 +54,21 @@ def check_present(fields: Shared, width: int, height: int) -> None:
         if value != off:
             text = f"{name} must be {off!r} here (got {str(value)[:60]!r}), as there are no {what}"
             raise Refused(text, param=name, code="not_supported")
+
+
+def from_webui(sampler: str, schedule: str | None = None) -> str:
+    """Returns the name of a sampler here, see `diffusax.infotext.samplers.from_webui`.
+
+    Raises:
+        NotFound: there is no such sampler.
+        Refused: it has no such schedule type.
+    """
+    try:
+        return samplers.from_webui(sampler, schedule)
+    except samplers.UnknownSampler as error:
+        raise NotFound(str(error), param="sampler") from None
+    except samplers.UnknownSchedule as error:
+        raise Refused(str(error), param="scheduler") from None
 
 
 def with_noise(fields: Shared, sampler: str) -> tuple[str, float]:

@@ -39,7 +39,7 @@ _USUAL: dict[str, Any] = {
     "tiling": False,
     "face_restoration": False,
 }
-"""Options of A1111 that change images and that are not here, with their values there."""
+"""Options of A1111 that change images and are missing here, with A1111's defaults."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Options:
     """Whether img2img runs all of its steps, however small the denoising strength."""
 
     def changed(self, values: dict[str, Any], catalogue: Catalogue) -> "Options":
-        """Returns the options with these values; names that are not known are read over.
+        """Returns the options with these values; unknown names are ignored.
 
         Raises:
             Refused: the model is not listed, or a value is not possible.
@@ -92,7 +92,7 @@ class OptionsOfClients:
         return self._found.get(client, Options())
 
     def set(self, client: str, options: Options) -> None:
-        """Sets a client's options, and forgets those of who came first of too many."""
+        """Sets a client's options; forgets the oldest client's where there are too many."""
         with self._lock:
             self._found.pop(client, None)
             self._found[client] = options
@@ -129,11 +129,7 @@ def option_warnings(values: dict[str, Any]) -> list[str]:
 
 
 def _number(values: dict[str, Any], name: str, kind: type) -> Any:
-    """Returns a number, or true or false, which may be a text.
-
-    Raises:
-        Refused: it is none.
-    """
+    """Returns a number, or true or false, which may be a text; raises Refused for others."""
     return read_fields(
         dataclasses.make_dataclass(name, [(name, kind, None)]),
         {name: values[name]},
@@ -250,5 +246,5 @@ class A1111:
 
 
 def state_of(request: Request) -> A1111:
-    """Returns what the application that the request came to remembers."""
+    """Returns what the application remembers for A1111's clients."""
     return request.app.state.a1111

@@ -1,9 +1,11 @@
-"""Pictures in requests and answers: base64, data URIs and files."""
+"""Images in requests and answers: base64, data URIs and files."""
 
 import base64
 import binascii
+import contextlib
 import io
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from PIL import Image, ImageOps
@@ -19,9 +21,9 @@ _LONGEST_COMMENT = 65_000
 FORMATS = ("PNG", "JPEG", "WEBP")
 
 
-def decode_picture(value: Any, param: str, most_pixels: int) -> Image.Image:
-    """Decodes a picture from base64 or a data URI; see `open_picture`."""
-    return open_picture(decode_base64(value, param), param, most_pixels)
+def image_from_base64(value: Any, param: str, most_pixels: int) -> Image.Image:
+    """Decodes an image from base64 or a data URI; see `image_from_bytes`."""
+    return image_from_bytes(decode_base64(value, param), param, most_pixels)
 
 
 def decode_base64(value: Any, param: str) -> bytes:
@@ -32,11 +34,11 @@ def decode_base64(value: Any, param: str) -> bytes:
     """
     if not isinstance(value, str):
         raise Refused(
-            f"{param} must be a picture in base64 (got {type(value).__name__})", param=param
+            f"{param} must be an image file in base64 (got {type(value).__name__})", param=param
         )
     if value.startswith(("http://", "https://", "file:")):
         raise Refused(
-            f"{param} must be a picture in base64, not an address; send its bytes", param=param
+            f"{param} must be an image file in base64, not an address; send its bytes", param=param
         )
     if value.startswith("data:"):
         head, _, value = value.partition(",")
@@ -47,40 +49,28 @@ def decode_base64(value: Any, param: str) -> bytes:
     try:
         return base64.b64decode("".join(value.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Refused(f"{param} must be a picture in base64 ({error})", param=param) from None
+        raise Refused(f"{param} must be an image file in base64 ({error})", param=param) from None
 
 
-def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
-    """Opens a picture, upright and in its own mode, after a look at its header.
+def image_from_bytes(data: bytes, param: str, most_pixels: int) -> Image.Image:
+    """Opens an image upright and in its own mode, once its header is checked.
 
     Arguments:
         data: the bytes of a PNG, JPEG or WebP file.
         param: the name of the argument, for errors.
-        most_pixels: the most pixels; a picture with more is refused before it is decoded.
+        most_pixels: the most pixels; an image with more is refused before it is decoded.
 
     Raises:
-        Refused: the bytes are no such picture, or it has too many pixels.
+        Refused: the bytes are no such image, or it has too many pixels.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                if image.width * image.height > most_pixels:
-                    raise _too_large(param, most_pixels, f"{image.width}x{image.height}")
-                take_pixels(image.width * image.height, param)
-                upright = ImageOps.exif_transpose(image)
-                upright.load()
-                return upright
-    except Image.DecompressionBombError:
-        raise _too_large(param, most_pixels, "many times as many") from None
-    except Image.UnidentifiedImageError:
-        reason = f"the bytes are none of {', '.join(FORMATS)}"
-    except Refused:
-        raise
-    except Exception as error:
-        # For a broken file Pillow's readers raise errors of nearly every class.
-        reason = str(error) or type(error).__name__
-    raise Refused(f"{param} must be a picture ({reason})", param=param)
+    unknown = f"the bytes are none of {', '.join(FORMATS)}"
+    with _reading(param, most_pixels, unknown), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _check_pixels(image, param, most_pixels)
+            upright = ImageOps.exif_transpose(image)
+            upright.load()
+            return upright
 
 
 def open_with_texts(data: bytes, param: str, most_pixels: int) -> Image.Image:
@@ -89,21 +79,34 @@ def open_with_texts(data: bytes, param: str, most_pixels: int) -> Image.Image:
     Raises:
         Refused: the bytes are no image, or it has too many pixels.
     """
-    try:
+    with _reading(param, most_pixels, "the bytes are no image of a known format"):
         image = open_image(data)
+        _check_pixels(image, param, most_pixels)
+        return image
+
+
+@contextlib.contextmanager
+def _reading(param: str, most_pixels: int, unknown: str) -> Iterator[None]:
+    """Turns the errors of Pillow's readers into Refused. unknown: the reason for other formats."""
+    try:
+        yield
+        return
+    except Refused:
+        raise
     except Image.DecompressionBombError:
         raise _too_large(param, most_pixels, "many times as many") from None
     except Image.UnidentifiedImageError:
-        reason = "the bytes are no image of a known format"
+        reason = unknown
     except Exception as error:
         # For a broken file Pillow's readers raise errors of nearly every class.
         reason = str(error) or type(error).__name__
-    else:
-        if image.width * image.height > most_pixels:
-            raise _too_large(param, most_pixels, f"{image.width}x{image.height}")
-        take_pixels(image.width * image.height, param)
-        return image
-    raise Refused(f"{param} must be a picture ({reason})", param=param)
+    raise Refused(f"{param} must be an image file ({reason})", param=param) from None
+
+
+def _check_pixels(image: Image.Image, param: str, most_pixels: int) -> None:
+    if image.width * image.height > most_pixels:
+        raise _too_large(param, most_pixels, f"{image.width}x{image.height}")
+    take_pixels(image.width * image.height, param)
 
 
 def as_rgb(image: Image.Image, param: str) -> Image.Image:
@@ -127,18 +130,13 @@ def _too_large(param: str, most: int, got: str) -> Refused:
     )
 
 
-def png(image: Image.Image, text: str = "") -> bytes:
-    """Encodes a PNG, with a text chunk `parameters` where a text is given."""
-    return encode(image, "png", text=text)
-
-
 def encode(
-    image: Image.Image, kind: str = "png", *, text: str = "", quality: int | None = None
+    image: Image.Image, kind: str = "png", text: str = "", quality: int | None = None
 ) -> bytes:
-    """Encodes a picture as "png", "jpeg" or "webp".
+    """Encodes an image as "png", "jpeg" or "webp".
 
     Arguments:
-        image: the picture.
+        image: the image.
         kind: the format.
         text: the settings, which a PNG holds as `parameters` and the others in EXIF's UserComment,
             as A1111 writes them.
@@ -165,5 +163,5 @@ def in_base64(data: bytes) -> str:
 
 
 def data_uri(data: bytes, kind: str) -> str:
-    """Returns a picture's bytes as a data URI."""
+    """Returns an image's bytes as a data URI."""
     return f"data:image/{kind};base64,{in_base64(data)}"
