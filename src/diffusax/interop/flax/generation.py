@@ -51,16 +51,27 @@ def encode_xl(pipe: Any, params: Params, ids: jax.Array) -> Prompt:
 
 
 def initial_noise(
-    pipe: Any, key: jax.Array, size: tuple[int, int, int], given: Any, dtype: Any = jnp.float32
+    pipe: Any,
+    key: jax.Array,
+    size: tuple[int, int, int],
+    given: Any,
+    dtype: Any = jnp.float32,
+    *,
+    multiple: int = 8,
 ) -> jax.Array:
     """Returns noise b h w c: the given array, b c h w, or normal numbers of the key in that shape.
 
-    size: the number of images, and their height and width in pixels.
+    size: the number of images, and their height and width in pixels, which must be multiples of
+        `multiple`.
 
     Raises:
-        ValueError: the given array has another shape.
+        ValueError: they are not, or the given array has another shape.
     """
     b, height, width = size
+    if height % multiple or width % multiple:
+        raise ValueError(
+            f"`height` and `width` have to be divisible by {multiple} but are {height} and {width}."
+        )
     factor = pipe.vae_scale_factor
     shape = (b, pipe.vae.config.latent_channels, height // factor, width // factor)
     if given is None:
@@ -184,14 +195,6 @@ def _key(pipe: Any) -> tuple[Any, ...]:
     parts = pipe.components.values()
     models = [(part.network, part.dtype) for part in parts if isinstance(part, FlaxModelMixin)]
     return type(pipe), pipe.dtype, type(pipe.scheduler), pipe.scheduler.sampler, *models
-
-
-def check_size(height: int, width: int, multiple: int) -> None:
-    """Raises ValueError unless the sides of an image are multiples of a number of pixels."""
-    if height % multiple or width % multiple:
-        raise ValueError(
-            f"`height` and `width` have to be divisible by {multiple} but are {height} and {width}."
-        )
 
 
 def _row_keys(key: jax.Array, b: int) -> jax.Array:

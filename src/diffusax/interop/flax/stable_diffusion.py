@@ -134,7 +134,6 @@ class FlaxStableDiffusionPipeline(StableDiffusion):
         neg_prompt_ids: Any = None,
     ) -> jax.Array:
         b, size = prompt_ids.shape[0], self._size(height, width)
-        generation.check_size(**size, multiple=8)
         x = generation.initial_noise(self, prng_seed, (b, *size.values()), latents)
         conditions = Conditions(self._context(params, prompt_ids, neg_prompt_ids))
         weights = guided(guidance_scale, b)
@@ -189,8 +188,7 @@ class FlaxStableDiffusionControlNetPipeline(StableDiffusion):
         controlnet_conditioning_scale: Any = 1.0,
     ) -> jax.Array:
         b, (height, width) = prompt_ids.shape[0], image.shape[-2:]
-        generation.check_size(height, width, 64)
-        x = generation.initial_noise(self, prng_seed, (b, height, width), latents)
+        x = generation.initial_noise(self, prng_seed, (b, height, width), latents, multiple=64)
         control = generation.per_image(
             controlnet_conditioning_scale, b, "controlnet_conditioning_scale"
         )

@@ -69,14 +69,13 @@ class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
         noise: Any = None,
         neg_prompt_ids: Any = None,
     ) -> jax.Array:
-        generation.check_size(height, width, 8)
+        b = prompt_ids.shape[0]
+        eps = generation.initial_noise(self, prng_seed, (b, height, width), noise)
         if image.shape[-2:] != (height, width):
             raise ValueError(
                 f"image is {image.shape[-2]} by {image.shape[-1]}, but `height` and `width` are "
                 f"{height} and {width}; resize it or pass its own"
             )
-        b = prompt_ids.shape[0]
-        eps = generation.initial_noise(self, prng_seed, (b, height, width), noise)
         # As in diffusers, the latents are drawn with the key that the noise was drawn with.
         clean = generation.encode_images(self, params, image, prng_seed)
         schedule = self.scheduler.schedule(
@@ -147,10 +146,9 @@ class FlaxStableDiffusionInpaintPipeline(StableDiffusion):
         latents: Any = None,
         neg_prompt_ids: Any = None,
     ) -> jax.Array:
-        generation.check_size(height, width, 8)
-        self._check_channels()
         b, dtype = prompt_ids.shape[0], self.dtype or jnp.float32
         x = generation.initial_noise(self, prng_seed, (b, height, width), latents, dtype)
+        self._check_channels()
         key, mask_key = jax.random.split(as_key(prng_seed))
         masked = generation.encode_images(self, params, masked_image, mask_key)
         small = jax.image.resize(mask, (*mask.shape[:2], *masked.shape[1:3]), "nearest")
@@ -212,7 +210,6 @@ class FlaxStableDiffusionInstructPix2PixPipeline(StableDiffusion):
         neg_prompt_ids: Any = None,
     ) -> jax.Array:
         b, (height, width) = prompt_ids.shape[0], image.shape[-2:]
-        generation.check_size(height, width, 8)
         x = generation.initial_noise(self, prng_seed, (b, height, width), latents)
         clean = generation.encode_images(self, params, image, None, scale=False)
         (channels,) = programs.stack_branches(((clean,),), order=(0, 0, None), repeats=1)

@@ -12,9 +12,8 @@ from diffusax.interop.flax.generation import Params
 from diffusax.interop.flax.models import channels_first
 from diffusax.interop.flax.outputs import FlaxStableDiffusionXLPipelineOutput
 from diffusax.interop.flax.pipeline import of_components
-from diffusax.interop.flax.stable_diffusion import StableDiffusion
+from diffusax.interop.flax.stable_diffusion import StableDiffusion, guided
 from diffusax.interop.flax.text import prompt_ids
-from diffusax.pipelines.plan import guidance
 from diffusax.pipelines.plan.plan import Conditions
 from diffusax.pipelines.run import programs
 
@@ -83,7 +82,6 @@ class FlaxStableDiffusionXLPipeline(StableDiffusion):
         return_latents: bool = False,
     ) -> jax.Array:
         b, size = prompt_ids.shape[0], self._size(height, width)
-        generation.check_size(**size, multiple=8)
         branches: tuple[Any, ...] = (self.get_embeddings(prompt_ids, params),)
         if neg_prompt_ids is not None:
             branches += (self.get_embeddings(neg_prompt_ids, params),)
@@ -94,14 +92,13 @@ class FlaxStableDiffusionXLPipeline(StableDiffusion):
         added = {"time_ids": jnp.broadcast_to(ids, (b, 2, 6))}
         schedule = self.scheduler.schedule(num_inference_steps, end=num_inference_steps)
         x = generation.initial_noise(self, prng_seed, (b, rows, columns), latents)
-        scale = generation.per_image(guidance_scale, b, "guidance_scale")
         x = generation.denoise(
             self,
             params,
             schedule,
             x * schedule.init_noise_sigma,
             Conditions(context, pooled, added=added),
-            jnp.stack(guidance.classifier_free(scale), -1),
+            guided(guidance_scale, b),
             prng_seed,
         )
         return channels_first(x) if return_latents else generation.decode(self, params, x)
