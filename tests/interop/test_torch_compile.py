@@ -37,7 +37,7 @@ QUICK = (
     "SanaPipeline",
     "ZImagePipeline",
 )
-PAGE = Path(__file__).parents[2] / "docs" / "torch_pipelines.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/torch_pipelines.md"
 # Those with a module that the page calls impossible to trace.
 EAGER = re.findall(r"(?m)^\| (\w+) \|[^|]*\| works with on_error='eager'", PAGE.read_text())
 # Of random weights: what each step makes of the last one's rounding grows in the priors.
@@ -88,7 +88,7 @@ def programs(pipe):
     """How many programs each compiled method has."""
     modules = [m for m in pipe.components.values() if isinstance(m, torch.nn.Module)]
     methods = [v for m in modules for v in vars(m).values() if isinstance(v, CompiledMethod)]
-    return sum(len(method._jitted) for method in methods)
+    return sum(method._jitted.compiled_shapes for method in methods)
 
 
 def test_the_blogs_program_with_one_call(blog, call):
@@ -445,7 +445,7 @@ def test_weights_written_to_in_place_are_noticed(make):
 
 
 def programs_of(module):
-    return len(module.__dict__["forward"]._jitted)
+    return module.__dict__["forward"]._jitted.compiled_shapes
 
 
 class Branching(torch.nn.Module):

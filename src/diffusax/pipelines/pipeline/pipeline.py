@@ -109,7 +109,9 @@ class DiffusionPipeline(
         cls.component_names = tuple(component.name for component in cls.all_components)
         steering = [c for c in (CONTROLNET, T2I_ADAPTER) if c in cls.all_components][:1]
         needed = [c for c in cls.family.components if c.role in ("denoiser", "autoencoder")]
-        cls.needed_components = tuple((c.name, c.role == "autoencoder") for c in needed + steering)
+        roles = [(c.name, c.role == "autoencoder") for c in needed + steering]
+        # What every call needs is missed first.
+        cls.needed_components = tuple(sorted(roles, key=lambda role: role[1]))
         for component in cls.all_components:
             setattr(cls, component.name, ComponentAttribute(component))
         if hasattr(cls, "task"):
