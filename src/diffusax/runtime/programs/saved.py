@@ -193,7 +193,7 @@ def _device_ids(compiled: Any) -> list[int]:
 def _sources() -> str:
     """Digests the package's own code, because a checkout changes without its version."""
     root = Path(__file__).parents[2]
-    folders = ("batch", "lora", "models", "pipelines", "runtime", "samplers")
+    folders = ("batch", "lora", "models", "networks", "pipelines", "runtime", "samplers")
     files = sorted(file for folder in folders for file in (root / folder).rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
