@@ -20,8 +20,8 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, read_call
 from diffusax.pipelines.plan.plan import Decoding, PreparedRun
 from diffusax.pipelines.run.images import result_of, to_output
+from diffusax.pipelines.tasks.prepare import prepare_call
 from diffusax.pipelines.tasks.text_cache import TextCache
-from diffusax.pipelines.tasks.unused import prepare_call
 from diffusax.samplers import Scheduler, scheduler_from_name
 
 

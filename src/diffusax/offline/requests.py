@@ -27,7 +27,7 @@ from diffusax.pipelines.tasks.start import (
     require_channels,
 )
 from diffusax.pipelines.tasks.tasks import text_to_image
-from diffusax.samplers import Schedule, Scheduler, scheduler_from_name
+from diffusax.samplers import Schedule, scheduler_from_name
 from diffusax.text.lora_tags import read_tags
 from diffusax.text.prompt_warnings import log_prompt_warnings
 
@@ -239,10 +239,6 @@ class Requests:
                 "model's parameters; call fuse_lora before the run"
             )
         return [check_image(c, call, scheduler, number) for number in numbers]
-
-    def _named_scheduler(self, name: str | None) -> Scheduler:
-        own = self._pipe.scheduler
-        return own if name is None else scheduler_from_name(name, own)
 
     def _info(
         self, key: str, line: int, image: CheckedImage, sampler: str | None

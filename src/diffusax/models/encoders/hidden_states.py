@@ -61,6 +61,9 @@ class LanguageModel(nnx.Module):
     """A language model: tokens to the hidden states after its layers."""
 
     config: Any
+    run_layers: Callable[..., tuple[jax.Array, ...]]
+    """A method (tokens b t that are known to be right, key_lengths, layers) -> what `hidden_states`
+    returns."""
 
     def __call__(
         self, input_ids: jax.Array, key_lengths: jax.Array | None = None
@@ -94,9 +97,3 @@ class LanguageModel(nnx.Module):
         if isinstance(input_ids, np.ndarray):
             check_token_ids(self.config, input_ids)
         return self.run_layers(input_ids, key_lengths, layers)
-
-    def run_layers(
-        self, ids: jax.Array, key_lengths: jax.Array | None, layers: Sequence[int] | None
-    ) -> tuple[jax.Array, ...]:
-        """Computes what `hidden_states` returns, of tokens that are known to be right."""
-        raise NotImplementedError

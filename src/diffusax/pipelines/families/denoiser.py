@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -37,6 +37,12 @@ class Denoiser:
 
     component: ClassVar[str] = "transformer"
     """The main network's name among the components."""
+    sample_size: ClassVar[Any]
+    """A property of each family's: the rows and columns of latents that the network was trained
+    at."""
+    predict: ClassVar[Callable[..., jax.Array]]
+    """A method of each family's (params, `DenoiserInputs`, options) -> the prediction, b h w c;
+    options are the arguments of `Network.apply` that all networks of a denoiser share."""
 
     @classmethod
     def of(cls, networks: Mapping[str, Network]) -> Self:
@@ -57,11 +63,6 @@ class Denoiser:
     def in_channels(self) -> int:
         """The channels of the main network's input."""
         return int(self.network.config.in_channels)
-
-    @property
-    def sample_size(self) -> tuple[int, int]:
-        """The rows and columns of latents that the network was trained at."""
-        raise NotImplementedError
 
     @property
     def context_dim(self) -> int | None:
@@ -127,13 +128,6 @@ class Denoiser:
         options = {"gradient_checkpointing": gradient_checkpointing}
         given = DenoiserInputs(x, timestep, conditions, inputs or StepInputs(None, None))
         return self.predict(params, given, options)
-
-    def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
-        """Calls the networks of the family, and returns the prediction, b h w c.
-
-        options: the arguments of `Network.apply` that all networks of a denoiser share.
-        """
-        raise NotImplementedError
 
     def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
         """Combines the predictions of the branches by guidance: b k ... -> b ..., float32.

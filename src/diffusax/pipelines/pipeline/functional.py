@@ -25,6 +25,7 @@ from diffusax.pipelines.plan.plan import (
 )
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.sample import LoadedDenoiser, differentiably, sample
+from diffusax.pipelines.tasks.prepare import prepare_call
 from diffusax.pipelines.tasks.prompts import (
     encode_adapted,
     given_embeds,
@@ -33,7 +34,6 @@ from diffusax.pipelines.tasks.prompts import (
     token_groups,
 )
 from diffusax.pipelines.tasks.tasks import Task
-from diffusax.pipelines.tasks.unused import prepare_call
 from diffusax.runtime.programs.program import Program, make_room
 from diffusax.runtime.switches import (
     call_under_own_switches,

@@ -43,7 +43,7 @@ from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.run.callbacks import row_callback
 from diffusax.pipelines.run.images import decode_result
 from diffusax.pipelines.run.sample import run_plan
-from diffusax.pipelines.tasks.unused import prepare_call
+from diffusax.pipelines.tasks.prepare import prepare_call
 from diffusax.runtime.devices.mesh import (
     check_processes,
     devices_for,

@@ -172,7 +172,7 @@ class Program:
         shape = call_shape(request)
         compiled = self._cache.get(shape)
         if compiled is not None and compiled.executables:
-            executable = compiled.executables.get(key(request))
+            executable = compiled.executables.get(key(request, shape))
             if executable is not None:
                 return executable.compiled(*request.dynamic), False
         with lowering_for([shape.platform]):
@@ -361,8 +361,8 @@ def call_shape(request: Request) -> Shape:
     return Shape(platform_for(placed), request.static, tuple(arrays))
 
 
-def key(request: Request) -> Key:
-    """Returns the key of a call."""
+def key(request: Request, shape: Shape | None = None) -> Key:
+    """Returns the key of a call. shape: its `call_shape`, if that is known already."""
     leaves, tree = jax.tree.flatten(request.dynamic)
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
     # There are hundreds of parameters but few shardings, and comparing shardings is slow.
@@ -377,7 +377,7 @@ def key(request: Request) -> Key:
         tuple([placements[id(sharding)] for sharding in shardings]),
         *_orders(leaves),
     )
-    return Key(request.program.name, call_shape(request), arrays)
+    return Key(request.program.name, shape or call_shape(request), arrays)
 
 
 def _dtype(x: Any) -> str:
