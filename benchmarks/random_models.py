@@ -14,6 +14,7 @@ import numpy as np
 
 import diffusax
 from diffusax.boundary.files import write_json
+from diffusax.models.parameter_tree import fill, ordered_leaves
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.programs.program import Request
 
@@ -291,9 +292,8 @@ def random_params(shapes: Any, *, seed: int = 0) -> Any:
 
     Neither the host nor the device ever holds more than the parameters and one of them in float32.
     """
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(shapes)
-    drawn = [_draw(seed, i, *leaf) for i, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(treedef, drawn)
+    leaves = enumerate(ordered_leaves(shapes))
+    return fill(shapes, [_draw(seed, i, *leaf) for i, leaf in leaves])
 
 
 def _draw(seed: int, i: int, path: tuple[Any, ...], leaf: Any) -> jax.Array:

@@ -13,6 +13,7 @@ import numpy as np
 
 from diffusax.boundary.tensors import alike, as_numpy
 from diffusax.models.network import cast_params
+from diffusax.models.parameter_tree import fill, ordered_leaves
 from diffusax.networks import Model
 from diffusax.runtime.random.noise import draw_from
 from diffusax.samplers.processes import FlowWeighting
@@ -255,7 +256,7 @@ def _leaves(parameters: Any) -> Iterable[Any]:
     if isinstance(parameters, Model):
         return parameters.parameters()  # type: ignore[attr-defined]
     if isinstance(parameters, Mapping):
-        return jax.tree.leaves(parameters)
+        return [leaf for _, leaf in ordered_leaves(parameters)]
     return parameters
 
 
@@ -266,7 +267,7 @@ def _arrays(parameters: Any) -> Iterable[Any]:
 def _filled(parameters: Any, values: list[Any]) -> Any:
     """Puts values into a model's parameters, or returns a tree or a list of them."""
     if isinstance(parameters, Mapping):
-        return jax.tree.unflatten(jax.tree.structure(parameters), values)
+        return fill(parameters, values)
     for leaf, value in zip(_leaves(parameters), values, strict=True):
         if not hasattr(leaf, "value"):
             return list(values)

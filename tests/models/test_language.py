@@ -249,7 +249,7 @@ def test_every_layer_takes_adapters(tmp_path, kind):
         layers[path] = LowRank(np.float32(down), np.float32(up), np.zeros(2, np.int32))
         leaf = changed
         for part in path.split("."):
-            leaf = leaf[int(part) if part.isdecimal() else part]
+            leaf = leaf[part]
         leaf["kernel"] = leaf["kernel"] + np.float32(down @ up)
     actual = last(model.params, adapters=Adapters(layers, np.ones((1, 1), np.float32)))
     expected = last(changed)

@@ -29,31 +29,36 @@ def with_keys(tree, key):
     return {key(k): with_keys(v, key) for k, v in tree.items()}
 
 
+def with_integers(tree, kind=int):
+    """The tree with integers as indices of lists, as earlier versions had them."""
+    return with_keys(tree, lambda k: kind(k) if k.isdecimal() else k)
+
+
 def with_lists(tree):
     if not isinstance(tree, dict):
         return tree
-    if all(isinstance(k, int) for k in tree):
-        return [with_lists(tree[k]) for k in sorted(tree)]
+    if all(k.isdecimal() for k in tree):
+        return [with_lists(tree[k]) for k in sorted(tree, key=int)]
     return {k: with_lists(v) for k, v in tree.items()}
 
 
 def as_struct(tree):
     if not isinstance(tree, dict):
         return tree
-    if not all(isinstance(k, str) for k in tree):
-        return tuple(as_struct(tree[k]) for k in sorted(tree))
+    if all(k.isdecimal() for k in tree):
+        return tuple(as_struct(tree[k]) for k in sorted(tree, key=int))
     kind = flax.struct.dataclass(type("Part", (), {"__annotations__": dict.fromkeys(tree, object)}))
     return kind(**{k: as_struct(v) for k, v in tree.items()})
 
 
 CONTAINERS = {
     "texts": lambda model: with_keys(model.params, str),
-    "numpy_integers": lambda model: with_keys(
-        model.params, lambda k: np.int64(k) if isinstance(k, int) else k
-    ),
+    "integers": lambda model: with_integers(model.params),
+    "numpy_integers": lambda model: with_integers(model.params, np.int64),
     "lists": lambda model: with_lists(model.params),
     "dataclasses_and_tuples": lambda model: as_struct(model.params),
-    "frozen": lambda model: FrozenDict(with_keys(model.params, str)),
+    "frozen": lambda model: FrozenDict(model.params),
+    "frozen_integers": lambda model: FrozenDict(with_integers(model.params)),
     "state": lambda model: nnx.state(model.network.module(model.params)),
     "module": lambda model: model.network.module(model.params),
     "variables": lambda model: jax.tree.map(nnx.Param, model.params),
@@ -73,13 +78,14 @@ def test_every_container_gives_the_networks_own_tree(encoder, kind):
     assert leaves_equal(Model(network, given).params, encoder.params)
 
 
-def test_numbers_that_are_texts_are_not_sorted_as_texts(encoder):
-    texts, apply = with_keys(encoder.params, str), encoder.network.apply
+@pytest.mark.parametrize("given", [lambda tree: tree, with_integers])
+def test_layers_run_in_the_order_of_numbers(encoder, given):
+    params, apply = given(encoder.params), encoder.network.apply
     expected = encoder.run(IDS).last_hidden_state
-    found = jax.jit(lambda params: apply(params, IDS).last_hidden_state)(texts)
+    found = jax.jit(lambda params: apply(params, IDS).last_hidden_state)(params)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     gradient = jax.grad(lambda params: apply(params, IDS).last_hidden_state.sum())
-    assert jax.tree.structure(jax.eval_shape(gradient, texts)) == jax.tree.structure(texts)
+    assert jax.tree.structure(jax.eval_shape(gradient, params)) == jax.tree.structure(params)
 
 
 def test_a_tree_that_is_right_is_not_copied(encoder):
@@ -115,7 +121,7 @@ LAYERS = ("text_model", "encoder", "layers")
         (NORM, np.ones(32, np.int32), r"scale \(\(32,\) int32, not \(32,\)\)"),
         (NORM, 1.0, r"scale \(a float, not \(32,\)\)"),
         (
-            (*LAYERS, 10, "mlp", "fc1", "kernel"),
+            (*LAYERS, "10", "mlp", "fc1", "kernel"),
             np.ones((64, 32)),
             r"layers.10.mlp.fc1.kernel \(\(64, 32\), not \(32, 64\)\)",
         ),
@@ -134,8 +140,8 @@ def test_an_error_names_the_parameter(encoder, path, value, message):
 
 
 def test_two_keys_of_one_index_are_named(encoder):
-    first = encoder.params["text_model"]["encoder"]["layers"][0]
-    params = changed(encoder.params, (*LAYERS, "0"), first)
+    first = encoder.params["text_model"]["encoder"]["layers"]["0"]
+    params = changed(encoder.params, (*LAYERS, 0), first)
     with pytest.raises(ValueError, match=r"has twice text_model\.encoder\.layers\.0"):
         Model(encoder.network, params)
 
@@ -146,7 +152,7 @@ def test_other_dtypes_and_tracers_are_parameters(encoder):
 
     @jax.vmap
     def scaled(factor):
-        params = jax.tree.map(lambda x: x * factor, with_keys(encoder.params, str))
+        params = jax.tree.map(lambda x: x * factor, with_integers(encoder.params))
         return fitted_tree(encoder.network.shapes, params, "encoder")["text_model"]
 
     assert scaled(jnp.ones(2))["final_layer_norm"]["scale"].shape == (2, 32)

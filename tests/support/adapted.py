@@ -171,7 +171,7 @@ def whole(name):
 
 def kernel_of(params, path):
     for part in path.split("."):
-        params = params[int(part) if part.isdecimal() else part]
+        params = params[part]
     return params["kernel"]
 
 

@@ -20,6 +20,7 @@ from flax import nnx
 
 from diffusax.checkpoints.tensors import Entry, TensorFile, read_entries
 from diffusax.models.network import Params
+from diffusax.models.parameter_tree import fill, ordered_leaves
 
 MAX_LISTED = 20
 """The number of tensors that an error names."""
@@ -70,7 +71,7 @@ def torch_shape(shape: tuple[int, ...], path: tuple[Any, ...]) -> tuple[int, ...
 
 def params_to_tensors(params: Params) -> dict[str, np.ndarray]:
     """Returns the checkpoint's tensors by name. Arrays come to the host one by one when used."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    leaves = ordered_leaves(params)
     return {checkpoint_name(path): to_torch(np.asarray(leaf), path) for path, leaf in leaves}
 
 
@@ -171,7 +172,6 @@ def fit_params(
     Raises:
         ValueError: for the reasons of `load_params`.
     """
-    treedef = jax.tree.structure(abstract_params)
     wanted = _wanted(abstract_params)
     found = fitted(module_class, abstract_params, stored, where=where)
     _check_dtypes(wanted, found, dtype)
@@ -185,7 +185,7 @@ def fit_params(
 
     with ThreadPoolExecutor(2) as pool:
         arrays = list(pool.map(load, wanted))
-    return jax.tree.unflatten(treedef, arrays)
+    return fill(abstract_params, arrays)
 
 
 def fitted(
@@ -269,7 +269,7 @@ def match_names(
 
 def _wanted(abstract_params: Params) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Returns the path and the shape of each leaf, by its name in the checkpoint."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(abstract_params)
+    leaves = ordered_leaves(abstract_params)
     return {checkpoint_name(path): (path, leaf.shape) for path, leaf in leaves}
 
 

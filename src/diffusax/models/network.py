@@ -14,12 +14,18 @@ from flax import nnx
 from diffusax.models.adapters.image_prompts import ImagePrompts, attach_images
 from diffusax.models.adapters.low_rank import Attachable, attach, layer_at
 from diffusax.models.layers.rngs import ShapeRngs
-from diffusax.models.parameter_tree import fitted_tree
+from diffusax.models.parameter_tree import (
+    fill,
+    fitted_tree,
+    numbers_as_keys,
+    ordered_leaves,
+    texts_as_keys,
+)
 from diffusax.runtime.devices.mesh import Rule, Rules, counted_rules
 from diffusax.runtime.switches import in_auto_axes, standard_promotion
 
 Params = Any
-"""A plain nested dict of arrays, keyed by the names in the checkpoint (list indices are ints)."""
+"""A plain nested dict of arrays. Keys are the names in the checkpoint, split at dots: all texts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +117,7 @@ class Network:
             ValueError: the parameters are not the network's; see `fitted`.
         """
         graphdef, _ = _abstract(self.module_class, self.config)
-        return nnx.merge(graphdef, self.fitted(params))
+        return nnx.merge(graphdef, numbers_as_keys(self.fitted(params)))
 
     def fitted(self, params: Params) -> Params:
         """Returns parameters in the network's own form, see `parameter_tree.fitted_tree`.
@@ -136,7 +142,7 @@ def fit(network: Any, params: Params) -> Params:
 def _abstract(module_class: Any, config: Any) -> tuple[Any, Params]:
     """Returns the structure of a network and the shapes of its parameters."""
     graphdef, state = nnx.split(module_class(config, rngs=ShapeRngs()))
-    return graphdef, nnx.to_pure_dict(state)
+    return graphdef, texts_as_keys(nnx.to_pure_dict(state))
 
 
 def parse_dtype(dtype: Any) -> np.dtype:
@@ -212,7 +218,7 @@ def initialize_params(
             deviation = 0.0
         return jnp.asarray(rng.standard_normal(leaf.shape, np.float32) * deviation, dtype)
 
-    return jax.tree_util.tree_map_with_path(draw, shapes)
+    return fill(shapes, [draw(path, leaf) for path, leaf in ordered_leaves(shapes)])
 
 
 @functools.lru_cache(64)

@@ -1,4 +1,8 @@
-"""Parameter trees as users and files hold them, checked and in the form that a network has them."""
+"""Parameter trees: checked, in the form that a network has them, and in the order of its layers.
+
+All keys of a network's tree are texts, because JAX's and Flax's own tools want them so; indices of
+lists, too: {"layers": {"0": ..., "10": ...}}. JAX sorts texts, in which "10" comes before "2".
+"""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +19,7 @@ _SHOWN = 3
 def fitted_tree(shapes: Any, params: Any, owner: str) -> Any:
     """Returns parameters as the nested dict that a network has, after checking each of them.
 
-    An index of a list may be an integer or a text such as "10", and lists, tuples, dataclasses,
+    An index of a list may be a text such as "10" or an integer, and lists, tuples, dataclasses,
     Flax's states, frozen dicts and modules may stand for dicts. A tree that is right already is
     returned as it is.
 
@@ -30,7 +34,7 @@ def fitted_tree(shapes: Any, params: Any, owner: str) -> Any:
     """
     if _is_fitted(shapes, params):
         return params
-    wanted = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
+    wanted = {path_name(path): leaf for path, leaf in ordered_leaves(shapes)}
     found: dict[str, Any] = {}
     twice = []
     for path, leaf in _leaves(params, ()):
@@ -53,12 +57,53 @@ def fitted_tree(shapes: Any, params: Any, owner: str) -> Any:
             f"params must be those of the {owner}, in the shapes of its `network.shapes`: the tree "
             f"{', '.join(parts)}"
         )
-    return jax.tree.unflatten(jax.tree.structure(shapes), [found[name] for name in wanted])
+    return fill(shapes, (found[name] for name in wanted))
+
+
+def texts_as_keys(tree: Any) -> Any:
+    """Returns a nested dict with texts as indices of lists, as parameters have them."""
+    if not isinstance(tree, Mapping):
+        return tree
+    return {str(key): texts_as_keys(value) for key, value in tree.items()}
+
+
+def numbers_as_keys(tree: Any) -> Any:
+    """Returns a nested dict with numbers as indices of lists, as Flax's modules have them."""
+    if not isinstance(tree, Mapping):
+        return tree
+    return {
+        int(key) if key.isdecimal() else key: numbers_as_keys(value) for key, value in tree.items()
+    }
+
+
+def ordered_leaves(
+    tree: Any, path: tuple[jax.tree_util.DictKey, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yields the paths and leaves of a tree, lists in the order of numbers: "10" follows "9"."""
+    if isinstance(tree, Mapping):
+        for key in sorted(tree, key=_place):
+            yield from ordered_leaves(tree[key], (*path, jax.tree_util.DictKey(key)))
+    else:
+        for rest, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            yield (*path, *rest), leaf
+
+
+def fill(tree: Any, values: Iterable[Any]) -> Any:
+    """Returns a tree of the same structure with other leaves, in the order of `ordered_leaves`."""
+    structure = jax.tree.structure(tree)
+    places = jax.tree.unflatten(structure, range(structure.num_leaves))
+    found = dict(zip((place for _, place in ordered_leaves(places)), values, strict=True))
+    return jax.tree.unflatten(structure, [found[place] for place in range(len(found))])
 
 
 def path_name(path: tuple[Any, ...]) -> str:
     """Returns the name of a parameter, its keys joined by dots: down_blocks.0.resnets.1.scale."""
     return ".".join(str(key.key) for key in path)
+
+
+def _place(key: Any) -> tuple[int, str]:
+    """Returns what keys of one dict are sorted by."""
+    return (int(key), "") if str(key).isdecimal() else (-1, key)
 
 
 def _is_fitted(shapes: Any, params: Any) -> bool:

@@ -150,7 +150,7 @@ class Model(Pretrained, ModuleMethods):
     def params(self) -> Params:
         """The parameters, a nested dict of arrays.
 
-        What is assigned is checked, and may have texts such as "10" as indices of lists.
+        What is assigned is checked, and may have integers as indices of lists.
         """
         return self._store[self._name]
 

@@ -22,6 +22,7 @@ from diffusax.checkpoints.tree import (
     torch_shape,
 )
 from diffusax.models.encoders.token_table import has_table, replace_table
+from diffusax.models.parameter_tree import fill, ordered_leaves
 from diffusax.networks.parameters import Embedding, IncompatibleKeys, Parameter, like
 
 log = logging.getLogger(__name__)
@@ -158,7 +159,7 @@ class ModuleMethods:
         Raises:
             ValueError: names are missing or unknown, or a shape differs; lists them.
         """
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(self.params)
+        leaves = list(ordered_leaves(self.params))
         names = [checkpoint_name(path) for path, _ in leaves]
         held = {name: as_numpy(value) for name, value in state_dict.items()}
         found, _ = match_names(self.network.module_class, names, [cast(Any, held)])
@@ -174,8 +175,8 @@ class ModuleMethods:
         )
         if told := [f"{kind}: {', '.join(n[:MAX_LISTED])}" for kind, n in faults.items() if n]:
             raise ValueError(f"state_dict does not fit {self.class_name}; {'; '.join(told)}")
-        self.params = jax.tree.unflatten(
-            treedef,
+        self.params = fill(
+            self.params,
             [
                 like(leaf, to_flax(cast(Any, found[name]), path)) if name in found else leaf
                 for name, (path, leaf) in zip(names, leaves)
@@ -192,8 +193,7 @@ class ModuleMethods:
     ) -> Iterator[tuple[str, Parameter]]:
         """Yields the names and the parameters."""
         start = f"{prefix}." if prefix else ""
-        leaves, _ = jax.tree_util.tree_flatten_with_path(self.params)
-        for path, _ in leaves:
+        for path, _ in ordered_leaves(self.params):
             parameter = Parameter(self, path)
             yield f"{start}{parameter.name}", parameter
 

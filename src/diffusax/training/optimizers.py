@@ -13,6 +13,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 
 from diffusax.boundary.options import Options, Weight
 from diffusax.models.network import Params
+from diffusax.models.parameter_tree import ordered_leaves
 from diffusax.runtime.devices.layouts import is_kernel
 
 Rate = Annotated[float, Meta(ge=0, le=1e6)]
@@ -183,7 +184,8 @@ def _matrices(params: Params) -> Any:
 
 def global_norm(tree: Any) -> jax.Array:
     """Computes the norm from the sum of squares of each array."""
-    return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)))
+    squares = (jnp.sum(jnp.square(x.astype(jnp.float32))) for _, x in ordered_leaves(tree))
+    return jnp.sqrt(sum(squares))
 
 
 def global_norm_by_rows(tree: Any, *, stored: bool) -> jax.Array:
@@ -197,7 +199,7 @@ def global_norm_by_rows(tree: Any, *, stored: bool) -> jax.Array:
         stored: whether they are in memory, from where all vectors are taken together, too; vectors
             that are being computed are added up on the way.
     """
-    leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(tree)]
+    leaves = [x.astype(jnp.float32) for _, x in ordered_leaves(tree)]
     vectors = [x.reshape(-1) for x in leaves if x.ndim < 2]
     rows = [_row_sums(jnp.square(x)) for x in leaves if x.ndim >= 2]
     if stored and vectors:

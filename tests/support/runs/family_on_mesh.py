@@ -67,7 +67,7 @@ def draw(**where):
 def layer_of(params, path):
     """The parameters of a layer."""
     for part in path.split("."):
-        params = params[int(part) if part.isdigit() else part]
+        params = params[part]
     return params
 
 

@@ -1,11 +1,10 @@
 """The names of autoencoders in the original code (ldm/modules/diffusionmodules/model.py)."""
 
-import jax
-
 from diffusax.checkpoints.tree import checkpoint_name
 from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2, AutoencoderKLFlux2Config
 from diffusax.models.autoencoders.kl import AutoencoderKL, AutoencoderKLConfig
 from diffusax.models.network import Network
+from diffusax.models.parameter_tree import ordered_leaves
 
 _ATTENTION = {
     "group_norm": "norm",
@@ -29,7 +28,7 @@ def autoencoder_names(config: AutoencoderKLConfig | AutoencoderKLFlux2Config) ->
     """
     flux2 = isinstance(config, AutoencoderKLFlux2Config)
     network = Network(AutoencoderKLFlux2 if flux2 else AutoencoderKL, config)
-    leaves, _ = jax.tree_util.tree_flatten_with_path(network.shapes)
+    leaves = ordered_leaves(network.shapes)
     paths = dict.fromkeys(checkpoint_name(path).rpartition(".")[0] for path, _ in leaves)
     names = {_original(path, len(config.block_out_channels)): path for path in paths}
     return {_QUANT.get(name, name): path for name, path in names.items()} if flux2 else names

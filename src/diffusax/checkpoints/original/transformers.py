@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import jax
-
 from diffusax.checkpoints.original.flux import FLUX, FLUX2
 from diffusax.checkpoints.original.layout import Module, Names, Original, named, original_modules
 from diffusax.checkpoints.tree import checkpoint_name
+from diffusax.models.parameter_tree import ordered_leaves
 
 ORIGINALS: dict[str, Original] = {
     "FluxTransformer2DModel": FLUX,
@@ -46,6 +45,6 @@ def adapter_names(network: Any) -> Names:
 
 def _paths(network: Any) -> list[str]:
     """Returns the paths of a network's modules that have parameters."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(network.shapes)
+    leaves = ordered_leaves(network.shapes)
     paths = (checkpoint_name(path).rpartition(".")[0] for path, _ in leaves)
     return list(dict.fromkeys(path for path in paths if path))

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import jax
-
 from diffusax.checkpoints.tree import checkpoint_name
 from diffusax.models.network import Network
+from diffusax.models.parameter_tree import ordered_leaves
 from diffusax.models.unet.controlnet import ControlNetConfig, ControlNetModel
 from diffusax.models.unet.unet import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.unet.unet_encoder import UNetEncoderConfig
@@ -59,7 +58,7 @@ def controlnet_names(config: ControlNetConfig) -> dict[str, str]:
 
 
 def _names(module_class: Any, config: Any) -> dict[str, str]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(Network(module_class, config).shapes)
+    leaves = ordered_leaves(Network(module_class, config).shapes)
     paths = dict.fromkeys(checkpoint_name(path).rpartition(".")[0] for path, _ in leaves)
     names = {_original(config, path): path for path in paths}
     if len(names) < len(paths):

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.serialization import msgpack_restore
@@ -14,6 +13,7 @@ from diffusax.checkpoints.files import weight_files
 from diffusax.checkpoints.hub import EMBEDDED, hub_errors, resolve
 from diffusax.checkpoints.tree import MAX_LISTED, load_params
 from diffusax.models.network import Network, Params
+from diffusax.models.parameter_tree import fill, ordered_leaves
 
 WEIGHTS = ("diffusion_flax_model.msgpack", "flax_model.msgpack")
 """The file names of diffusers' networks, and of transformers'."""
@@ -81,9 +81,8 @@ def load_weights(network: Network, folder: Path, *, from_pt: bool) -> Params:
 
 
 def _from_flax(network: Network, stored: dict[str, Any], path: Path) -> Params:
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(network.shapes)
     values, wrong = [], []
-    for keys, shape in leaves:
+    for keys, shape in ordered_leaves(network.shapes):
         names = _flax_names(keys)
         value = next((stored[name] for name in names if name in stored), None)
         if value is None or value.shape != shape.shape:
@@ -94,7 +93,7 @@ def _from_flax(network: Network, stored: dict[str, Any], path: Path) -> Params:
     if wrong:
         shown = ", ".join(wrong[:MAX_LISTED])
         raise ValueError(f"{path} does not fit its config.json: {shown}")
-    return jax.tree.unflatten(treedef, values)
+    return fill(network.shapes, values)
 
 
 def _flax_names(keys: tuple[Any, ...]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from diffusax.models.adapters.low_rank import layer_at
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.matmul import matmul
-from diffusax.runtime.devices.mesh import tree_name
+from diffusax.models.parameter_tree import ordered_leaves, path_name
 
 _TO_K = re.compile(r"(.*\.attn2)\.to_k\.kernel")
 _BLOCKS = ("down_blocks", "up_blocks", "mid_block")
@@ -137,8 +137,8 @@ def cross_attentions(network: Any) -> dict[str, tuple[int, int]]:
     They have the order in which IP-Adapters count them: down, up, and then the middle, as
     `attn_processors` of diffusers. The networks of other libraries have none.
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(network.shapes)
-    named = ((_TO_K.fullmatch(tree_name(path)), leaf) for path, leaf in leaves)
+    leaves = ordered_leaves(network.shapes)
+    named = ((_TO_K.fullmatch(path_name(path)), leaf) for path, leaf in leaves)
     found = {match[1]: tuple(leaf.shape) for match, leaf in named if match}
     return {path: found[path] for path in in_order(found)}
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from diffusax.models.ops.conv import Padding, conv2d
 from diffusax.models.ops.matmul import matmul
+from diffusax.models.parameter_tree import ordered_leaves, path_name
 
 
 class Base(NamedTuple):
@@ -142,9 +143,8 @@ def _layer(module: Any, path: str) -> Any:
 @functools.lru_cache(64)
 def layer_shapes(network: Any) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the parameters of a network's layers, by path: `conv_in.kernel`."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(network.shapes)
-    named = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
-    return {named(path): tuple(leaf.shape) for path, leaf in leaves if len(path) > 1}
+    leaves = ordered_leaves(network.shapes)
+    return {path_name(path): tuple(leaf.shape) for path, leaf in leaves if len(path) > 1}
 
 
 @functools.lru_cache(64)

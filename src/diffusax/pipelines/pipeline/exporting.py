@@ -6,17 +6,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from tokenizers import Tokenizer
 
 from diffusax.boundary.files import written_whole
 from diffusax.checkpoints.tensors import write_tensors
+from diffusax.models.parameter_tree import ordered_leaves, path_name
 from diffusax.networks import load_network
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks.tasks import Task
-from diffusax.runtime.devices.mesh import tree_name
 from diffusax.runtime.programs.exporting import flat_arguments
 from diffusax.runtime.programs.program import Request
 
@@ -45,9 +44,9 @@ def write_parameters(
     """
     for name in components:
         params = load_network(checkpoint / name, dtype=dtype).params
-        flat, _ = jax.tree_util.tree_flatten_with_path(params)
         path = folder / f"{name}.safetensors"
-        write_tensors(path, {tree_name(key): np.asarray(leaf) for key, leaf in flat})
+        leaves = ordered_leaves(params)
+        write_tensors(path, {path_name(key): np.asarray(leaf) for key, leaf in leaves})
         yield path
 
 

@@ -247,7 +247,12 @@ class _OfAnotherRun(Exception):
 def _leaves(state: TrainState) -> dict[str, str]:
     """Returns the shape and dtype of each array of a state, those of the average excepted."""
     paths, _ = jax.tree_util.tree_flatten_with_path(state._replace(ema=None))
-    return {jax.tree_util.keystr(path): f"{tuple(leaf.shape)} {leaf.dtype}" for path, leaf in paths}
+    return {_leaf_name(path): f"{tuple(leaf.shape)} {leaf.dtype}" for path, leaf in paths}
+
+
+def _leaf_name(path: Any) -> str:
+    """Names an array by its path. Checkpoints of earlier versions have indices without quotes."""
+    return re.sub(r"\['(\d+)'\]", r"[\1]", jax.tree_util.keystr(path))
 
 
 def _check_leaves(saved: dict[str, str] | None, wanted: dict[str, str]) -> None:
@@ -259,7 +264,7 @@ def _check_leaves(saved: dict[str, str] | None, wanted: dict[str, str]) -> None:
         what = "with another optimizer"
     else:
         name = min((n for n in other if n.startswith(".params")), default=min(other))
-        called = ".".join(re.findall(r"\['(.+?)'\]", name)) or name
+        called = ".".join(re.findall(r"\['?(.+?)'?\]", name)) or name
         kinds = (which.get(name, "nothing") for which in (saved, wanted))
         what = f"with other parameters (such as {called}: {' instead of '.join(kinds)})"
     raise _OfAnotherRun(

@@ -19,6 +19,7 @@ from diffusax.boundary.files import load_json, write_json
 from diffusax.boundary.messages import require_extra
 from diffusax.boundary.options import Count, Options, Seed
 from diffusax.models.network import Params
+from diffusax.models.parameter_tree import ordered_leaves
 from diffusax.runtime.devices.layouts import in_order
 from diffusax.runtime.devices.mesh import batch_sharding, make_mesh, replicated
 from diffusax.runtime.devices.processes import of_all_processes
@@ -185,7 +186,7 @@ def is_cache(path: str) -> bool:
 def fingerprint(params: Params) -> str:
     """Computes a digest of the parameters in float16, so that their own dtype does not matter."""
     digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
+    for _, leaf in ordered_leaves(params):
         digest.update(np.asarray(leaf).astype(np.float16).tobytes())
     return digest.hexdigest()
 
