@@ -605,7 +605,7 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
         (["generate", "a", "--grid", "steps=1", "seed=2", "guidance=3"], "one or two options"),
         (["generate", "a", "--grid", "steps=1", "--steps", "3"], "leave --steps out"),
         (["generate", "a", "--grid", "strength=0.1"], "--strength needs --image"),
-        (["generate", "a", "--grid", "steps=1", "--num-images", "2"], "--grid draws one picture"),
+        (["generate", "a", "--grid", "steps=1", "--num-images", "2"], "--grid makes one image"),
         (["generate", "-", "--grid", "steps=1"], "--grid makes one image of one prompt"),
         (["edit", "a.png"], "Required options were not provided: PROMPT"),
         (["edit", "a.png", "b", "--sweep", "--guidance", "3"], "--sweep takes --sweep-guidance"),
