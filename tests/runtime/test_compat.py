@@ -16,6 +16,7 @@ import pytest
 import torch
 import tyro
 import tyro.extras
+from flax import nnx
 
 import diffusax
 from diffusax.cli import parsing  # noqa: F401  (tyro as the command line has it)
@@ -39,6 +40,20 @@ def test_jax_writes_calls_of_cudnn_without_it():
     q = jax.ShapeDtypeStruct((1, 64, 2, 64), jnp.bfloat16)
     attend = jax.jit(lambda q: jax.nn.dot_product_attention(q, q, q, implementation="cudnn"))
     assert "cudnn" in attend.trace(q).lower(lowering_platforms=("cuda",)).as_text()
+
+
+class _Broken(nnx.Module):
+    """A module with an array in the place of something static."""
+
+    def __init__(self):
+        self.parts = (jnp.ones(3),)
+
+
+def test_flax_builds_modules_without_checks():
+    with compat.unchecked_modules(), compat.unchecked_modules():
+        assert len(_Broken().parts) == 1
+    with pytest.raises(ValueError, match="static"):
+        _Broken()
 
 
 def test_jax_tells_what_a_scan_carries():

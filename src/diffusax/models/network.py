@@ -21,6 +21,7 @@ from diffusax.models.parameter_tree import (
     ordered_leaves,
     texts_as_keys,
 )
+from diffusax.runtime.compat import unchecked_modules
 from diffusax.runtime.devices.mesh import Rule, Rules, counted_rules
 from diffusax.runtime.switches import in_auto_axes, standard_promotion
 
@@ -141,8 +142,15 @@ def fit(network: Any, params: Params) -> Params:
 @functools.lru_cache(64)
 def _abstract(module_class: Any, config: Any) -> tuple[Any, Params]:
     """Returns the structure of a network and the shapes of its parameters."""
-    graphdef, state = nnx.split(module_class(config, rngs=ShapeRngs()))
+    graphdef, state = nnx.split(_with_shapes(module_class, config))
     return graphdef, texts_as_keys(nnx.to_pure_dict(state))
+
+
+@functools.lru_cache(64)
+def _with_shapes(module_class: Any, config: Any) -> Any:
+    """Returns the module of a network with shapes in the place of parameters."""
+    with unchecked_modules():
+        return module_class(config, rngs=ShapeRngs())
 
 
 def parse_dtype(dtype: Any) -> np.dtype:
@@ -234,7 +242,7 @@ def counted_tensor_rules(module_class: Any, config: Any) -> Rules:
     if not names:
         return rules
     counts: dict[str, dict[str, int]] = {name: {} for name in names}
-    for path, layer in nnx.iter_modules(module_class(config, rngs=ShapeRngs())):
+    for path, layer in nnx.iter_modules(_with_shapes(module_class, config)):
         for name in names:
             if hasattr(layer, name):
                 counts[name][".".join(map(str, path))] = getattr(layer, name)

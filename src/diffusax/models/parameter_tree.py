@@ -90,10 +90,10 @@ def ordered_leaves(
 
 def fill(tree: Any, values: Iterable[Any]) -> Any:
     """Returns a tree of the same structure with other leaves, in the order of `ordered_leaves`."""
-    structure = jax.tree.structure(tree)
-    places = jax.tree.unflatten(structure, range(structure.num_leaves))
+    leaves, structure = jax.tree.flatten(tree)
+    places = jax.tree.unflatten(structure, range(len(leaves)))
     found = dict(zip((place for _, place in ordered_leaves(places)), values, strict=True))
-    return jax.tree.unflatten(structure, [found[place] for place in range(len(found))])
+    return jax.tree.unflatten(structure, [found[place] for place in range(len(leaves))])
 
 
 def path_name(path: tuple[Any, ...]) -> str:

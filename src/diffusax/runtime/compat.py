@@ -1,13 +1,15 @@
-"""Holds the private and undocumented names of JAX, tyro and Ray, each in a function.
+"""Holds the private and undocumented names of JAX, Flax, tyro and Ray, each in a function.
 
 Each says why no public name does, and with which versions it was tried; "read in" are versions
 whose sources have the name, but that were not run. tests/runtime/test_compat.py tries them all, so
 that a new version that lacks one fails there. Those of PyTorch are in `interop.torch.compat`.
 """
 
+import contextlib
 import functools
 import importlib
 import pickle
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,6 +31,27 @@ def pretend_cudnn() -> None:
         return
     if getattr(module, "cuda_versions", None) is None and hasattr(module, "check_cudnn_version"):
         module.check_cudnn_version = lambda: 90800
+
+
+_BUILDING = threading.RLock()
+
+
+@contextlib.contextmanager
+def unchecked_modules() -> Iterator[None]:
+    """Lets Flax build modules inside the context without checking each attribute twice.
+
+    The checks find arrays where none may be, and change nothing; they are half of the time in which
+    a module without arrays is built. No option switches them off; flax 0.12.8.
+    """
+    from flax import nnx
+
+    with _BUILDING:
+        checked = nnx.Pytree._check_value
+        nnx.Pytree._check_value = lambda *args, **kwargs: None  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nnx.Pytree._check_value = checked  # type: ignore[method-assign]
 
 
 def scan_sizes(params: Mapping[str, Any], inputs: int) -> tuple[int, int]:
