@@ -13,8 +13,9 @@ import safetensors.flax
 from support.tiny import TEXT
 
 from diffusax.lora.trained import LayerPlan, TrainedLora
-from diffusax.models import CLIPTextModel
+from diffusax.models import CLIPTextModel, FluxTransformer2DModel
 from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.models.network import Network
 from diffusax.models.parameter_tree import fill, ordered_leaves
 from diffusax.networks import Model, initialize
 from diffusax.training.ema.update import copy_as_average
@@ -115,14 +116,17 @@ def test_trees_in_training_have_texts_as_keys(encoder):
 
 
 def test_lists_are_in_the_order_of_numbers(encoder):
-    def numbers(names):
-        found = [name.split(".layers.")[1] for name in names if ".layers." in name]
+    def numbers(names, part=".layers."):
+        found = [name.split(part)[1] for name in names if part in name]
         return list(dict.fromkeys(int(name.split(".")[0]) for name in found))
 
     order = list(range(12))
     assert numbers(kernel_shapes(encoder.network)) == order
     assert numbers(name for name, _ in encoder.named_parameters()) == order
     assert numbers(encoder.state_dict()) == order
+    flux = Network(FluxTransformer2DModel, FluxTransformer2DModel.config_class(num_layers=12))
+    shapes = jax.tree.map(lambda x: x, flux.shapes)
+    assert numbers(Model(flux, shapes).attn_processors, "transformer_blocks.") == order
     places = fill(encoder.params, range(10**4)[: len(jax.tree.leaves(encoder.params))])
     assert [place for _, place in ordered_leaves(places)] == sorted(jax.tree.leaves(places))
     assert jax.tree.leaves(places) != sorted(jax.tree.leaves(places))

@@ -22,7 +22,7 @@ from diffusax.checkpoints.tree import (
     torch_shape,
 )
 from diffusax.models.encoders.token_table import has_table, replace_table
-from diffusax.models.parameter_tree import fill, ordered_leaves
+from diffusax.models.parameter_tree import fill, ordered_leaves, path_name
 from diffusax.networks.parameters import Embedding, IncompatibleKeys, Parameter, like
 
 log = logging.getLogger(__name__)
@@ -291,13 +291,12 @@ class ModuleMethods:
         _tell("set_attn_processor")
 
 
-def _attentions(params: Any, path: tuple[str, ...] = ()) -> list[str]:
+def _attentions(params: Any) -> list[str]:
     """Returns the paths of the layers that have queries."""
-    if not isinstance(params, Mapping):
-        return []
-    own = [".".join(path)] if {"to_q", "to_qkv_mlp_proj"} & {*params} else []
-    below = (_attentions(value, (*path, str(name))) for name, value in params.items())
-    return [*own, *(found for one in below for found in one)]
+    queries = ("to_q", "to_qkv_mlp_proj")
+    paths = [path for path, _ in ordered_leaves(params)]
+    found = (path[:i] for path in paths for i, part in enumerate(path) if part.key in queries)
+    return list(dict.fromkeys(map(path_name, found)))
 
 
 def _tell(name: str) -> None:

@@ -8,6 +8,7 @@ from support.tiny import TEXT, UNET, VAE
 
 from diffusax.models import MODELS
 from diffusax.models.layers.rngs import ShapeRngs
+from diffusax.models.network import Network
 
 CONFIGS = {
     "AutoencoderKL": VAE,
@@ -27,3 +28,17 @@ def test_shape_rngs_gives_the_graph_and_the_shapes_of_eval_shape(name):
     same = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), fast, slow)
     assert all(jax.tree.leaves(same))
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(fast))
+
+
+def test_a_network_is_built_once_for_its_shapes_its_rules_and_its_modules():
+    built = []
+
+    class Counted(MODELS["UNet2DConditionModel"]):
+        def __init__(self, config, *, rngs):
+            built.append(rngs)
+            super().__init__(config, rngs=rngs)
+
+    network = Network(Counted, Counted.config_class(**CONFIGS["UNet2DConditionModel"]))
+    assert network.tensor_rules
+    network.module(network.module(network.shapes))
+    assert len(built) == 1

@@ -1,4 +1,7 @@
-"""Methods of pipelines that compile programs before the first call."""
+"""Methods of pipelines that compile programs before the first call.
+
+They import what they need themselves, which calls need not.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,8 +15,6 @@ from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.pipeline.ahead import encodes_texts, example_call, memory_there, requests
-from diffusax.runtime.programs.cost import cost_of
 from diffusax.runtime.programs.program import (
     PROGRAMS,
     Request,
@@ -21,7 +22,6 @@ from diffusax.runtime.programs.program import (
     describe,
     digest,
 )
-from diffusax.runtime.programs.saved import load_executables, save_executables
 
 
 class AheadOfTime:
@@ -51,6 +51,8 @@ class AheadOfTime:
         Raises:
             ValueError: an argument is unknown or not valid, or there are several processes.
         """
+        from diffusax.pipelines.pipeline.ahead import encodes_texts, example_call, requests
+
         _check_alone()
         found: list[Request] = []
         for size in sizes or (None,):
@@ -69,6 +71,8 @@ class AheadOfTime:
         Raises:
             ValueError: nothing was compiled ahead of time.
         """
+        from diffusax.runtime.programs.saved import save_executables
+
         _check_alone()
         return save_executables(folder)
 
@@ -79,6 +83,8 @@ class AheadOfTime:
             The number of programs that can be used. Files of other versions or devices are left
             out, with a warning.
         """
+        from diffusax.runtime.programs.saved import load_executables
+
         _check_alone()
         return load_executables(folder)
 
@@ -117,6 +123,8 @@ class AheadOfTime:
                 given without a topology.
             ImportError: the compiler for the topology is not installed; names the extra.
         """
+        from diffusax.pipelines.pipeline.ahead import memory_there
+
         if topology is not None:
             return memory_there(self, topology, mesh, batch_size, size, arguments)
         if mesh is not None or batch_size != 1 or size is not None or arguments:
@@ -145,6 +153,7 @@ def memory_of(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
     Parameters that lie in the host's memory, as NumPy arrays, are listed under "host".
     """
+    from diffusax.runtime.programs.cost import cost_of
 
     def share(x: Any) -> float:
         shape = x.sharding.shard_shape(x.shape) if isinstance(x, jax.Array) else x.shape

@@ -359,7 +359,7 @@ def _with_arranged_kernels(network: Any, params: Params) -> Params:
     params = network.fitted(params)
     for path, layer in nnx.iter_modules(network.module(params)):
         if isinstance(layer, ArrangedLinear) and layer.differs:
-            params = _replaced(params, (*path, "kernel"), layer.arranged())
+            params = _replaced(params, (*map(str, path), "kernel"), layer.arranged())
     return params
 
 
