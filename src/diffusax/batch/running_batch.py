@@ -85,6 +85,7 @@ class RunningBatch:
             finishers=_FINISHERS,
             on_end=lambda: self._alone.close(wait=False),
         )
+        self._scheduler.start()
         # A thread that still computes while Python ends would abort the process.
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)

@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 from diffusax.batch.compiling import Compiler
 from diffusax.batch.image import Image, Kind, Status
@@ -69,7 +69,7 @@ class Scheduler:
         on_idle: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
     ):
-        """Starts the threads.
+        """Starts without requests; `start` starts the thread.
 
         Args:
             sizes: the sizes of batches.
@@ -110,8 +110,12 @@ class Scheduler:
             on_error=functools.partial(self._tell, self._not_compiled),
         )
         self._thread = threading.Thread(target=self._serve, name="diffusax-batch", daemon=True)
+
+    def start(self) -> Self:
+        """Starts the thread."""
         self.threads.add(self._thread)
         self._thread.start()
+        return self
 
     @property
     def is_alive(self) -> bool:
@@ -130,6 +134,10 @@ class Scheduler:
     def cancel(self) -> None:
         """Cancels all requests that have not ended."""
         self._tell(self._cancel_all)
+
+    def has_work(self) -> bool:
+        """Returns whether a request has not ended."""
+        return bool(self._inbox) or len(self._queue) > 0
 
     def close(self, *, wait: bool = True) -> None:
         """Ends the threads once all requests have ended. wait: whether to wait for it.
@@ -151,13 +159,13 @@ class Scheduler:
         )
 
     def _serve(self) -> None:
-        while not self._ending or self._inbox or len(self._queue):
+        while not self._ending or self.has_work():
             if not self.loop.has_work():
                 self._on_idle()
                 self._awake.wait(0.5)
             self._awake.clear()
             try:
-                self._turn()
+                self.turn()
             except Exception as error:
                 # An error of ours: no request may wait for ever.
                 log.exception("the scheduler failed")
@@ -166,7 +174,8 @@ class Scheduler:
         for pool in self._pools:
             pool.shutdown(wait=False)
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Prepares requests, seats images and runs some rows, which the thread does without end."""
         while self._inbox:
             self._inbox.popleft()()
         self._end_late()

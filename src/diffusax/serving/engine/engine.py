@@ -128,7 +128,7 @@ class Engine:
         self._texts: MutableMapping[Any, TextCache] = weakref.WeakKeyDictionary()
         """The cache of encoded texts of each model, by its store of adapters."""
         self._adapters, self._previews = Adapters(), Previews()
-        self._scheduler = self._make_scheduler()
+        self._scheduler = self._make_scheduler().start()
 
     def submit(
         self,
