@@ -85,8 +85,11 @@ class BatchLoop:
         def seconds(kind: Kind, lanes: int) -> float:
             return self.seconds.estimate(kind, lanes, smallest(kind))
 
+        def reach(kind: Kind) -> int:
+            return self.seconds.reach(kind, smallest(kind))
+
         largest = functools.cache(self._sizes.largest_of)
-        return Device(functools.cache(seconds), largest, arrivals)
+        return Device(functools.cache(seconds), largest, arrivals, reach)
 
     def seat(self, image: Image) -> bool:
         """Seats an image if there is a free seat, in a larger batch if that is allowed.

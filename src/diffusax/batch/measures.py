@@ -61,6 +61,16 @@ class RowSeconds:
             mean = self._means.get(kind, {}).get(size)
         return None if mean is None else mean.seconds
 
+    def reach(self, kind: Kind, smallest: int) -> int:
+        """Returns the next size that should be measured, after those that have been.
+
+        smallest: the fewest lanes of such a batch.
+        """
+        with self._lock:
+            means = self._means.get(kind, {})
+            known = [size for size, mean in means.items() if mean.seconds is not None]
+        return 2 * max(known) if known else smallest
+
     def estimate(self, kind: Kind, lanes: int, smallest: int) -> float:
         """Returns the seconds of a row, measured or estimated from other sizes.
 

@@ -3,6 +3,7 @@
 import bisect
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 from diffusax.batch.image import Image, Kind
@@ -30,6 +31,12 @@ class Device:
     """The most lanes of a batch by its kind."""
     arrivals: float = 0.0
     """The images that come each second."""
+    reach: Callable[[Kind], float] = lambda kind: math.inf
+    """The most lanes of a batch that are worth a try, by what is measured of smaller ones."""
+
+    def tried(self, kind: Kind) -> float:
+        """Returns the most lanes of a batch now: each size is measured before the next is tried."""
+        return min(self.lanes(kind), self.reach(kind))
 
 
 Policy = Callable[[Sequence[Image], Sequence[Image], Device], list[Image]]
@@ -52,7 +59,7 @@ def running(present: Sequence[Image], waiting: Sequence[Image], device: Device) 
     fewest, best = min(costs), min(costs, key=lambda n: costs[n])
     if costs[best] > _GAIN * costs[fewest]:
         best = fewest
-    return _fitting(present, waiting, best - len(present), device)
+    return _fitting(present, waiting, best - len(present), device.tried)
 
 
 def one(present: Sequence[Image], waiting: Sequence[Image], device: Device) -> list[Image]:
@@ -65,7 +72,7 @@ def whole(present: Sequence[Image], waiting: Sequence[Image], device: Device) ->
     if present or not waiting:
         return []
     equals = [image for image in waiting if image.settings == waiting[0].settings]
-    return _fitting((), equals, len(equals), device)
+    return _fitting((), equals, len(equals), device.lanes)
 
 
 POLICIES: dict[str, Policy] = {"running": running, "one": one, "whole": whole}
@@ -79,7 +86,7 @@ def finish_times(
     active, left = {image: image.rows for image in present}, list(waiting)
     now, found = 0.0, []
     while active or left:
-        more = _fitting([*active], left, together - len(active), device)
+        more = _fitting([*active], left, together - len(active), device.lanes)
         if not active and not more:
             # It fits nowhere at the moment; whatever comes, it is the next.
             more = left[:1]
@@ -113,9 +120,15 @@ def _cycle(active: Sequence[Image], device: Device) -> float:
 
 
 def _fitting(
-    present: Sequence[Image], waiting: Sequence[Image], most: int, device: Device
+    present: Sequence[Image],
+    waiting: Sequence[Image],
+    most: int,
+    most_lanes: Callable[[Kind], float],
 ) -> list[Image]:
-    """Returns up to `most` of the first images for which there are free lanes."""
+    """Returns up to `most` of the first images for which there are free lanes.
+
+    The first of a kind has them in any case.
+    """
     lanes: dict[Kind, int] = {}
     for image in present:
         lanes[image.kind] = lanes.get(image.kind, 0) + image.lanes
@@ -124,7 +137,7 @@ def _fitting(
         if len(found) >= most:
             break
         taken = lanes.get(image.kind, 0) + image.lanes
-        if taken <= device.lanes(image.kind):
+        if taken <= most_lanes(image.kind) or image.kind not in lanes:
             found.append(image)
         # Who does not fit is not overtaken by those that take fewer lanes.
         lanes[image.kind] = taken
