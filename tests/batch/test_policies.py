@@ -142,7 +142,7 @@ def test_keys_have_equal_shares_however_many_requests_they_send():
         added(queue, "few")
     order = []
     while len(queue):
-        order.append(queue.ordered()[0])
+        order.append(next(iter(queue)))
         queue.begin(order[-1])
         queue.remove(order[-1])
     assert [one.key for one in order[:4]].count("few") == 2
@@ -159,11 +159,11 @@ def test_who_comes_late_has_no_claim_to_what_it_missed(ended):
             queue.remove(one)
     for _ in range(6):
         added(queue, "late")
-    keys = [one.key for one in queue.ordered() if one not in early[:3]]
+    keys = [one.key for one in queue if one not in early[:3]]
     assert keys[:6].count("late") == 3
 
 
 def test_higher_priorities_come_first_and_others_in_their_order():
     queue = FairQueue()
     found = [added(queue, priority=priority) for priority in (0, 1, 0, 1)]
-    assert queue.ordered() == [found[1], found[3], found[0], found[2]]
+    assert list(queue) == [found[1], found[3], found[0], found[2]]

@@ -144,7 +144,8 @@ class BatchLoop:
         self._flying.clear()
 
     def _all_runs(self) -> Iterator[BatchRun]:
-        for runs in self._runs.values():
+        # Other threads ask for `live`.
+        for runs in list(self._runs.values()):
             yield from runs
 
     def _drop_ended(self) -> None:

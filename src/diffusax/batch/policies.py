@@ -4,7 +4,7 @@ import bisect
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from diffusax.batch.image import Image, Kind
 from diffusax.batch.request import Request
@@ -157,6 +157,7 @@ class FairQueue:
     def __init__(self) -> None:
         self._entries: list[tuple[int, float, int, Request]] = []
         """The requests after their priority, tag and number, in order."""
+        self._keys: dict[Request, tuple[int, float, int]] = {}
         self._numbers = itertools.count()
         self._clock: dict[int, float] = {}
         """The largest tag that has begun, by priority."""
@@ -166,29 +167,33 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __iter__(self) -> Iterator[Request]:
+        """Yields the requests, the next one first."""
+        return (entry[-1] for entry in self._entries)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._keys
+
+    def ordered(self, requests: Iterable[Request]) -> list[Request]:
+        """Returns some of the requests in their order."""
+        return sorted(requests, key=self._keys.__getitem__)
+
     def add(self, request: Request) -> None:
         """Adds a request."""
         flow = request.priority, request.key
         tag = max(self._clock.get(request.priority, 0.0), self._last.get(flow, 0.0)) + request.work
         self._last[flow] = tag
-        bisect.insort(self._entries, (-request.priority, tag, next(self._numbers), request))
-
-    def ordered(self) -> list[Request]:
-        """Returns the requests, the next one first."""
-        return [entry[-1] for entry in self._entries]
+        key = self._keys[request] = -request.priority, tag, next(self._numbers)
+        bisect.insort(self._entries, (*key, request))
 
     def begin(self, request: Request) -> None:
         """Notes that a request begins, which moves the clock on."""
-        negative, tag, _, _ = self._entries[self._index(request)]
-        priority = -negative
-        self._clock[priority] = max(self._clock.get(priority, 0.0), tag)
+        negative, tag, _ = self._keys[request]
+        self._clock[-negative] = max(self._clock.get(-negative, 0.0), tag)
 
     def remove(self, request: Request) -> None:
         """Removes a request."""
-        del self._entries[self._index(request)]
+        del self._entries[bisect.bisect(self._entries, self._keys.pop(request))]
         if not self._entries:
             # Nobody waits: all start from the same again.
             self._last.clear()
-
-    def _index(self, request: Request) -> int:
-        return next(i for i, entry in enumerate(self._entries) if entry[-1] is request)

@@ -88,6 +88,8 @@ class Scheduler:
         self._queue, self._arrivals, self._estimated = FairQueue(), Arrivals(), 0.0
         self._preparing: set[Request] = set()
         self._prepared: set[Request] = set()
+        self._hurried: set[Request] = set()
+        """The requests with a deadline."""
         self._merged: list[Request] = []
         """The requests with merged adapters that have not ended; all have the same."""
         # Other threads put functions here; only the scheduler's own changes the rest.
@@ -179,7 +181,6 @@ class Scheduler:
         while self._inbox:
             self._inbox.popleft()()
         self._end_late()
-        self._let_go()
         self._prepare_next()
         self._admit()
         if self._on_estimate is not None:
@@ -194,9 +195,21 @@ class Scheduler:
 
     def _enter(self, request: Request) -> None:
         self._queue.add(request)
+        if request.deadline is not None:
+            self._hurried.add(request)
+        request.add_done_callback(lambda request: self._tell(self._let_go, request))
+
+    def _let_go(self, request: Request) -> None:
+        """Removes a request that has ended, or that `prepare` has given to others."""
+        if request not in self._queue or request in self._preparing:
+            return
+        self._queue.remove(request)
+        self._prepared.discard(request)
+        self._hurried.discard(request)
+        request.release()
 
     def _cancel_all(self) -> None:
-        for request in self._queue.ordered():
+        for request in list(self._queue):
             request.cancel()
 
     def _fail(self, error: Exception) -> None:
@@ -207,23 +220,12 @@ class Scheduler:
 
     def _end_late(self) -> None:
         now = time.time()
-        for request in self._queue.ordered():
-            if request.deadline is not None and now > request.deadline and not request.done():
+        for request in self._hurried:
+            assert request.deadline is not None
+            if now > request.deadline and not request.done():
                 seconds = request.deadline - request.created
                 message = f"the images were not ready within {seconds:.1f} seconds"
                 request.settle(error=TimeoutError(message))
-
-    def _let_go(self) -> None:
-        """Removes the requests that have ended, or that `prepare` has given to others."""
-        self._merged = [request for request in self._merged if not request.done()]
-        for request in self._queue.ordered():
-            if request in self._preparing:
-                continue
-            elsewhere = request in self._prepared and not request.images
-            if request.done() or elsewhere:
-                self._queue.remove(request)
-                self._prepared.discard(request)
-                request.release()
 
     def _prepare_next(self) -> None:
         """Prepares the next requests, as many as could join soon."""
@@ -232,9 +234,10 @@ class Scheduler:
         waiting = [image for image in self._images() if image.status is Status.READY]
         ready = sum(map(self._sizes.is_ready, waiting))
         room = min(_AHEAD - ready, _MOST_PREPARED - len(waiting)) - len(self._preparing)
+        self._merged = [request for request in self._merged if not request.done()]
         fresh = (
             request
-            for request in self._queue.ordered()
+            for request in self._queue
             if request not in self._prepared
             and request not in self._preparing
             and self._may_merge(request)
@@ -265,14 +268,17 @@ class Scheduler:
 
     def _take_in(self, request: Request) -> None:
         self._preparing.discard(request)
+        if request.done() or not request.images:
+            self._let_go(request)
+            return
         self._prepared.add(request)
         for _ in request.images:
             self._arrivals.note(request.created)
 
     def _images(self) -> list[Image]:
         """Returns the images that are prepared or run, in the order of their requests."""
-        ordered = self._queue.ordered() if self._prepared else ()
-        return [i for request in ordered if request in self._prepared for i in request.images]
+        ordered = self._queue.ordered(self._prepared)
+        return [image for request in ordered for image in request.images]
 
     def _candidates(self) -> tuple[list[Image], list[Image]]:
         """Returns the images that run, and in their order those that could join."""
@@ -338,7 +344,7 @@ class Scheduler:
         ends: dict[Request, float] = {}
         for image, end in finish_times(present, waiting[:_AHEAD], max(len(present), 1), device):
             ends[image.request] = max(end, ends.get(image.request, 0.0))
-        tell(self._queue.ordered(), ends)
+        tell(list(self._queue), ends)
 
     def _not_compiled(self, kind: Kind, size: int, error: Exception) -> None:
         """Ends the requests of a kind of which no size compiles."""
