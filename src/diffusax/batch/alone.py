@@ -69,6 +69,7 @@ class RunsAlone:
             return False
         if not given[0].done():
             _run(*given)
+        given[0].forget()
         return True
 
     def _next(self) -> tuple[Request, PreparedRun | None] | None:

@@ -237,6 +237,13 @@ class Request(Future[Any]):
     def release(self) -> None:
         """Is told, once, that the request has ended and nothing of it is being prepared."""
 
+    def forget(self) -> None:
+        """Drops what only computing needs, so that whoever keeps the future keeps no parameters."""
+        self.images = []
+        self._results.clear()
+        for name in ("pipe", "c", "call", "mixture", "finish"):
+            self.__dict__.pop(name, None)
+
     def decode(self, latents: Any, decoding: Decoding, condition: Any) -> Any:
         """Converts latents to the output that the call asked for; see `to_output`."""
         return to_output(self.c, latents, decoding, condition, self.call.output_type)

@@ -207,6 +207,8 @@ class Scheduler:
         self._prepared.discard(request)
         self._hurried.discard(request)
         request.release()
+        if request.done():
+            request.forget()
 
     def _cancel_all(self) -> None:
         for request in list(self._queue):
