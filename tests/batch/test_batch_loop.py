@@ -11,7 +11,7 @@ from diffusax.batch import programs as programs
 from diffusax.batch.alone import RunsAlone
 from diffusax.batch.image import prepare_images
 from diffusax.batch.loop import BatchLoop, Sizes, images_of
-from diffusax.batch.policies import RowSeconds, running
+from diffusax.batch.policies import running
 from diffusax.batch.request import Generation, make_request, prepare
 from diffusax.batch.run import BatchRun
 from diffusax.batch.scheduler import Intake
@@ -154,73 +154,17 @@ def test_without_memory_for_a_preview_its_caller_is_told_and_the_image_goes_on(
     assert np.isfinite(result(future)).all()
 
 
-@pytest.fixture
-def intake(loop):
-    """The calls that wait for the loop."""
+def test_an_error_of_the_loop_ends_those_that_wait(pipe, loop):
     alone = RunsAlone()
-    yield Intake(loop, running, alone)
-    alone.close()
-
-
-def submit(intake, pipe, **given):
-    """Has a call wait for a loop, and returns its future."""
-    request = request_of(pipe, **given)
-    intake.add(request)
-    return request.generation
-
-
-def turns(intake, loop):
-    """Makes turns until all is done."""
-    while intake or loop.has_work():
-        intake.admit()
-        loop.turn(intake.prepare)
-
-
-def test_images_share_the_device_where_a_step_of_more_costs_less(pipe, loop, intake, monkeypatch):
-    expected, taken = np.asarray(pipe("a cat", **CALL).images), []
-    own = BatchRun.advance
-
-    def advance(run, rows):
-        taken.append(run.lanes.taken)
-        return own(run, rows)
-
-    monkeypatch.setattr(BatchRun, "advance", advance)
-    for costs, most in (({2: 0.01, 4: 0.01}, 4), ({2: 0.01, 4: 0.021}, 2)):
-        monkeypatch.setattr(RowSeconds, "estimate", lambda *given, c=costs: c[given[2]])
-        ended = []
-        futures = [submit(intake, pipe) for _ in range(3)]
-        for i, future in enumerate(futures):
-            future.add_done_callback(lambda _, i=i, ended=ended: ended.append(i))
-        taken.clear()
-        turns(intake, loop)
-        assert max(taken) == most
-        for future in futures:
-            assert close_to(result(future), expected)
-        assert ended == [0, 1, 2]
-
-
-def test_a_call_that_is_cancelled_while_it_waits_never_runs(pipe, loop, intake, monkeypatch):
-    monkeypatch.setattr(RowSeconds, "estimate", lambda *given: float(given[2] ** 2))
-    futures = [submit(intake, pipe, num_images_per_prompt=1 + i) for i in range(3)]
-    intake.admit()
-    loop.turn()
-    while intake._new:
-        intake.prepare()
-    assert len(loop.candidates()) == 1
-    assert len(list(intake.requests())) == 5
-    assert futures[1].cancel()
-    turns(intake, loop)
-    assert [future.cancelled() for future in futures] == [False, True, False]
-    assert len(futures[2].result(SECONDS).images) == 3
-
-
-def test_an_error_of_the_loop_ends_those_that_wait(pipe, loop, intake):
-    futures = [submit(intake, pipe) for _ in range(2)]
+    intake, requests = Intake(loop, running, alone), [request_of(pipe) for _ in range(2)]
+    for request in requests:
+        intake.add(request)
     intake.admit()
     for part in (intake, loop):
         part.fail(RuntimeError("an error"))
+    alone.close()
     assert not intake
     assert not loop.has_work()
-    for future in futures:
+    for request in requests:
         with pytest.raises(RuntimeError, match="an error"):
-            future.result(0)
+            request.generation.result(0)
