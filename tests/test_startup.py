@@ -19,7 +19,6 @@ UNNEEDED = [
     "diffusax.training",
     "diffusers",
     "fastapi",
-    "filelock",
     "grain",
     "httpx",
     "httpx2",

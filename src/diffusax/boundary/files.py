@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 log = logging.getLogger(__name__)
 
 # The largest known ones, tokenizers and indices of many shards, have ten million bytes.
@@ -98,8 +100,6 @@ def locked(lock: Path, folder: Path, seconds: float = 0) -> Iterator[None]:
     Raises:
         ValueError: another process still holds the lock after that time.
     """
-    import filelock
-
     holder = filelock.FileLock(lock, timeout=seconds)
     try:
         holder.acquire()
