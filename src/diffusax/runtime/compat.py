@@ -41,7 +41,8 @@ def unchecked_modules() -> Iterator[None]:
     """Lets Flax build modules inside the context without checking each attribute twice.
 
     The checks find arrays where none may be, and change nothing; they are half of the time in which
-    a module without arrays is built. No option switches them off; flax 0.12.8.
+    a module without arrays is built. Modules that other threads build meanwhile go unchecked, too.
+    No option switches the checks off; flax 0.12.8.
     """
     from flax import nnx
 
