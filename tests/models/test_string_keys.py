@@ -124,7 +124,10 @@ def test_lists_are_in_the_order_of_numbers(encoder):
     assert numbers(kernel_shapes(encoder.network)) == order
     assert numbers(name for name, _ in encoder.named_parameters()) == order
     assert numbers(encoder.state_dict()) == order
-    flux = Network(FluxTransformer2DModel, FluxTransformer2DModel.config_class(num_layers=12))
+    flux = Network(
+        FluxTransformer2DModel,
+        FluxTransformer2DModel.config_class(num_layers=12, num_single_layers=12),
+    )
     shapes = jax.tree.map(lambda x: x, flux.shapes)
     assert numbers(Model(flux, shapes).attn_processors, "transformer_blocks.") == order
     places = fill(encoder.params, range(10**4)[: len(jax.tree.leaves(encoder.params))])
