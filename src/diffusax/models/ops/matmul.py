@@ -76,41 +76,24 @@ def split_matmul(
         widths: the columns d of each matrix.
         read_together: the number of matrices of each reader, in order; by default all have one.
     """
-    forms = {name: partial(form, widths, read_together) for name, form in SPLIT_PRODUCTS.items()}
+    ends = itertools.accumulate(read_together, initial=0)
+    parts = [widths[i:j] for i, j in itertools.pairwise(ends)]
+    forms = {"one": partial(_split_product, [widths]), "several": partial(_split_product, parts)}
     if not read_together or is_plain():
         return forms["one"](x, kernel, bias)
     return by_platform(lambda p: "several" if p == "tpu" else "one", forms, x, kernel, bias)
 
 
-def _one_product(
-    widths: Sequence[int],
-    read_together: Sequence[int],
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
+def _split_product(
+    parts: Sequence[Sequence[int]], x: jax.Array, kernel: jax.Array, bias: jax.Array | None
 ) -> tuple[jax.Array, ...]:
-    return _split(matmul(x.astype(kernel.dtype), kernel, bias), widths)
-
-
-def _several_products(
-    widths: Sequence[int],
-    read_together: Sequence[int],
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-) -> tuple[jax.Array, ...]:
-    ends = itertools.accumulate(read_together, initial=0)
-    parts = [widths[i:j] for i, j in itertools.pairwise(ends)]
+    """Multiplies by the matrices of each part in one product. parts: the columns of each matrix."""
     sizes = [sum(part) for part in parts]
     kernels = _split(kernel, sizes)
     biases = [None] * len(sizes) if bias is None else _split(bias, sizes)
     x = x.astype(kernel.dtype)
     ys = [matmul(x, k, b) for k, b in zip(kernels, biases)]
     return tuple(z for y, part in zip(ys, parts) for z in _split(y, part))
-
-
-SPLIT_PRODUCTS = {"one": _one_product, "several": _several_products}
-"""The forms of `split_matmul` by name."""
 
 
 def _split(y: jax.Array, widths: Sequence[int]) -> tuple[jax.Array, ...]:
