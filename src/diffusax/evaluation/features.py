@@ -137,7 +137,7 @@ class Inception:
         mesh = local_mesh() if mesh is None else mesh
         device = None if mesh is None else replicated(mesh)
         try:
-            options = {"where": str(file), "dtype": np.float32, "device": device}
+            options: dict[str, Any] = {"where": str(file), "dtype": np.float32, "device": device}
             params = load_entries(InceptionV3, network.shapes, [read_entries(file)], **options)
         except ValueError as error:
             reason = str(error).replace("does not fit its config.json", "is not FID's Inception v3")

@@ -97,6 +97,8 @@ def _split_product(
 
 
 def _split(y: jax.Array, widths: Sequence[int]) -> tuple[jax.Array, ...]:
+    if len(widths) == 1:
+        return (y,)
     # The gradient of a split is one concatenation; that of slices is a sum of padded maps.
     return tuple(jax.lax.split(y, widths, axis=y.ndim - 1))
 

@@ -125,7 +125,7 @@ def _last_sums_jvp(primals: Any, tangents: Any) -> Any:
     return _last_sums(*primals), tuple(t.sum(-1) for t in tangents)
 
 
-GROUP_NORMS = {
+GROUP_NORMS: dict[str, Callable[..., jax.Array]] = {
     "centred": _centred,
     "one_pass": partial(_from_moments, moments=_one_pass),
     "sums": partial(_from_moments, moments=_sums),
