@@ -23,8 +23,8 @@ from diffusax.cli.evaluate import command as evaluate
 from diffusax.cli.generate import Generate
 from diffusax.cli.generate_many import GenerateMany
 from diffusax.cli.train import TextToImage
+from diffusax.images.conversion import resize
 from diffusax.images.masks import blur
-from diffusax.images.pictures import resize
 from diffusax.images.sheets import labelled_grid
 from diffusax.runtime.programs.program import PROGRAMS, forget_executables
 
@@ -605,8 +605,8 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
         (["generate", "a", "--grid", "steps=1", "seed=2", "guidance=3"], "one or two options"),
         (["generate", "a", "--grid", "steps=1", "--steps", "3"], "leave --steps out"),
         (["generate", "a", "--grid", "strength=0.1"], "--strength needs --image"),
-        (["generate", "a", "--grid", "steps=1", "--num-images", "2"], "--grid draws one picture"),
-        (["generate", "-", "--grid", "steps=1"], "--grid draws one picture of one prompt"),
+        (["generate", "a", "--grid", "steps=1", "--num-images", "2"], "--grid makes one image"),
+        (["generate", "-", "--grid", "steps=1"], "--grid makes one image of one prompt"),
         (["edit", "a.png"], "Required options were not provided: PROMPT"),
         (["edit", "a.png", "b", "--sweep", "--guidance", "3"], "--sweep takes --sweep-guidance"),
         (["edit", "a.png", "b", "--sweep", "--num-images", "3"], "leave --num-images out"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.effort import examples
 
-from diffusax.images.pictures import png_parameters
+from diffusax.images.conversion import png_parameters
 from diffusax.infotext.files import open_image
 from diffusax.infotext.samplers import WEBUI_SAMPLERS, to_webui
 from diffusax.samplers import SAMPLER_NAMES, SCHEDULERS

@@ -172,7 +172,7 @@ def test_pictures_of_those_that_wait_take_bounded_memory():
     catalogue, large = Idle(), Drawing(image=Image.new("RGB", (1000, 1000)))
     with Engine(catalogue, EngineSettings(most_live_bytes=7_000_000)) as engine:
         jobs = [engine.submit(large) for _ in range(2)]
-        full = "pictures of 2 jobs under way take 6 MB and this one 3, more than 7 in all"
+        full = "images of 2 jobs under way take 6 MB and this one 3, more than 7 in all"
         with pytest.raises(Busy, match=full):
             engine.submit(large)
         # Without pictures there is room; one that is too large beside others is let in alone.

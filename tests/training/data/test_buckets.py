@@ -367,5 +367,5 @@ def test_images_cover_their_size_and_time_ids_are_upstreams(size):
 def test_bytes_and_files_have_the_same_size(tmp_path):
     picture(0, (30, 20)).save(tmp_path / "a.png")
     assert upright_size(tmp_path / "a.png") == upright_size(png(picture(0, (30, 20)))) == (20, 30)
-    with pytest.raises(ValueError, match="is not a picture that Pillow knows"):
+    with pytest.raises(ValueError, match="is not an image that Pillow knows"):
         upright_size(b"no picture")

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 from support.effort import examples
 
+from diffusax.images.conversion import nearest, png_parameters, to_control, to_pil, to_pixels
 from diffusax.images.masks import apply_overlay, blur, get_crop_region, to_mask
-from diffusax.images.pictures import nearest, png_parameters, to_control, to_pil, to_pixels
 from diffusax.images.reading import load_image
 
 SIZES = [(None, None), (32, 48), (24, None), (64, 16)]
@@ -209,9 +209,9 @@ def test_overlays_equal_diffusers(box):
 
 
 def test_overlays_of_other_sizes_are_refused():
-    with pytest.raises(ValueError, match=r"picture's size \(53, 37\)"):
+    with pytest.raises(ValueError, match=r"image's size \(53, 37\)"):
         apply_overlay(mask(9, 9), picture(), picture())
-    with pytest.raises(ValueError, match=r"drawn picture must be of the size \(53, 37\)"):
+    with pytest.raises(ValueError, match=r"generated image must be of the size \(53, 37\)"):
         apply_overlay(mask(), picture(), picture(9, 9))
 
 
@@ -291,9 +291,9 @@ def test_files_that_are_no_pictures_are_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 90_000)
     reasons = {
         "nothing.png": "No such file",
-        "text.png": "not a picture",
+        "text.png": "not an image",
         "cut.png": "",
-        "empty.png": "not a picture",
+        "empty.png": "not an image",
         "flipped.png": "",
         "large.png": "exceeds limit",
         "pipe": "not a regular file",
@@ -312,7 +312,7 @@ def test_files_that_are_no_pictures_are_one_sentence(tmp_path, monkeypatch):
     "value", ["/dev/zero", "https://a.b/c.png", "a\0b", "\x1b[31m.png", b"hello"]
 )
 def test_what_is_no_file_is_never_read(value):
-    with pytest.raises(ValueError, match="cannot read the picture") as error:
+    with pytest.raises(ValueError, match="cannot read the image") as error:
         load_image(value)
     assert "\x1b" not in str(error.value)
 

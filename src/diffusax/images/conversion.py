@@ -160,9 +160,9 @@ def listed(value: Any, name: str) -> tuple[list[Any], bool]:
             )
     if len(set(are_pil)) != 1:
         raise ValueError(
-            f"{name} must be a list of arrays or of pictures, not of both"
+            f"{name} must be a list of arrays or of images, not of both"
             if items
-            else f"{name} must hold a picture (got an empty list)"
+            else f"{name} must hold an image (got an empty list)"
         )
     return items, not are_pil[0]
 
