@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.files import write_json
+from diffusax.checkpoints.keywords import OF_HUB
 from diffusax.interop.flax.models import LOADING
 from diffusax.interop.flax.outputs import FlaxSchedulerOutput
 from diffusax.interop.flax.signatures import Constructed
-from diffusax.interop.flax.weights import HUB
 from diffusax.samplers import Schedule, Scheduler, Table, run
 from diffusax.samplers.rows import SLOTS
 from diffusax.samplers.schedulers.files import FILE
@@ -118,7 +118,7 @@ class FlaxSchedulerMixin(Constructed):
             ValueError: there is no such file, or an option's value is not supported.
         """
         hub = {name: kwargs.pop(name) for name in LOADING & kwargs.keys()}
-        known = {name: hub[name] for name in HUB if hub.get(name) is not None}
+        known = {name: hub[name] for name in OF_HUB if hub.get(name) is not None}
         source = pretrained_model_name_or_path
         config = Scheduler.load_config(source, subfolder=subfolder, **known)
         scheduler = cls.from_config(config, **kwargs)

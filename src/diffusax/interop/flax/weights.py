@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from diffusax.checkpoints.files import weight_files
 from diffusax.checkpoints.hub import EMBEDDED, hub_errors, resolve
+from diffusax.checkpoints.keywords import OF_HUB
 from diffusax.checkpoints.tensors import read_entries
 from diffusax.checkpoints.tree import MAX_LISTED, load_entries
 from diffusax.models.network import Network, Params
@@ -19,7 +20,6 @@ from diffusax.models.network import Network, Params
 WEIGHTS = ("diffusion_flax_model.msgpack", "flax_model.msgpack")
 """The file names of diffusers' networks, and of transformers'."""
 
-HUB = ("revision", "token", "local_files_only", "cache_dir")
 _CONFIGS = ("*.json", "*.txt")
 _AUTOENCODER_ATTENTION = (
     ("to_q", "query"),
@@ -46,7 +46,7 @@ def fetch(
     Raises:
         ValueError: it cannot be found or downloaded; says why.
     """
-    hub = {name: options[name] for name in HUB if options.get(name) is not None}
+    hub = {name: options[name] for name in OF_HUB if options.get(name) is not None}
     text = str(path_or_repo)
     if from_pt or text in EMBEDDED or Path(text).expanduser().is_dir():
         return resolve(path_or_repo, subfolder=subfolder, **hub)

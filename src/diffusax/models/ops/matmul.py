@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from diffusax.runtime.devices.lowering import by_platform, is_plain
+from diffusax.runtime.devices.lowering import barrier_on, by_platform, is_plain
 from diffusax.runtime.devices.mesh import context_parts
 
 
@@ -109,13 +109,7 @@ def apart(x: jax.Array, count: int) -> tuple[jax.Array, ...]:
     XLA's GPU compiler would multiply it by all of them side by side, and then copy each result out
     of the whole, as cuDNN's attention takes no part of an array.
     """
-    same = (x,) * count
-    if is_plain():
-        return same
-    forms = {"same": lambda *x: x, "apart": lambda *x: jax.lax.optimization_barrier(x)}
-    kept: tuple[jax.Array, ...] = by_platform(
-        lambda p: "apart" if p == "cuda" else "same", forms, *same
-    )
+    kept: tuple[jax.Array, ...] = barrier_on("cuda", (x,) * count)
     return kept
 
 
@@ -146,9 +140,5 @@ def materialize(x: jax.Array) -> jax.Array:
     XLA removes a rounding of float32 to bfloat16 before a product with a float32 result, and so
     turns that product into a float32 one, at half the speed.
     """
-    if x.dtype.itemsize != 2 or is_plain():
-        return x
-    return by_platform(lambda p: "barrier" if p == "cpu" else "none", _MATERIALIZED, x)
-
-
-_MATERIALIZED = {"barrier": jax.lax.optimization_barrier, "none": lambda x: x}
+    kept: jax.Array = x if x.dtype.itemsize != 2 else barrier_on("cpu", x)
+    return kept
