@@ -18,7 +18,7 @@ from support.mixtures import calls
 
 import diffusax
 from diffusax import samplers
-from diffusax.batch.image import prepare_images
+from diffusax.batch.image import Image, prepare_images
 from diffusax.batch.lanes import Lanes, Seat
 from diffusax.batch.run import BatchRun
 from diffusax.models.adapters.low_rank import kernel_shapes
@@ -169,7 +169,7 @@ def run_at(pipe, size, *seated):
     run = BatchRun(pipe.parts, seated[0][0], size)
     found, where = {}, {}
     for i, (one, seat) in enumerate(seated):
-        run.join(one, seat)
+        run.join(Image(None, 0, one, run.kind), seat)
         where[seat.place] = i
     while len(run):
         for place in run.advance(run.rows_until_change()):
@@ -212,7 +212,7 @@ def test_rows_beyond_the_end_of_a_run_change_nothing(pipes):
     (one,) = pictures_of(pipes["text"], {"num_inference_steps": 3})
     (expected,) = run_at(pipes["text"], 2, (one, Seat(0, (0, 1))))
     run = BatchRun(pipes["text"].parts, one, 2)
-    run.join(one, Seat(0, (0, 1)))
+    run.join(Image(None, 0, one, run.kind), Seat(0, (0, 1)))
     assert run.advance(5) == [0]
     assert np.array_equal(run.latents(0), expected)
 
@@ -237,7 +237,7 @@ def test_lanes_are_kept_until_guidance_begins_and_given_back_when_it_ends(pipes)
     run = BatchRun(pipes["text"].parts, late, 4)
     for one in (late, early):
         seat = run.lanes.find(one.branches)
-        run.join(one, seat)
+        run.join(Image(None, 0, one, run.kind), seat)
     assert run.lanes.find(1) is None
     assert run.rows_until_change() == 2
     assert run.advance(2) == []
