@@ -17,10 +17,10 @@ from diffusax.boundary.convert import shortened
 from diffusax.boundary.messages import require_extra
 from diffusax.pipelines.components.adapters import Mixture, choose_adapters, with_mixture
 from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.pipeline.call import prepare_call
 from diffusax.pipelines.plan.arguments import Call, read_call
 from diffusax.pipelines.plan.plan import Decoding, PreparedRun
 from diffusax.pipelines.run.images import result_of, to_output
-from diffusax.pipelines.tasks.prepare import prepare_call
 from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.samplers import Scheduler, scheduler_from_name
 
