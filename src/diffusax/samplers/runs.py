@@ -107,7 +107,7 @@ def compute_schedule(
 ) -> Schedule:
     """Checks the arguments of a run and computes its schedule, which is cached.
 
-    Calls use it with `Components.sampler`. The arguments must have exactly these types and are
+    Calls use it with `Components.fitting_scheduler`. The arguments must have exactly these types and are
     explained at `cached_schedule`. The cache keeps the scheduler, which must have no run by hand,
     see `without_run`.
     """

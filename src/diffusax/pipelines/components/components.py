@@ -149,8 +149,10 @@ class Components:
         )
 
     @functools.cached_property
-    def sampler(self) -> Any:
-        """The scheduler that makes the schedules of calls, without the state of a loop by hand.
+    def fitting_scheduler(self) -> Any:
+        """The scheduler, which is for these networks, without the state of a loop by hand.
+
+        Calls make their schedules by it.
 
         Raises:
             ValueError: there is none, or the networks were trained with another process.
@@ -240,7 +242,7 @@ class Components:
         there = self.family.names("denoiser")[0] in self.models
         return self.denoiser.context_dim if there else None
 
-    @property
+    @functools.cached_property
     def text_encoders(self) -> list[tuple[Any, Network, str]]:
         """The tokenizer, the network and the name of each text encoder that is loaded.
 
@@ -296,6 +298,12 @@ class Components:
         self.require(self.autoencoder_name)
         return self.models[self.autoencoder_name]
 
+    @property
+    def tiled(self) -> bool:
+        """Whether the autoencoder is set to decode and encode large images in tiles."""
+        model = self.models.get(self.autoencoder_name or "")
+        return model is not None and model.switches.tiling
+
     @functools.cached_property
     def latents(self) -> LatentFormat:
         """The format of the latents: channels, pixels per latent, and options of their decoding."""
@@ -310,13 +318,10 @@ class Components:
         rows, columns = self.denoiser.sample_size
         return rows * self.latents.factor, columns * self.latents.factor
 
-    def decoding(self, *, normalize: bool = True) -> Decoding:
-        """Returns the options of the decoder.
-
-        normalize: whether to apply latents_mean and latents_std where the autoencoder has them,
-        besides the scaling factor.
-        """
-        return Decoding(self.latents.upcast, normalize and self.latents.normalize)
+    @functools.cached_property
+    def decoding(self) -> Decoding:
+        """The options of the decoder."""
+        return Decoding(self.latents.upcast, self.latents.normalize)
 
 
 def on_host(params: Params) -> bool:

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
+from diffusax.boundary.convert import checked_texts
 from diffusax.pipelines.plan.plan import Texts, Tokens
 from diffusax.text.prompts import PromptTokens, tokenize_prompts
-from diffusax.text.vocabulary import checked_texts
 
 
 def tokenize(

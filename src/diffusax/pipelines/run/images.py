@@ -73,8 +73,7 @@ def to_output(
             latents = programs.own_latents(*own, latents, normalize=decoding.normalize)
             return jnp.transpose(latents, (0, 3, 1, 2))
         return c.latents.outward(latents)
-    tiled = c.autoencoder_name is not None and c.autoencoder_model.switches.tiling
-    images, finite = decode(c, latents, decoding, condition, tiled=tiled)
+    images, finite = decode(c, latents, decoding, condition, tiled=c.tiled)
     if not np.asarray(finite).all():
         culprit = "pictures" if np.isfinite(np.asarray(latents)).all() else "latents"
         raise FloatingPointError(_not_finite(c, culprit))
@@ -179,7 +178,8 @@ def encode_pixels(
         **options: scale and normalize.
     """
     vae, params = c.autoencoder, c.autoencoder_params
-    factor = vae.config.downsampling if _in_tiles(c) else 0
+    in_tiles = c.tiled and vae.class_name in TILED_ENCODERS
+    factor = vae.config.downsampling if in_tiles else 0
     tile = tile_of(vae.config, factor) if factor else 0
     if max(pixels.shape[1:3]) <= tile * factor or not factor:
         given = vae, params, pixels, noise
@@ -193,10 +193,6 @@ def encode_pixels(
     moments = tiled_encode(encode_tile, pixels, tile=tile, factor=factor)
     latents: jax.Array = programs.sample_moments(vae, params, moments, noise, **options)
     return latents
-
-
-def _in_tiles(c: Components) -> bool:
-    return c.autoencoder.class_name in TILED_ENCODERS and c.autoencoder_model.switches.tiling
 
 
 def check_latents(

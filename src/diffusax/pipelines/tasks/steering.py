@@ -13,7 +13,7 @@ from diffusax.models.network import Network
 from diffusax.models.unet.controlnet import guess_scales
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, as_list, match_length
-from diffusax.pipelines.plan.plan import PreparedRun
+from diffusax.pipelines.plan.plan import Decoding, PreparedRun
 from diffusax.pipelines.tasks.inpainting import crop_options, inpaint
 from diffusax.pipelines.tasks.prompts import prompt_for_each_image
 from diffusax.pipelines.tasks.start import count_images
@@ -42,7 +42,7 @@ def controlled(task: Task) -> Task:
             prepared,
             plan=plan._replace(conditions=conditions, step_inputs=inputs),
             # pipeline_controlnet_inpaint_sd_xl.py of diffusers applies only the scaling_factor.
-            decoding=c.decoding(normalize=task is not inpaint),
+            decoding=_only_scaled(prepared) if task is inpaint else prepared.decoding,
             # Its pipelines with a ControlNet do not pass the image to the decoder either.
             decoder_condition=None,
         )
@@ -165,8 +165,13 @@ def adapter_text_to_image(c: Components, call: Call) -> PreparedRun:
         run,
         plan=run.plan._replace(conditions=conditions, step_inputs=inputs),
         # pipeline_stable_diffusion_xl_adapter.py of diffusers applies only the scaling_factor.
-        decoding=c.decoding(normalize=False),
+        decoding=_only_scaled(run),
     )
+
+
+def _only_scaled(run: PreparedRun) -> Decoding:
+    """Returns the options of the decoder without the statistics of the autoencoder's latents."""
+    return dataclasses.replace(run.decoding, normalize=False)
 
 
 def _pictures(c: Components, call: Call, adapters: list[Network]) -> list[np.ndarray]:

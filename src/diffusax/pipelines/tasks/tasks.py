@@ -154,7 +154,7 @@ def prepare_run(
     padded = len(table.timestep)
     rescale = call.cfg_normalization or call.guidance_rescale
     inputs = StepInputs(
-        guidance.call_rows(call, weights, schedule.timesteps, padded),
+        guidance.weights_by_row(call, weights, schedule.timesteps, padded),
         np.full(padded, rescale, np.float32),
         freeu=None if c.freeu is None else freeu_rows(c.freeu, padded),
         adapters=None if adapters is None else _adapter_rows(adapters, call, padded),
@@ -166,7 +166,7 @@ def prepare_run(
         schedule,
         start.noise,
         weights,
-        c.decoding(),
+        c.decoding,
         loras={} if adapters is None else adapters.loras,
         ip_adapters=c.ip_adapters.placed(c).layers if conditions.images else (),
         later=() if texts is None else later_conditions(texts, in_order),
@@ -310,6 +310,6 @@ def unconditional(c: Components, call: Call) -> PreparedRun:
     x = programs.begin(start, np.float32(schedule.init_noise_sigma), None, None)
     table = programs.device_table(schedule)
     padded = len(table.timestep)
-    inputs = StepInputs(guidance.per_row((), len(schedule), padded), np.zeros(padded, np.float32))
+    inputs = StepInputs(np.zeros((padded, 0), np.float32), np.zeros(padded, np.float32))
     plan = Plan(x, Conditions(None), table, inputs, noise.keys)
-    return PreparedRun(plan, schedule, noise, (), c.decoding())
+    return PreparedRun(plan, schedule, noise, (), c.decoding)

@@ -156,9 +156,9 @@ class Program:
         """Returns the request of a call with these arguments."""
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = bound.arguments
-        static = tuple((name, given[name]) for name in self.static)
-        return Request(self, static, tuple(given[name] for name in self.dynamic))
+        value_of = bound.arguments.__getitem__
+        static = tuple(zip(self.static, map(value_of, self.static)))
+        return Request(self, static, tuple(map(value_of, self.dynamic)))
 
     def call(self, request: Request) -> tuple[Any, bool]:
         """Returns the function's result, and whether JAX had to compile it for these shapes."""
