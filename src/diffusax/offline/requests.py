@@ -80,9 +80,8 @@ def check_image(c: Components, call: Call, scheduler: Any, number: int = 0) -> C
             "runs over many prompts do not read; leave prompt_weighting out, or generate it alone"
         )
     rows, weights = len(schedule), c.family.guidance.weights(c, call)
-    until = guidance.last_guided_row(
-        guidance.weights_by_row(call, weights, schedule.timesteps, rows)
-    )
+    table = guidance.weights_by_row(call, weights, schedule.timesteps, rows)
+    until = guidance.last_guided_row(table)
     thresholds = schedule.table().threshold is not None
     adapters = stacked_adapters(c, call)
     kind = (*size, c.family.batch_key(c, call), table_height(rows), thresholds, adapters)

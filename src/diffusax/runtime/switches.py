@@ -37,13 +37,14 @@ _DOUBLE: contextvars.ContextVar[bool] = contextvars.ContextVar("double", default
 
 def are_default() -> bool:
     """Returns whether the user's program sets none of these switches."""
-    config = jax.config
-    return not (
-        config.read("jax_enable_x64")
-        or AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
-        or any(getattr(config, name, value) != value for name, (_, value) in _ENUMS.items())
-        or any(getattr(config, name, None) not in _PERMISSIVE for name in _GUARDS)
-    )
+    for name, (_, value) in _ENUMS.items():
+        if getattr(jax.config, name, value) != value:
+            return False
+    for name in _GUARDS:
+        if getattr(jax.config, name, None) not in _PERMISSIVE:
+            return False
+    explicit = AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+    return not (explicit or jax.config.read("jax_enable_x64"))
 
 
 @contextlib.contextmanager

@@ -107,9 +107,9 @@ def compute_schedule(
 ) -> Schedule:
     """Checks the arguments of a run and computes its schedule, which is cached.
 
-    Calls use it with `Components.fitting_scheduler`. The arguments must have exactly these types and are
-    explained at `cached_schedule`. The cache keeps the scheduler, which must have no run by hand,
-    see `without_run`.
+    Calls use it with `Components.fitting_scheduler`. The arguments must have exactly these types
+    and are explained at `cached_schedule`. The cache keeps the scheduler, which must have no run by
+    hand, see `without_run`.
     """
     custom = {"timesteps": timesteps, "sigmas": sigmas}
     given = [name for name, value in custom.items() if value is not None]
