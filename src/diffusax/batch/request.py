@@ -136,8 +136,8 @@ class Request:
     generation: Generation
     mixture: Mixture | None = None
     """The adapters that `prepare` merges into the parameters of `c`; None without any."""
-    finish: Callable[[Any], Any] | None = None
-    """See `PreparedRun.finish`."""
+    overlay: Callable[[Any], Any] | None = None
+    """See `PreparedRun.overlay`."""
     results: list[Any] = dataclasses.field(default_factory=list)
     """The output of each image, None until it is decoded."""
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
@@ -161,7 +161,7 @@ class Request:
     def complete(self, images: Any) -> None:
         """Settles the call with all its images."""
         flags = self.pipe.returns_flags
-        self.generation.settle(result_of(self.call, images, self.finish, flags=flags))
+        self.generation.settle(result_of(self.call, images, self.overlay, flags=flags))
 
     def preview(self, images: Sequence[tuple[PreparedImage, Any, int]]) -> list[Any]:
         """Decodes images as they are, each with its latents 1 h w c before a row, to PIL images.

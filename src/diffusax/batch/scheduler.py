@@ -131,7 +131,7 @@ class Intake:
         try:
             call, count = padded(request.call)
             run = prepare(request, call)
-            request.finish = run.finish
+            request.overlay = run.overlay
             if draws_torch_noise(run):
                 self._alone.add(request, run)
                 return

@@ -20,7 +20,7 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan import guidance
 from diffusax.pipelines.plan.arguments import Call, check_call
 from diffusax.pipelines.tasks.composed_prompts import compose
-from diffusax.pipelines.tasks.start import (
+from diffusax.pipelines.tasks.setup import (
     check_memory,
     image_size,
     make_schedule,

@@ -139,7 +139,7 @@ def _number(leaf: Any) -> Any:
     return leaf.astype(jnp.float32) if isinstance(leaf, jax.Array) else np.asarray(leaf, np.float32)
 
 
-def guide_with(
+def guidance_by(
     own: Callable[..., jax.Array],
     rule: Any,
     row: jax.Array,
@@ -161,7 +161,7 @@ def guide_with(
     if rule is None:
         return own
 
-    def guide(predictions: jax.Array, inputs: Any) -> jax.Array:
+    def combine(predictions: jax.Array, inputs: Any) -> jax.Array:
         b, k = predictions.shape[:2]
         if k == 1:
             return predictions[:, 0]
@@ -173,7 +173,7 @@ def guide_with(
         guided = jax.vmap(_guide_image, in_axes=axes)(rule, predictions, steps)
         return rescale_guided(predictions[:, 0], guided, inputs.rescale)
 
-    return guide
+    return combine
 
 
 def _guide_image(rule: Any, predictions: jax.Array, step: GuidanceStep) -> jax.Array:

@@ -42,7 +42,7 @@ def decode_result(
         FloatingPointError: the latents or the images are not finite.
     """
     images = to_output(c, latents, run.decoding, run.decoder_condition, call.output_type)
-    return result_of(call, images, run.finish, flags=flags)
+    return result_of(call, images, run.overlay, flags=flags)
 
 
 def to_output(
@@ -88,16 +88,16 @@ def to_output(
     return np.asarray(images)
 
 
-def result_of(call: Call, images: Any, finish: Callable[[Any], Any] | None, *, flags: bool) -> Any:
+def result_of(call: Call, images: Any, overlay: Callable[[Any], Any] | None, *, flags: bool) -> Any:
     """Returns what a call returns.
 
     Args:
         call: the call.
         images: what `to_output` gave.
-        finish: see `PreparedRun.finish`.
+        overlay: see `PreparedRun.overlay`.
         flags: see `DiffusionPipeline.returns_flags`.
     """
-    images = images if finish is None else finish(images)
+    images = images if overlay is None else overlay(images)
     if call.tensors and call.output_type == "latent":
         images = as_tensor(images)
     if call.return_dict:

@@ -16,7 +16,7 @@ from diffusax.pipelines.plan.arguments import Call, as_list, match_length
 from diffusax.pipelines.plan.plan import Decoding, PreparedRun
 from diffusax.pipelines.tasks.inpainting import crop_options, inpaint
 from diffusax.pipelines.tasks.prompts import prompt_for_each_image
-from diffusax.pipelines.tasks.start import count_images
+from diffusax.pipelines.tasks.setup import count_images
 from diffusax.pipelines.tasks.tasks import Task, image_to_image, text_to_image
 
 

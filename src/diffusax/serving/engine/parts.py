@@ -159,7 +159,7 @@ def prepare_part(
         )
     draws_noise = bool(run.schedule.draws_noise.any())
     part.request = PartRequest(request, previews, draws_noise=draws_noise)
-    part.request.finish = run.finish
+    part.request.overlay = run.overlay
     (part.prepared,) = prepare_images(request.c, part.pipe.task, run)
     part.kind = kind_of(request.c, part.prepared, rank)
 

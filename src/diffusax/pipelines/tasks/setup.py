@@ -1,4 +1,4 @@
-"""What a run starts from: the facts that follow from a call and the components alone."""
+"""The setup of a run: the facts that follow from a call and the components alone."""
 
 import dataclasses
 from typing import Any
@@ -17,7 +17,7 @@ from diffusax.samplers.runs import compute_schedule
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class Setup:
     """What follows from a call and the components alone; a task computes it once, first of all."""
 
     c: Components
@@ -38,15 +38,15 @@ class Start:
     """The adapters beside the parameters; None without any."""
 
 
-def start_run(
+def set_up(
     c: Components,
     call: Call,
     size: tuple[int, int],
     *,
     from_image: bool = False,
     strength: float = 1.0,
-) -> Start:
-    """Returns what the run of a call starts from; nothing runs yet.
+) -> Setup:
+    """Returns the setup of a call's run; nothing runs yet.
 
     Args:
         c: the components.
@@ -62,7 +62,7 @@ def start_run(
     prompts = count_prompts(call)
     images = prompts * (call.num_images_per_prompt or 1)
     check_memory(c, images, *size)
-    return Start(
+    return Setup(
         c,
         call,
         prompts=prompts,
