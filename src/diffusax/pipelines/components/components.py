@@ -15,7 +15,7 @@ from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.autoencoders.pixels import pixels
 from diffusax.models.network import Network, Params, fit
 from diffusax.networks import Model
-from diffusax.pipelines.components.adapters import AdapterStore
+from diffusax.pipelines.components.adapters import ROLES, AdapterStore
 from diffusax.pipelines.components.ip_adapters import IPAdapterStore
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role
 from diffusax.pipelines.families.placement import device_of, put_params, to_host
@@ -125,6 +125,11 @@ class Components:
     def networks(self) -> dict[str, Network]:
         """The networks of the models."""
         return {name: model.network for name, model in self.models.items()}
+
+    @functools.cached_property
+    def adaptable(self) -> dict[str, Network]:
+        """The networks that take adapters, by component; see `adaptable_networks`."""
+        return {name: n for name, n in self.networks.items() if self.family.role(name) in ROLES}
 
     @property
     def controlnets(self) -> list[str]:

@@ -34,7 +34,8 @@ from diffusax.pipelines.tasks.prompts import (
     token_groups,
 )
 from diffusax.pipelines.tasks.tasks import Task
-from diffusax.runtime.programs.program import Program, make_room
+from diffusax.runtime.programs.program import Program
+from diffusax.runtime.programs.room import make_room
 from diffusax.runtime.switches import (
     call_under_own_switches,
     in_auto_axes,

@@ -124,6 +124,9 @@ class Call:
     """The names of the arguments that are not their defaults."""
     generators: Any = ()
     """PyTorch's generators and seeds, which draw the noise; `seed` has the seeds of all."""
+    adapter_rows: Any = None
+    """`adapters` as dictionaries of checked names and weights, for all prompts or for each; None
+    before `resolve_adapters`."""
     tensors: bool = False
     """Whether latents and what callbacks see are tensors of PyTorch instead of JAX's arrays."""
     own_arguments: Any = dataclasses.field(default_factory=dict)
