@@ -61,7 +61,7 @@ class Sampler(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def _without_run(self) -> Self: ...
+    def without_run(self) -> Self: ...
 
     def _check_custom(self, name: str, values: np.ndarray) -> None: ...
 
@@ -81,12 +81,7 @@ def cached_schedule(scheduler: Sampler, **options: Any) -> Schedule:
     Raises:
         ValueError: for the reasons of `Scheduler.schedule`.
     """
-    return compute_schedule(without_run(scheduler), **options)
-
-
-def without_run(scheduler: Any) -> Any:
-    """Returns an equal scheduler without its run by hand, which holds samples, to be kept."""
-    return scheduler._without_run()
+    return compute_schedule(scheduler.without_run(), **options)
 
 
 @functools.lru_cache(maxsize=64)
@@ -109,7 +104,7 @@ def compute_schedule(
 
     Calls use it with `Components.fitting_scheduler`. The arguments must have exactly these types
     and are explained at `cached_schedule`. The cache keeps the scheduler, which must have no run by
-    hand, see `without_run`.
+    hand, see `Stepped.without_run`.
     """
     custom = {"timesteps": timesteps, "sigmas": sigmas}
     given = [name for name, value in custom.items() if value is not None]

@@ -22,7 +22,6 @@ from diffusax.pipelines.families.placement import device_of, put_params, to_host
 from diffusax.pipelines.plan.plan import Decoding
 from diffusax.runtime.devices.layouts import in_order
 from diffusax.samplers.processes import Kind, check_process
-from diffusax.samplers.runs import without_run
 
 OFFLOADED = ("text_encoder", "autoencoder", "image_encoder")
 """The roles of components that may stay in the host's memory except for their turn."""
@@ -166,7 +165,7 @@ class Components:
         # CosXL is trained as EDM is, and its checkpoints may come with any scheduler.
         if self.process is not None and not self.options.get("is_cosxl_edit"):
             check_process(f"scheduler={self.scheduler.class_name}", self.scheduler, self.process)
-        return without_run(self.scheduler)
+        return self.scheduler.without_run()
 
     @functools.cached_property
     def local_mesh(self) -> Mesh | None:

@@ -136,10 +136,10 @@ def prepare_run(
     """
     c, call, schedule = setup.c, setup.call, setup.schedule
     composition = compose(c, call, schedule) if call.prompt_weighting else None
-    joined = composition is not None and not composition.is_plain
-    if joined:
+    joined = None if composition is None or composition.is_plain else composition
+    if joined is not None:
         _check_joined(call, weights)
-        weights = composition.guidance(max(_scale(call), 1.0))
+        weights = joined.guidance(max(_scale(call), 1.0))
     elif weights is None:
         weights = c.family.guidance.weights(c, call)
     conditions, later = _conditions(setup, composition, 1 + len(weights))
@@ -162,7 +162,7 @@ def prepare_run(
         loras={} if setup.adapters is None else setup.adapters.loras,
         ip_adapters=c.ip_adapters.placed(c).layers if conditions.images else (),
         later=later,
-        reweigh=composition.guidance if joined else None,
+        reweigh=None if joined is None else joined.guidance,
     )
 
 
@@ -174,20 +174,21 @@ def _conditions(
     composition: the prompts, where they are in A1111's syntax. branches: those of guidance.
     """
     c, call = setup.c, setup.call
-    scales = np.full(setup.images, _scale(call), np.float32)
     if composition is None:
-        prompt = embed_prompts(c, call, setup.prompts, branches=branches, adapters=setup.adapters)
-        first, later = c.family.conditions(c, call, prompt, setup.size, scales), ()
+        own: Any = {"branches": branches, "adapters": setup.adapters}
+        prompts = [embed_prompts(c, call, setup.prompts, **own)]
     else:
         prompts = embed_composition(setup, composition, branches)
-        found = [c.family.conditions(c, call, prompt, setup.size, scales) for prompt in prompts]
-        if not composition.is_plain:
-            found = [with_equal_sizes(conditions, branches - 1) for conditions in found]
-        first, later = found[0], later_conditions(composition, found)
+    scales = np.full(setup.images, _scale(call), np.float32)
+    # One entry, unless the prompt changes from step to step: the others then begin at later rows.
+    found = [c.family.conditions(c, call, prompt, setup.size, scales) for prompt in prompts]
+    if composition is not None and not composition.is_plain:
+        found = [with_equal_sizes(conditions, branches - 1) for conditions in found]
+    first = found[0]
     has_images = call.ip_adapter_image is not None or call.ip_adapter_image_embeds is not None
     if has_images or call.ip_adapter_masks is not None:
         first = first._replace(images=image_prompts(setup, branches))
-    return first, later
+    return first, () if composition is None else later_conditions(composition, found)
 
 
 def _step_inputs(setup: Setup, weights: tuple[float, ...], padded: int) -> StepInputs:

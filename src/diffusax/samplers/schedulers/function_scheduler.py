@@ -8,9 +8,8 @@ import jax
 import numpy as np
 
 from diffusax.boundary.tensors import for_reader
-from diffusax.samplers.methods.predictions import x0_from
 from diffusax.samplers.processes import Kind, Process
-from diffusax.samplers.rows import RAW, SLOTS, Row, X
+from diffusax.samplers.rows import RAW, SLOTS, Row, X, x0_from
 from diffusax.samplers.runs import Request, Run
 from diffusax.samplers.schedulers.alpha_schedulers import DDIMScheduler
 from diffusax.samplers.schedulers.flow_schedulers import FlowMatchEulerDiscreteScheduler
@@ -128,7 +127,7 @@ class FunctionScheduler(Scheduler, sampler=False):
             given = {k: v for k, v in like.to_config().items() if k != "_class_name"}
             like = kind.from_config(given, **options)
         own = {name: getattr(like, name) for name in _OWN_ATTRIBUTES}
-        own |= {"num_train_timesteps": like.num_train_timesteps, "like": like._without_run()}
+        own |= {"num_train_timesteps": like.num_train_timesteps, "like": like.without_run()}
         own |= {"prediction_type": like.prediction_type, "class_name": _name(function)}
         for name, value in own.items():
             object.__setattr__(self, name, value)

@@ -12,9 +12,8 @@ from diffusax.boundary.tensors import for_reader
 from diffusax.runtime.random.brownian import Motion
 from diffusax.samplers import noise_levels
 from diffusax.samplers.methods import sigma_methods
-from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.processes import Kind
-from diffusax.samplers.rows import Row
+from diffusax.samplers.rows import Row, epsilon_from, x0_from
 from diffusax.samplers.runs import Request, Run
 from diffusax.samplers.schedulers.discrete import DiscreteScheduler, respaced, spacings
 from diffusax.samplers.schedulers.options import (

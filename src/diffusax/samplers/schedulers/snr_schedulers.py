@@ -11,8 +11,8 @@ from diffusax.boundary.tensors import for_reader
 from diffusax.samplers import noise_levels
 from diffusax.samplers.methods import snr_methods
 from diffusax.samplers.methods.alpha_methods import Limits
-from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.processes import Flow, Process
+from diffusax.samplers.rows import epsilon_from, x0_from
 from diffusax.samplers.runs import Request, Run, check_highest
 from diffusax.samplers.schedulers.discrete import DiscreteScheduler, limits_of, respaced, spacings
 from diffusax.samplers.schedulers.options import (
