@@ -24,7 +24,7 @@ test-families: $(VENV)/.installed-dev
 # XLA's compiler for GPUs, 5 GB in an environment of its own; it needs no GPU. Without the compiler
 # every test would be skipped, so the first line fails.
 test-gpu-compiler: $(VENV)-gpu/.installed
-	JAX_PLATFORMS=cpu $(VENV)-gpu/bin/python -c 'from diffusax.runtime import topology; topology.topology_mesh("h100")'
+	JAX_PLATFORMS=cpu $(VENV)-gpu/bin/python -c 'from diffusax.runtime.programs import topology; topology.topology_mesh("h100")'
 	JAX_PLATFORMS=cpu $(VENV)-gpu/bin/python -m pytest -n 0 -m gpu_compiler $(ARGS)
 
 $(VENV)-gpu/.installed: pyproject.toml

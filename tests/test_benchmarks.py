@@ -7,15 +7,13 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import gpu
 import jax
 import jax.numpy as jnp
 import pytest
 from gpu_profile import slowest
-
-ROOT = Path(__file__).parents[1]
+from support.repository import ROOT
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from support.effort import few
 from support.evaluation_rows import build_clip
 from support.ip_adapters import write_hub_files
 from support.pairs import mask, picture
+from support.repository import ROOT
 from support.tiny import build_asymmetric, randomize
 from support.tiny_language import build_language_model
 from support.tiny_transformers import FLUX_FILL
@@ -33,7 +34,6 @@ from diffusax.checkpoints import hub
 from diffusax.cli.console import COMMANDS
 from diffusax.pipelines.plan.arguments import DESCRIPTIONS
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from support.repository import ROOT
 
 from diffusax.boundary.messages import install_command
 
-ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 README = (ROOT / "README.md").read_text("utf-8")
 HOME = "https://example.org/diffusax"

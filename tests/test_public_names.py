@@ -7,11 +7,10 @@ import ast
 import importlib
 import json
 import re
-from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 NAMES = {
     "diffusax": """
         AsymmetricAutoencoderKL AutoModel AutoPipelineForImage2Image AutoPipelineForInpainting

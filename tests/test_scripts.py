@@ -8,8 +8,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from support.repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("examples/**/*.py"), *ROOT.glob("benchmarks/*.py")])
 OWN = {file.stem for file in FILES}
 # flax_old.py runs in an environment with the diffusers of old.

@@ -1,3 +1,3 @@
-"""The functions of `diffusax.images.pictures`, under the path that they had before."""
+"""The functions of `diffusax.images.conversion`, under the path that they had before."""
 
-from diffusax.images.pictures import *  # noqa: F403
+from diffusax.images.conversion import *  # noqa: F403

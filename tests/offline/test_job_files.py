@@ -3,14 +3,14 @@
 import re
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
+from support.repository import ROOT
 
 from diffusax.cli import generate
 
-FOLDER = Path(__file__).parents[2] / "examples" / "distributed"
+FOLDER = ROOT / "examples" / "distributed"
 JOBS = sorted(path for path in FOLDER.iterdir() if path.suffix != ".md")
 
 

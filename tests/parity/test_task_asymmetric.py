@@ -129,5 +129,5 @@ def test_the_whole_call_as_a_function_tiles_and_programs_made_ahead(pipe, monkey
 
 def test_latents_in_the_place_of_the_picture(pipe):
     latents = np.zeros((2, 4, 16, 16), np.float32)
-    with pytest.raises(ValueError, match="image must be a picture, not latents, where vae is an"):
+    with pytest.raises(ValueError, match="image must be pixels, not latents, where vae is an"):
         pipe(**{**CALL, "image": latents})

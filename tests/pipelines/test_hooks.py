@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import re
 import sys
-from pathlib import Path
 
 import diffusers
 import jax
@@ -15,13 +14,13 @@ import torch
 from diffusers.guiders import AdaptiveProjectedGuidance, ClassifierFreeZeroStarGuidance
 from support import offline_runs as runs
 from support.hooks import PAGE, defined
+from support.repository import ROOT
 from support.tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 
 import diffusax
 from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.samplers import scheduler_from_function
 
-ROOT = Path(__file__).parents[2]
 dpm_2m, plain, Projected, ZeroStar, VariationPipeline, EvenPipeline = defined(
     "dpm_2m",
     "plain",

@@ -7,17 +7,16 @@ import shutil
 import socket
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 import yaml
+from support.repository import ROOT
 from support.running_server import running
 
 from diffusax.cli import serve
 from diffusax.serving.client import ENDED, Client, Refusal
 from diffusax.serving.web import health
 
-ROOT = Path(__file__).parents[2]
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
 KEYS = tuple(f"key-number-{i}" for i in range(8))
 

@@ -1,9 +1,10 @@
 """What the page docs/reference/hooks.md defines, for tests of it."""
 
 import re
-from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs/reference/hooks.md"
+from support.repository import ROOT
+
+PAGE = ROOT / "docs/reference/hooks.md"
 
 
 def defined(*names):

@@ -1,10 +1,10 @@
 """Options from files, pairs and the command line."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
+from support.repository import ROOT
 
 from diffusax.cli.train import read_recipe
 from diffusax.training import (
@@ -19,7 +19,7 @@ from diffusax.training import (
 )
 from diffusax.training.options import from_values, to_yaml
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def test_pairs_win_over_the_file(tmp_path):

@@ -28,7 +28,7 @@ Layers = Annotated[int, Meta(ge=1, le=64)]
 Repeats = Annotated[int, Meta(ge=1, le=16)]
 """Blocks of one resolution. Building a network takes milliseconds for each of its blocks."""
 Pixels = Annotated[int, Meta(ge=1, le=16384)]
-"""A side of a picture or of a latent map."""
+"""A side of an image or of a latent map."""
 # A tuple of fixed length in a union with a bounded int crashes msgspec 0.22.
 Size = Pixels | Annotated[tuple[Pixels, ...], Meta(min_length=2, max_length=2)]
 """One number for a square, or height and width."""

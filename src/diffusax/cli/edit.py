@@ -58,7 +58,7 @@ class Edit(generation.ToFile):
                     flag = name.replace("_", "-")
                     raise ValueError(f"--sweep takes --sweep-{flag} instead of --{flag}")
             if self.num_images > 1:
-                raise ValueError("--sweep draws one picture for each pair; leave --num-images out")
+                raise ValueError("--sweep makes one image for each pair; leave --num-images out")
             if not self.sweep_guidance or not self.sweep_image_guidance:
                 raise ValueError("--sweep needs at least one value of each scale")
 

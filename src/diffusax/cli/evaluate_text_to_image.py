@@ -170,7 +170,7 @@ class EvaluateTextToImage(GenerationOptions):
         metrics |= {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()}
         text = json.dumps({k: v for k, v in metrics.items() if v is not None}, indent=2)
         (self.output / "metrics.json").write_text(text + "\n", encoding="utf-8")
-        print(f"wrote {escaped(self.output)} ({scores.pictures} pictures)")
+        print(f"wrote {escaped(self.output)} ({scores.pictures} images)")
 
 
 def command(args: list[str]) -> EvaluateTextToImage:

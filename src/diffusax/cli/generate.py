@@ -102,7 +102,7 @@ class Generate(generation.ToFile):
                 raise ValueError(f"--{name.replace('_', '-')} needs --{needs}")
         if self.grid:
             if self.num_images > 1 or self.prompt == "-":
-                raise ValueError("--grid draws one picture of one prompt for each of its cells")
+                raise ValueError("--grid makes one image of one prompt for each of its cells")
             # Each cell is checked like the options of one call, before anything is loaded.
             list(grid.cells(self, grid.read_axes(self.grid, self)))
         if self.backend == "torch":
@@ -113,7 +113,7 @@ class Generate(generation.ToFile):
                 raise ValueError(f"--{flag} cannot be with --encode-first; leave one of them out")
         if len(self.control) != len(self.controlnet):
             raise ValueError(
-                f"--control and --controlnet go together: one picture for each ControlNet "
+                f"--control and --controlnet go together: one image for each ControlNet "
                 f"(got {len(self.control)} and {len(self.controlnet)})"
             )
         if len(self.control_scale) > 1 and len(self.control_scale) != len(self.control):
@@ -242,7 +242,7 @@ def _controlnet(path: str, dtype: Any) -> Any:
 
 def _read_images(options: Generate) -> dict[str, Any]:
     """Reads the image arguments before anything large is loaded."""
-    from diffusax.images.pictures import resize
+    from diffusax.images.conversion import resize
     from diffusax.images.reading import load_image
 
     controls = [load_image(path) for path in options.control]

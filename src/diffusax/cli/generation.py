@@ -246,7 +246,7 @@ def save(
         seed: the seed of the run.
         sheet: a PIL image with all of them; by default a contact sheet.
     """
-    from diffusax.images.pictures import png_parameters
+    from diffusax.images.conversion import png_parameters
     from diffusax.images.sheets import contact_sheet
 
     count = len(images)

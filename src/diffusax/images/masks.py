@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFilter, ImageOps
 
-from diffusax.images.pictures import (
+from diffusax.images.conversion import (
     Box,
     ResizeMode,
     crop,
@@ -120,9 +120,7 @@ def apply_overlay(
     """
     original, rim = load_image(init_image), open_upright(mask).convert("L")
     if rim.size != original.size:
-        raise ValueError(
-            f"mask_image must be of the picture's size {original.size} (got {rim.size})"
-        )
+        raise ValueError(f"mask_image must be of the image's size {original.size} (got {rim.size})")
     kept = Image.new("RGBa", original.size)
     kept.paste(original.convert("RGBA").convert("RGBa"), mask=ImageOps.invert(rim))
     if crop_coords is not None:
@@ -131,7 +129,7 @@ def apply_overlay(
         image.paste(resize(part, bottom - top, right - left, "crop"), (left, top))
     if image.size != original.size:
         raise ValueError(
-            f"the drawn picture must be of the size {original.size} (got {image.size})"
+            f"the generated image must be of the size {original.size} (got {image.size})"
         )
     result = image.convert("RGBA")
     result.alpha_composite(kept.convert("RGBA"))

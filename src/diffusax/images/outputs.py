@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from diffusax.images.pictures import to_html
+from diffusax.images.conversion import to_html
 
 
 @dataclasses.dataclass

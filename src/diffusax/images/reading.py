@@ -147,7 +147,7 @@ def _source(value: Any) -> Any:
     if not isinstance(value, str | Path):
         raise ValueError(f"it must be a path or a PIL image (got {type(value).__name__})")
     if str(value).startswith(("http://", "https://")):
-        raise ValueError("it is an address; download the picture first")
+        raise ValueError("it is an address; download the image first")
     if not stat.S_ISREG(Path(value).stat().st_mode):
         raise ValueError("it is not a regular file")
     return value
@@ -159,7 +159,7 @@ def _named(value: Any) -> Iterator[None]:
     try:
         yield
     except Image.UnidentifiedImageError:
-        reason = "it is not a picture that Pillow knows"
+        reason = "it is not an image that Pillow knows"
     # For a broken file Pillow's readers raise errors of nearly every class.
     except Exception as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -171,7 +171,7 @@ def _named(value: Any) -> Iterator[None]:
 def _called(value: Any) -> str:
     """Returns the name of an image for a message, with control characters escaped."""
     name = value if isinstance(value, str | Path) else getattr(value, "filename", "")
-    return f"the picture {str(name)!r}" if name else "the picture"
+    return f"the image {str(name)!r}" if name else "the image"
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from diffusax.images.pictures import to_pixels
+from diffusax.images.conversion import to_pixels
 from diffusax.images.reading import load_image
 
 _MAX_AREA = 1024 * 1024

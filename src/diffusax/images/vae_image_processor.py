@@ -9,7 +9,7 @@ from PIL import Image
 
 from diffusax.boundary.tensors import alike, as_numpy, as_tensor, is_tensor, wants_tensors
 from diffusax.images import masks
-from diffusax.images.pictures import Box, ResizeMode, resize, target_size, to_control, to_pixels
+from diffusax.images.conversion import Box, ResizeMode, resize, target_size, to_control, to_pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class VaeImageProcessor:
     def resize(
         self, image: Image.Image, height: int, width: int, resize_mode: ResizeMode = "default"
     ) -> Image.Image:
-        """Resizes a PIL image, see `pictures.resize`.
+        """Resizes a PIL image, see `conversion.resize`.
 
         Raises:
             ValueError: the mode is unknown, or the image is too long and narrow for it.

@@ -213,7 +213,7 @@ def _json(value: Any) -> str:
 def read(text: str) -> Found:
     """Reads the settings from a text, of diffusax, of webui, or of a program with its form.
 
-    A ControlNet's picture is not in a text; its settings are in `controls`.
+    A ControlNet's image is not in a text; its settings are in `controls`.
     """
     prompt, negative, settings = parse(text)
     if "FLUX" in settings.get("Civitai resources", "") or "FLUX" in settings.get("Model", ""):

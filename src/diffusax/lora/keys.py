@@ -80,7 +80,7 @@ _IGNORED = ("base_model.model.", "module.")
 # So some files of FLUX.2 have it, from which "diffusion_model.tran" was cut.
 _CUT = "diffusion_model.sformer_blocks."
 _UNREAD = ("text_projection", "logit_scale")
-"""The ends of the names of what a model's CLIP may lack, and no picture of it depends on then."""
+"""The ends of the names of what a model's CLIP may lack, and no image of it depends on then."""
 _TRANSFORMER = "a transformer such as FLUX"
 _OF_TRANSFORMERS = ("transformer.", "lora_transformer_", "double_blocks", "single_blocks")
 _WIDTHS = {

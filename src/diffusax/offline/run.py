@@ -186,7 +186,7 @@ def progress_bar(
     """Returns a progress bar over the images of these shards; those not in `todo` count as done."""
     done = sum(count_images(prompts, settings, k) for k in shards if k not in todo)
     total = sum(count_images(prompts, settings, k) for k in shards)
-    return tqdm(total=total, initial=done, unit="image", desc="pictures", disable=not shown)
+    return tqdm(total=total, initial=done, unit="image", desc="images", disable=not shown)
 
 
 def count_images(prompts: Prompts, settings: Settings, shard: int) -> int:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from PIL import Image
 
-from diffusax.images.pictures import png_parameters, to_pil
+from diffusax.images.conversion import png_parameters, to_pil
 from diffusax.infotext import text as infotext
 from diffusax.offline.batches import Batches, new_lanes
 from diffusax.offline.folder import Folder, Shard
@@ -252,7 +252,7 @@ class ShardGenerator:
     def _not_finite(self) -> str:
         vae = self._pipe.vae.dtype
         return (
-            f"the picture is not finite in {self._pipe.dtype} (autoencoder {vae}); use bfloat16 or "
+            f"the image is not finite in {self._pipe.dtype} (autoencoder {vae}); use bfloat16 or "
             "float32"
         )
 

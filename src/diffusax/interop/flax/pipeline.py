@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from diffusax.checkpoints import read_model_index, write_model_index
-from diffusax.images.pictures import to_pil
+from diffusax.images.conversion import to_pil
 from diffusax.interop.flax import schedulers
 from diffusax.interop.flax.models import (
     LOADING,
@@ -114,7 +114,7 @@ class FlaxDiffusionPipeline(Constructed):
                 f"{', '.join(wanted)}"
             )
         if "safety_checker" in listed and "safety_checker" not in kwargs:
-            logger.warning("diffusax has no safety checker; pictures are returned as drawn")
+            logger.warning("diffusax has no safety checker; images are returned as they are")
         parts: dict[str, Any] = {}
         params: dict[str, Any] = {}
         for name in wanted:

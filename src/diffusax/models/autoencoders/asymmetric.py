@@ -65,7 +65,7 @@ class AsymmetricAutoencoderKLConfig(Keyed):
         if len(self.down_block_out_channels) != len(self.up_block_out_channels):
             raise ValueError(
                 "down_block_out_channels and up_block_out_channels must have as many levels, for "
-                "pictures to keep their size (got "
+                "images to keep their size (got "
                 f"{len(self.down_block_out_channels)} and {len(self.up_block_out_channels)})"
             )
 

@@ -1,4 +1,4 @@
-"""The UNet that draws pictures from noise alone (Ho et al. 2020, DDPM)."""
+"""The UNet that generates images from noise alone (Ho et al. 2020, DDPM)."""
 
 import dataclasses
 import functools
@@ -120,7 +120,7 @@ class UNet2DConfig(Keyed):
 
     @property
     def downsampling(self) -> int:
-        """How many times smaller the smallest maps are than the picture, in each direction."""
+        """How many times smaller the smallest maps are than the image, in each direction."""
         return 2 ** (len(self.block_out_channels) - 1)
 
     @property
@@ -180,7 +180,7 @@ class GaussianFourierProjection(nnx.Module):
 
 
 class UNet2DModel(nnx.Module):
-    """Predicts the noise (or the sample, or v) in pictures (Ho et al. 2020, appendix B).
+    """Predicts the noise (or the sample, or v) in images (Ho et al. 2020, appendix B).
 
     Upstream: diffusers models/unets/unet_2d.py.
     """

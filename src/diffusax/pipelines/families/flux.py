@@ -146,7 +146,7 @@ class FluxDenoiser(TransformerDenoiser):
 
 
 def control_conditions(
-    conditions: Conditions, pictures: tuple[Any, ...], modes: Sequence[int]
+    conditions: Conditions, hints: tuple[Any, ...], modes: Sequence[int]
 ) -> Conditions:
     """Returns the conditions with those of ControlNets.
 
@@ -154,7 +154,7 @@ def control_conditions(
 
     Args:
         conditions: the conditions of a call, b k ....
-        pictures: see `FluxDenoiser.embed`.
+        hints: see `FluxDenoiser.embed`.
         modes: the kind of each image; zero for one that knows one kind.
     """
     b = conditions.context.shape[0]
@@ -163,7 +163,7 @@ def control_conditions(
         "control_pooled": conditions.pooled[:, :1],
         "control_mode": np.tile(np.array(modes, np.int32), (b, 1, 1)),
     }
-    return conditions._replace(control=pictures, added={**(conditions.added or {}), **own})
+    return conditions._replace(control=hints, added={**(conditions.added or {}), **own})
 
 
 def conditions(

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
+from diffusax.images.conversion import to_pixels
 from diffusax.images.masks import bilinear
-from diffusax.images.pictures import to_pixels
 from diffusax.images.references import as_images, limit_area, limited_size, reference_size
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2Config

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.images.pictures import nearest
+from diffusax.images.conversion import nearest
 from diffusax.images.references import as_images, reference_image
 from diffusax.pipelines.plan.guidance import above_one
 from diffusax.pipelines.plan.plan import Conditions, DecoderCondition

@@ -59,7 +59,7 @@ def show_image(components: Any, image: Any, mask: Any) -> DecoderCondition | Non
         return None
     if image.shape[-1] != 3:
         raise ValueError(
-            "image must be a picture, not latents, where vae is an AsymmetricAutoencoderKL, whose "
+            "image must be pixels, not latents, where vae is an AsymmetricAutoencoderKL, whose "
             "decoder looks at it"
         )
     return DecoderCondition(image, mask)

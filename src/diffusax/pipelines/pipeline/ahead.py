@@ -48,7 +48,7 @@ from diffusax.runtime.programs.topology import (
 )
 from diffusax.runtime.switches import in_mesh
 
-_PICTURES = ("image", "mask_image", "control_image")
+_IMAGE_ARGUMENTS = ("image", "mask_image", "control_image")
 
 
 def example_call(pipe: Any, b: int, size: tuple[int, int] | None, given: dict[str, Any]) -> Call:
@@ -69,7 +69,7 @@ def example_call(pipe: Any, b: int, size: tuple[int, int] | None, given: dict[st
     if "batch_size" in signature.parameters:
         many = {"batch_size": b}
     arguments: dict[str, Any] = {**many, **given}
-    for name in _PICTURES:
+    for name in _IMAGE_ARGUMENTS:
         # Text to image looks at an image only where one is given.
         optional = name == "image" and type(pipe).task is text_to_image
         if name in signature.parameters and not optional:
@@ -120,14 +120,26 @@ def mesh_of_program(request: Request, mesh: Mesh) -> Mesh:
     return placement.component_mesh(mesh, role)
 
 
+_WITHOUT_IMAGES = ("params", "adapters", "start", "stop", "tokens", "prompt_images", "features")
+"""The arguments of programs that do not count the call's images: tokens count the prompts and the
+negative prompts one after the other."""
+
+
 def image_axes(request: Request) -> tuple[Any, ...]:
     """Returns the axis of each argument of a program that counts images; NO_IMAGES for none."""
 
     def axes(name: str, x: Any) -> Any:
         if isinstance(x, Plan):
             return placement.image_axes(x)
-        # Tokens count prompts and negative prompts one after the other, not images.
-        without = name in ("params", "adapters", "start", "stop", "tokens", "pictures")
+        without = name in (
+            "params",
+            "adapters",
+            "start",
+            "stop",
+            "tokens",
+            "prompt_images",
+            "features",
+        )
         if name == "weights" and x is not None and x.ndim == 1:
             return NO_IMAGES
         return jax.tree.map(lambda _: NO_IMAGES if without else int(name == "state"), x)

@@ -30,7 +30,7 @@ def documented(call: Any) -> Any:
     lines = [f"            {name}: {DESCRIPTIONS[name]}" for name in names]
     raises = [
         "            ValueError: an argument that cannot be; says which, and what can.",
-        "            FloatingPointError: the latents or pictures are not finite.",
+        "            FloatingPointError: the latents or images are not finite.",
     ]
     sections = ["", "", "        Args:", *lines, "", "        Raises:", *raises, "        "]
     call.__doc__ += "\n".join(sections)

@@ -1,4 +1,4 @@
-"""Draws pictures with the programs in this folder, without diffusax: python draw.py "a prompt".
+"""Generates images with the programs in this folder, without diffusax: python draw.py "a prompt".
 
 It needs jax, numpy, pillow, safetensors and tokenizers.
 """

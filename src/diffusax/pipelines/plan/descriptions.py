@@ -1,80 +1,93 @@
 """What each argument of a call means, for the docstrings of all calls and for the command line."""
 
 DESCRIPTIONS = {
-    "prompt": "What to draw, one text or a list; or `prompt_embeds`, n t d.",
-    "prompt_2": "For the second text encoder, where it differs.",
-    "prompt_3": "For the third text encoder, where it differs.",
-    "image": "The picture or pictures to start from, edit or be steered by: paths, PIL images, or "
-    "arrays in [0, 1].",
-    "image_reference": "Further pictures to look at, in the size of the first: one or several for "
-    "all pictures that are drawn, or one for each.",
-    "mask_image": "White where to draw anew, black where to keep.",
-    "control_image": "What the ControlNets see; a list with one entry for each of several.",
-    "masked_image_latents": "b 4 h/8 w/8, in the place of what is encoded of the masked picture.",
-    "height": "In pixels, as `width`: a multiple of the autoencoder's factor (8).",
-    "max_area": "In pixels, of the picture to draw, whose shape is that of `height` and `width`.",
-    "padding_mask_crop": "Draw only the masked part and as many pixels around it, at full size.",
-    "strength": "How much of the noise to add, from 0 to 1, and so how much may change.",
-    "num_inference_steps": "Of the sampler; `strength` leaves some of them out.",
-    "timesteps": "Custom ones instead of steps, for samplers that take them; or `sigmas`.",
-    "original_inference_steps": "Of the grid that a consistency model was distilled on.",
-    "denoising_start": "The fraction of the run that was done before, by another model.",
-    "denoising_end": "The fraction of the run to stop at, for another model to go on.",
-    "guidance_scale": "Classifier-free guidance; 1 and less turns it off, of Z-Image's 0.",
-    "true_cfg_scale": "Classifier-free guidance of FLUX.1, where a negative prompt is given; 1 and "
-    "less turns it off.",
-    "image_guidance_scale": "How closely to keep to the picture that is edited.",
-    "guidance_rescale": "phi of Lin et al. 2024, section 3.4.",
-    "guidance_start": "The fraction of the run from which on to guide, until `guidance_end`.",
-    "guide": "A rule of guidance of one's own, a function (predictions k h w c, step) -> h w c; by "
+    "prompt": "The text that says what to generate, or a list of texts. Its embeddings, n t d, can "
+    "be given as `prompt_embeds` instead.",
+    "prompt_2": "The text for the second text encoder; by default the same.",
+    "prompt_3": "The text for the third text encoder; by default the same.",
+    "image": "The image or images to start from, to edit or to be guided by: paths, PIL images, or "
+    "arrays with values in [0, 1].",
+    "image_reference": "Further images that the model looks at, of the size of the first: one or "
+    "several for all results, or one for each.",
+    "mask_image": "The mask: white where the image is generated anew, black where it is kept.",
+    "control_image": "The image that the ControlNet sees; for several ControlNets a list with one "
+    "entry for each.",
+    "masked_image_latents": "The latents of the masked image, b 4 h/8 w/8, instead of encoding it.",
+    "height": "The height in pixels, like `width` a multiple of the autoencoder's factor (8).",
+    "max_area": "The area of the result in pixels; its shape is that of `height` and `width`.",
+    "padding_mask_crop": "Generates only the masked part and so many pixels around it, enlarged to "
+    "the full size.",
+    "strength": "How much the image may change, from 0 to 1: the part of the noise that is added.",
+    "num_inference_steps": "The number of the sampler's steps; `strength` leaves some of them out.",
+    "timesteps": "The timesteps instead of a number of steps, for samplers that take them; "
+    "`sigmas` gives noise levels instead.",
+    "original_inference_steps": "The number of steps on which a consistency model was distilled.",
+    "denoising_start": "The fraction of the steps that another model has done before.",
+    "denoising_end": "The fraction of the steps after which to stop, for another model to go on.",
+    "guidance_scale": "The scale of classifier-free guidance, which is off at 1 and less (for "
+    "Z-Image at 0).",
+    "true_cfg_scale": "The scale of classifier-free guidance of FLUX.1, which needs a negative "
+    "prompt and is off at 1 and less.",
+    "image_guidance_scale": "How closely the result keeps to the image that is edited.",
+    "guidance_rescale": "How much guidance is rescaled against overexposure (Lin et al. 2024, "
+    "section 3.4).",
+    "guidance_start": "The fraction of the steps after which guidance begins; it ends at "
+    "`guidance_end`.",
+    "guide": "A guidance rule of your own, a function (predictions k h w c, step) -> h w c; by "
     "default the weighted sum of classifier-free guidance.",
     "cfg_normalization": "The most that guidance may lengthen a prediction, as a multiple of its "
     "norm without guidance; True is 1, and False or 0 sets no limit.",
     "cfg_truncation": "The time from 0 (noise) to 1 (image) after which no guidance applies; 1 and "
     "None mean all.",
-    "negative_prompt": "What to steer away from; or `negative_prompt_embeds`.",
-    "num_images_per_prompt": "The pictures of a prompt stand together in the result.",
-    "batch_size": "How many pictures to draw.",
-    "eta": "DDIM's, from 0 (deterministic) to 1.",
-    "use_clipped_model_output": "Let DDIM take the noise from the picture that it has clipped, as "
-    "Glide does.",
-    "generator": "A seed, a torch.Generator or a list of them, for PyTorch's numbers; a generator "
-    "of the CPU goes on with every call.",
-    "seed": "Of the run, or one per picture; None takes one from the system.",
-    "noise": "'jax', or 'torch' for the numbers of torch.Generator().manual_seed(seed).",
-    "latents": "The initial noise, images c h/8 w/8, instead of drawing it.",
-    "controlnet_conditioning_scale": "What the ControlNets count for; a list for several.",
-    "control_mode": "The kind of the ControlNet's picture, a number, for one that knows several; a "
-    "list for several ControlNets.",
-    "guess_mode": "Let the ControlNet's picture speak, with no or little of a prompt.",
-    "control_guidance_start": "The fraction of the run from which on the ControlNets steer, until "
-    "`control_guidance_end`.",
-    "adapter_conditioning_scale": "What the T2I-Adapters count for; a list for several.",
-    "adapter_conditioning_factor": "The fraction of the steps for which the T2I-Adapters steer.",
-    "original_size": "SDXL's micro-conditioning, (height, width), with `crops_coords_top_left` and "
-    "`target_size`; their `negative_` forms for the negative prompt.",
-    "aesthetic_score": "The refiner's, from 0 to 10; `negative_aesthetic_score` likewise.",
-    "clip_skip": "How many of the text encoder's last layers to leave out.",
-    "output_type": "'pil', 'np' or 'jax' (b h w 3 in [0, 1]), 'pt' (b 3 h w), or 'latent' "
-    "(b c h/8 w/8).",
-    "callback_on_step_end": "Called as (pipe, step, timestep, tensors) after every step; it may "
-    "return changed tensors, and False stops the run.",
-    "adapters": "The names and weights of LoRAs that were loaded, `{'style': 0.8}`, or a list with "
-    "one dictionary for each prompt; by default those of `set_adapters`.",
+    "negative_prompt": "The text to steer away from. Its embeddings can be given as "
+    "`negative_prompt_embeds` instead.",
+    "num_images_per_prompt": "The number of images for each prompt, which stand together in the "
+    "result.",
+    "batch_size": "The number of images.",
+    "eta": "The noise in DDIM's steps, from 0 (deterministic) to 1 (as DDPM).",
+    "use_clipped_model_output": "Computes the noise in DDIM's steps again from the clipped image, "
+    "as GLIDE does.",
+    "generator": "A torch.Generator, a seed or a list of them, from which PyTorch's random numbers "
+    "come; a generator on the CPU continues from call to call.",
+    "seed": "The seed of the call, or a list with one for each image; by default a random one.",
+    "noise": "The source of the random numbers: 'jax', or 'torch' for those of "
+    "torch.Generator().manual_seed(seed).",
+    "latents": "The noise to start from, one c h/8 w/8 for each image, instead of random numbers.",
+    "controlnet_conditioning_scale": "The weight of the ControlNet; for several ControlNets a "
+    "list.",
+    "control_mode": "The number of the kind of image that the ControlNet sees, for one that knows "
+    "several kinds; a list for several ControlNets.",
+    "guess_mode": "Lets the ControlNet recognize the image with little or no help of a prompt.",
+    "control_guidance_start": "The fraction of the steps after which the ControlNet applies; it "
+    "ends at `control_guidance_end`.",
+    "adapter_conditioning_scale": "The weight of the T2I-Adapter; a list for several T2I-Adapters.",
+    "adapter_conditioning_factor": "The fraction of the steps for which the T2I-Adapter applies.",
+    "original_size": "SDXL's micro-conditioning as (height, width), with `crops_coords_top_left` "
+    "and `target_size`; the names that begin with `negative_` are for the negative prompt.",
+    "aesthetic_score": "The aesthetic score that SDXL's refiner aims at, from 0 to 10; "
+    "`negative_aesthetic_score` is the one that it avoids.",
+    "clip_skip": "The number of the text encoder's last layers to leave out.",
+    "output_type": "The form of the images: 'pil', 'np' or 'jax' (b h w 3 in [0, 1]), 'pt' "
+    "(b 3 h w), or 'latent' (b c h/8 w/8).",
+    "callback_on_step_end": "A function that is called with (pipe, step, timestep, tensors) after "
+    "every step; it may return changed tensors, and False stops the call.",
+    "adapters": "The weights of loaded LoRAs by name, such as `{'style': 0.8}`, or a list with one "
+    "dictionary for each prompt; by default those of `set_adapters`.",
     "joint_attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs.",
     "attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs.",
     "cross_attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs, and "
-    "`ip_adapter_masks` says where IP-Adapters count.",
-    "negative_ip_adapter_image": "None, as `negative_ip_adapter_image_embeds`: there are no "
-    "IP-Adapters for FLUX.1.",
-    "ip_adapter_image": "The picture that the IP-Adapter sees; a list with one entry for each of "
-    "several, where an entry may be a list of pictures; or `ip_adapter_image_embeds`, a list of "
-    "arrays as `prepare_ip_adapter_image_embeds` returns it.",
-    "max_sequence_length": "The most tokens of a prompt, with those of the chat around it; what is "
-    "longer is cut off.",
-    "text_encoder_out_layers": "Which hidden states of the language model are a prompt's "
-    "embeddings, side by side; 0 is what the first layer reads.",
-    "long_prompt": "Use all of a long prompt, in windows as long as the text encoder reads.",
-    "prompt_weighting": "Read A1111's syntax: the weight of `(word:1.3)`, and texts that change "
-    "from step to step or that AND joins.",
+    "`ip_adapter_masks` says where IP-Adapters apply.",
+    "negative_ip_adapter_image": "Must be None, like `negative_ip_adapter_image_embeds`: diffusax "
+    "has no IP-Adapters for FLUX.1.",
+    "ip_adapter_image": "The image that the IP-Adapter sees; for several IP-Adapters a list, whose "
+    "entries may be lists of images. Arrays from `prepare_ip_adapter_image_embeds` can be given as "
+    "`ip_adapter_image_embeds` instead.",
+    "max_sequence_length": "The most tokens of a prompt, including those of the chat template; a "
+    "longer one is cut off.",
+    "text_encoder_out_layers": "The hidden states of the language model that are joined to a "
+    "prompt's embeddings; 0 is the input of the first layer.",
+    "long_prompt": "Whether to read all of a long prompt, in windows as long as the text encoder "
+    "reads.",
+    "prompt_weighting": "Whether to read A1111's syntax: weights such as `(word:1.3)`, texts that "
+    "change from step to step, and AND.",
 }

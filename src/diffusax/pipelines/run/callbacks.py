@@ -29,10 +29,8 @@ _NEGATIVES = {
     "negative_add_time_ids": "time_ids",
 }
 """The negative prompts' conditions that callbacks may read, by diffusers' names."""
-_PICTURES = (
-    *("latents", "image", "image_latents", "mask", "masked_image_latents", "control_image"),
-)
-"""The pictures that callbacks may read, by diffusers' names."""
+_IMAGES = (*("latents", "image", "image_latents", "mask", "masked_image_latents", "control_image"),)
+"""The images that callbacks may read, by diffusers' names."""
 _CHANGEABLE = ("latents", "mask", "control_image")
 
 
@@ -139,34 +137,34 @@ def _tensor(
         if name not in readable:
             return _embeddings(of_branch(leaf, lengths, 1)) if run.weights else None
         return _embeddings(family.callback_view(leaf, lengths))
-    if name not in _PICTURES:
-        names = ", ".join((*readable, *_NEGATIVES, *_PICTURES))
+    if name not in _IMAGES:
+        names = ", ".join((*readable, *_NEGATIVES, *_IMAGES))
         raise ValueError(f"callback_on_step_end_tensor_inputs may name {names} (got {name!r})")
     if name == "latents":
         return form.outward(state[0])
-    picture: Any = None
+    image: Any = None
     if name == "control_image":
         images = [_control_image(image, form) for image in conditions.control]
         return images if len(images) > 1 else next(iter(images), None)
     if name == "image":
-        picture = conditions.control[0][:, 0] if conditions.control else None
+        image = conditions.control[0][:, 0] if conditions.control else None
     elif name == "mask" and inpainting is not None:
-        picture = inpainting.mask
+        image = inpainting.mask
     elif conditions.channels is not None:
-        picture = {
+        image = {
             "image_latents": negatives_first(conditions.channels),
             "mask": conditions.channels[:, 0, ..., :1],
             "masked_image_latents": conditions.channels[:, 0, ..., 1:],
         }[name]
-    return None if picture is None else jnp.transpose(jnp.asarray(picture), (0, 3, 1, 2))
+    return None if image is None else jnp.transpose(jnp.asarray(image), (0, 3, 1, 2))
 
 
 def _control_image(image: jax.Array, form: LatentFormat) -> Any:
     """Returns what a ControlNet is given, b 1 h w c, as diffusers has it: latents or pixels."""
-    picture = jnp.asarray(image)[:, 0]
-    if picture.shape[-1] == form.channels:
-        return form.outward(picture)
-    return jnp.transpose(picture, (0, 3, 1, 2))
+    image = jnp.asarray(image)[:, 0]
+    if image.shape[-1] == form.channels:
+        return form.outward(image)
+    return jnp.transpose(image, (0, 3, 1, 2))
 
 
 class Embeddings(np.ndarray):

@@ -14,8 +14,8 @@ import numpy as np
 
 from diffusax.boundary.messages import require_extra
 from diffusax.boundary.tensors import as_tensor
+from diffusax.images.conversion import to_pil
 from diffusax.images.outputs import ImagePipelineOutput
-from diffusax.images.pictures import to_pil
 from diffusax.models.autoencoders.latents import LatentFormat, to_unit, unpatchify
 from diffusax.models.autoencoders.tiling import (
     TILED_ENCODERS,
@@ -75,7 +75,7 @@ def to_output(
         return c.latents.outward(latents)
     images, finite = decode(c, latents, decoding, condition, tiled=c.tiled)
     if not np.asarray(finite).all():
-        culprit = "pictures" if np.isfinite(np.asarray(latents)).all() else "latents"
+        culprit = "images" if np.isfinite(np.asarray(latents)).all() else "latents"
         raise FloatingPointError(_not_finite(c, culprit))
     match output_type:
         case "jax":
@@ -153,10 +153,10 @@ def _decode_tiles(
 
 
 def _not_finite(c: Components, what: str) -> str:
-    if what == "pictures":
+    if what == "images":
         dtype = c.autoencoder_model.dtype
         return (
-            f"the decoded pictures are not finite in {dtype}: load the autoencoder in float32 "
+            f"the decoded images are not finite in {dtype}: load the autoencoder in float32 "
             "with from_pretrained(..., vae_dtype='float32')"
         )
     return (

@@ -69,7 +69,7 @@ def fill(c: Components, call: Call) -> PreparedRun:
     pixels = read_pixels(c, call, height, width)
     mask = to_mask(required(call, "mask_image"), height, width, factor=c.latents.multiple)
     if are_latents(pixels):
-        raise ValueError("image must be a picture, not latents, as its white part is left out")
+        raise ValueError("image must be pixels, not latents, as its white part is left out")
     if call.latents is None:
         clean = encode(c, noise, pixels, b)
         x = noised(setup.schedule, clean, noise.draw("start", shape))
@@ -104,7 +104,7 @@ def control(c: Components, call: Call) -> PreparedRun:
     One that knows several kinds of images sees as many as there are entries in control_mode.
     """
     require_channels(c, c.latents.channels, "text to image")
-    nets, pictures = _net_of_each_image(c, call), []
+    nets, hints = _net_of_each_image(c, call), []
     images = _images(call, len(nets))
     call = _with_size_of_tensors(call, images)
     height, width = image_size(c, call)
@@ -118,10 +118,10 @@ def control(c: Components, call: Call) -> PreparedRun:
         pixels = repeat_for_prompts(pixels, b, call.num_images_per_prompt or 1)
         if nets[i].config.conditioning_embedding_channels is None:
             pixels = encode(c, setup.noise, pixels[:, 0], b, purpose="control")[:, None]
-        pictures.append(pixels)
+        hints.append(pixels)
     run = prepare_run(setup, pure_noise(setup))
     plan = run.plan
-    conditions = control_conditions(plan.conditions, tuple(pictures), _modes(nets, call))
+    conditions = control_conditions(plan.conditions, tuple(hints), _modes(nets, call))
     inputs = plan.step_inputs._replace(control=control_weights(nets, call, run))
     plan = plan._replace(conditions=conditions, step_inputs=inputs)
     return dataclasses.replace(run, plan=plan)

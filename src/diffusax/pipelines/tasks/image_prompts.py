@@ -1,4 +1,4 @@
-"""The images of IP-Adapters in a call, from pictures or embeddings to `Conditions.images`.
+"""The images of IP-Adapters in a call, from images or embeddings to `Conditions.images`.
 
 Shapes in the docstrings: p prompts, or 1 where all share their images; b images to generate; n
 images of an IP-Adapter; k branches of guidance.
@@ -13,9 +13,9 @@ import numpy as np
 
 from diffusax.boundary.tensors import as_numpy
 from diffusax.checkpoints.ip_adapter import IPAdapter
+from diffusax.images.conversion import to_control, to_pil
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.images.image_prompt_masks import downsample_mask
-from diffusax.images.pictures import to_control, to_pil
 from diffusax.images.reading import load_image
 from diffusax.models.adapters.image_prompts import ImagePrompt, cross_attentions
 from diffusax.models.network import Network, Params
@@ -114,34 +114,34 @@ def encode_images(c: Components, images: Any, *, hidden: bool) -> Features:
         )
     network, params = c.networks["image_encoder"], c.ready("image_encoder")
     pixels = _pixel_values(c, images, network.config.image_size)
-    found = encode_pictures(network, params, pixels, hidden=hidden)
+    found = encode_prompt_images(network, params, pixels, hidden=hidden)
     return Features(*(x[None] for x in found))
 
 
-@functools.partial(Program, static=("network", "hidden"), shape_of="pictures")
-def encode_pictures(
-    network: Network, params: Params, pictures: jax.Array, *, hidden: bool
+@functools.partial(Program, static=("network", "hidden"), shape_of="prompt_images")
+def encode_prompt_images(
+    network: Network, params: Params, prompt_images: jax.Array, *, hidden: bool
 ) -> tuple[jax.Array, jax.Array]:
     """Encodes pixels n h w 3 by CLIP's vision network, for an IP-Adapter.
 
     Returns their features and those for the branches without a prompt: the embeddings n e and
     zeros; or the last but one hidden states n s e and those of zero pixels.
     """
-    output = network.apply(params, pictures)
+    output = network.apply(params, prompt_images)
     if not hidden:
         return output.image_embeds, jnp.zeros_like(output.image_embeds)
     found = output.hidden_states[-2]
-    blank = network.apply(params, jnp.zeros_like(pictures[:1])).hidden_states[-2]
+    blank = network.apply(params, jnp.zeros_like(prompt_images[:1])).hidden_states[-2]
     return found, jnp.broadcast_to(blank, found.shape)
 
 
-@functools.partial(Program, static=("network", "branches", "repeats"), shape_of="pictures")
+@functools.partial(Program, static=("network", "branches", "repeats"), shape_of="features")
 def project_images(
-    network: Network, params: Params, pictures: Features, *, branches: int, repeats: int
+    network: Network, params: Params, features: Features, *, branches: int, repeats: int
 ) -> jax.Array:
     """Projects the features of images to an IP-Adapter's tokens, (p repeats) k n t d.
 
-    pictures: the features. branches: k; all but the first see zeros. repeats: the images to
+    branches: k; all but the first see zeros. repeats: the images to
     generate for each prompt, which stay beside each other.
     """
 
@@ -149,8 +149,8 @@ def project_images(
         tokens = network.apply(params, x.reshape(-1, *x.shape[2:]))
         return tokens.reshape(*x.shape[:2], *tokens.shape[1:])
 
-    images = project(pictures.images)
-    blank = [project(pictures.blank)] * (branches - 1) if branches > 1 else []
+    images = project(features.images)
+    blank = [project(features.blank)] * (branches - 1) if branches > 1 else []
     return jnp.repeat(jnp.stack([images, *blank], axis=1), repeats, axis=0)
 
 
@@ -191,8 +191,8 @@ def _pixel_values(c: Components, images: Any, side: int) -> np.ndarray:
         several = images if isinstance(images, list | tuple) else [images]
         if not several:
             raise ValueError("ip_adapter_image must not be an empty list")
-        pictures = [one for image in several for one in _pictures(image)]
-        pixels = np.stack([process.pixels(picture) for picture in pictures])
+        found = [one for image in several for one in _pil_images(image)]
+        pixels = np.stack([process.pixels(image) for image in found])
     if pixels.shape[1:] != (side, side, 3):
         raise ValueError(
             f"the image encoder takes {side}x{side} pixels, but the feature extractor makes "
@@ -203,7 +203,7 @@ def _pixel_values(c: Components, images: Any, side: int) -> np.ndarray:
     return pixels
 
 
-def _pictures(image: Any) -> list[Any]:
+def _pil_images(image: Any) -> list[Any]:
     """Returns PIL images of a path, a PIL image, or an array h w 3 or b h w 3."""
     if not hasattr(image, "shape"):
         return [load_image(image)]

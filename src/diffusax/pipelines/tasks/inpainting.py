@@ -127,7 +127,7 @@ def _masked_latents(
     if are_latents(pixels):
         raise ValueError(
             "masked_image_latents must be given where image is latents and the network takes the "
-            "masked picture"
+            "masked image"
         )
     return encode(c, noise, pixels * (mask < 0.5), b, purpose="masked")
 

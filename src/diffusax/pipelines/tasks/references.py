@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from PIL import Image
 
-from diffusax.images.pictures import to_pixels
+from diffusax.images.conversion import to_pixels
 from diffusax.images.references import (
     as_images,
     reference_images,

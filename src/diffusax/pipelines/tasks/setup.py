@@ -112,7 +112,7 @@ def check_memory(c: Components, b: int, height: int, width: int) -> None:
     needed = b * height * width * channels * 8
     if needed > total:
         raise ValueError(
-            f"{b} pictures of {height}x{width} need more than {needed / 1e9:.0f} GB of memory at "
+            f"{b} images of {height}x{width} need more than {needed / 1e9:.0f} GB of memory at "
             f"once, and this machine has {total / 1e9:.0f} GB; draw fewer or smaller ones at a time"
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.images.pictures import target_size, to_control
+from diffusax.images.conversion import target_size, to_control
 from diffusax.images.reading import load_image
 from diffusax.models.network import Network
 from diffusax.models.unet.controlnet import guess_scales
@@ -29,15 +29,15 @@ def controlled(task: Task) -> Task:
             call = dataclasses.replace(call, control_image=call.image, image=None)
         call = prompt_for_each_image(call)
         call = _with_size(task, c, call)
-        pictures = control_pictures(c, call, cropped=task is inpaint)
+        images = control_images(c, call, cropped=task is inpaint)
         if task is text_to_image:
-            height, width = pictures[0].shape[2:4]
+            height, width = images[0].shape[2:4]
             call = dataclasses.replace(call, height=height, width=width)
         prepared = task(c, call)
         plan = prepared.plan
         weights = control_weights(c.denoiser.controlnets, call, prepared)
         inputs = plan.step_inputs._replace(control=weights)
-        conditions = plan.conditions._replace(control=pictures)
+        conditions = plan.conditions._replace(control=images)
         return dataclasses.replace(
             prepared,
             plan=plan._replace(conditions=conditions, step_inputs=inputs),
@@ -56,7 +56,7 @@ control_image_to_image = controlled(image_to_image)
 control_inpaint = controlled(inpaint)
 
 
-def control_pictures(c: Components, call: Call, *, cropped: bool) -> tuple[Any, ...]:
+def control_images(c: Components, call: Call, *, cropped: bool) -> tuple[Any, ...]:
     """Returns the images of each ControlNet, one for each image of the call, b 1 H W 3 in [0, 1].
 
     Raises:
@@ -65,13 +65,13 @@ def control_pictures(c: Components, call: Call, *, cropped: bool) -> tuple[Any, 
     nets = len(c.denoiser.controlnets)
     given = call.control_image
     if given is None:
-        raise ValueError("a picture for the ControlNet must be given")
+        raise ValueError("an image for the ControlNet must be given")
     per_net = [given] if nets == 1 else as_list(given)
     if nets > 1 and per_net and all(isinstance(p, list) and len(p) == nets for p in per_net):
-        per_net = [list(pictures) for pictures in zip(*per_net)]
+        per_net = [list(images) for images in zip(*per_net)]
     if len(per_net) != nets:
         raise ValueError(
-            f"the control pictures must be a list with one entry for each of {nets} ControlNets "
+            f"the control images must be a list with one entry for each of {nets} ControlNets "
             f"(got {len(per_net)})"
         )
     options: dict[str, Any] = {"factor": c.latents.factor}
@@ -112,24 +112,24 @@ def control_weights(nets: Sequence[Network], call: Call, run: PreparedRun) -> np
         if call.guess_mode and not pools[m]:
             weights[:, m] *= guess_scales(residuals)
         if call.guess_mode or pools[0]:
-            # All prompts that AND joins see the picture.
+            # All prompts that AND joins see the image.
             weights[:, m, 1 if run.reweigh is None else k - 1 :] = 0
     return weights
 
 
-def repeat_for_prompts(pictures: np.ndarray, b: int, per_prompt: int) -> np.ndarray:
+def repeat_for_prompts(images: np.ndarray, b: int, per_prompt: int) -> np.ndarray:
     """Repeats one image for all, or one for each prompt for its images: n H W c -> b 1 H W c.
 
     Raises:
         ValueError: there are neither one nor as many as prompts.
     """
-    copies = b if len(pictures) == 1 else per_prompt
-    if len(pictures) * copies != b:
+    copies = b if len(images) == 1 else per_prompt
+    if len(images) * copies != b:
         raise ValueError(
-            f"the control picture has {len(pictures)} entries for {b // per_prompt} prompts; "
+            f"the control image has {len(images)} entries for {b // per_prompt} prompts; "
             "give one for all or one for each"
         )
-    return np.repeat(pictures, copies, axis=0)[:, None]
+    return np.repeat(images, copies, axis=0)[:, None]
 
 
 def _with_size(task: Task, c: Components, call: Call) -> Call:
@@ -139,8 +139,8 @@ def _with_size(task: Task, c: Components, call: Call) -> Call:
     first = as_list(call.image)[0]
     if hasattr(first, "shape"):
         return call
-    picture = load_image(first)
-    own = picture.height, picture.width
+    image = load_image(first)
+    own = image.height, image.width
     height, width = target_size(own, call.height, call.width, c.latents.factor)
     return dataclasses.replace(call, height=height, width=width)
 
@@ -152,13 +152,13 @@ def adapter_text_to_image(c: Components, call: Call) -> PreparedRun:
         ValueError: the images are missing, not as many as the adapters, or do not fit the prompts.
     """
     adapters = [c.networks[name] for name in c.of_role("t2i_adapter")]
-    pictures = _pictures(c, call, adapters)
-    height, width = pictures[0].shape[1:3]
+    images = _adapter_images(c, call, adapters)
+    height, width = images[0].shape[1:3]
     # SDXL's family has other sizes for a run that starts from an image; this one does not.
     call = dataclasses.replace(call, image=None, height=height, width=width)
     run = text_to_image(c, call)
     b, per_prompt = len(run.plan.latents), call.num_images_per_prompt or 1
-    hints = tuple(repeat_for_prompts(own, b, per_prompt) for own in pictures)
+    hints = tuple(repeat_for_prompts(own, b, per_prompt) for own in images)
     inputs = run.plan.step_inputs._replace(control=_scales(call, run, len(adapters)))
     conditions = run.plan.conditions._replace(control=hints)
     return dataclasses.replace(
@@ -174,10 +174,10 @@ def _only_scaled(run: PreparedRun) -> Decoding:
     return dataclasses.replace(run.decoding, normalize=False)
 
 
-def _pictures(c: Components, call: Call, adapters: list[Network]) -> list[np.ndarray]:
+def _adapter_images(c: Components, call: Call, adapters: list[Network]) -> list[np.ndarray]:
     """Returns the images of each adapter, n H W c in [0, 1], all of one size."""
     if call.image is None:
-        raise ValueError("image must be given, the picture that the T2I-Adapter reads")
+        raise ValueError("image must be given for the T2I-Adapter to read")
     given = as_list(call.image) if len(adapters) > 1 else [call.image]
     if len(given) != len(adapters):
         raise ValueError(
@@ -186,13 +186,13 @@ def _pictures(c: Components, call: Call, adapters: list[Network]) -> list[np.nda
         )
     factor = math.lcm(c.latents.factor, adapters[0].config.downscale_factor)
     _check_size(call, factor)
-    height, width, pictures = call.height, call.width, []
+    height, width, images = call.height, call.width, []
     for own, adapter in zip(given, adapters):
         channels = adapter.config.in_channels
         pixels = to_control(own, height, width, factor=factor, channels=channels)
         height, width = pixels.shape[1:3]
-        pictures.append(pixels)
-    return pictures
+        images.append(pixels)
+    return images
 
 
 def _check_size(call: Call, factor: int) -> None:

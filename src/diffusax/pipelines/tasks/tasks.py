@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.images.pictures import to_pixels
+from diffusax.images.conversion import to_pixels
 from diffusax.models.adapters.freeu import freeu_rows
 from diffusax.pipelines.components.adapters import CallAdapters
 from diffusax.pipelines.components.components import Components
@@ -315,10 +315,10 @@ def required(call: Call, name: str) -> Any:
     return value
 
 
-def check_count(pictures: Any, b: int, name: str) -> None:
+def check_count(images: Any, b: int, name: str) -> None:
     """Raises ValueError unless images can be repeated to b of them."""
-    if len(pictures) > b or b % len(pictures):
-        n = len(pictures)
+    if len(images) > b or b % len(images):
+        n = len(images)
         raise ValueError(
             f"{name} has {n} images for {b} to generate; give one image, or a prompt for each: "
             f"prompt=[prompt] * {n}"

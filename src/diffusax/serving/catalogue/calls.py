@@ -7,8 +7,8 @@ from typing import Any
 
 from PIL import Image
 
+from diffusax.images.conversion import resize
 from diffusax.images.masks import blur, mask_of
-from diffusax.images.pictures import resize
 from diffusax.images.reading import load_image
 from diffusax.samplers import Scheduler, scheduler_from_name
 from diffusax.serving.catalogue.entries import Checkpoint, FileEntry

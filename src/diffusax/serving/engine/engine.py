@@ -250,7 +250,7 @@ class Engine:
         given, held = _given_bytes(drawing), sum(map(count_bytes, live))
         if given and held and given + held > self.settings.most_live_bytes:
             raise Busy(
-                f"the pictures of {len(live)} jobs under way take {held / 1e6:.0f} MB and this one "
+                f"the images of {len(live)} jobs under way take {held / 1e6:.0f} MB and this one "
                 f"{given / 1e6:.0f}, more than {self.settings.most_live_bytes / 1e6:.0f} in all; "
                 "ask again later, or send smaller ones",
                 **again,

@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from diffusax.images.pictures import png_parameters
+from diffusax.images.conversion import png_parameters
 from diffusax.images.reading import load_image
 from diffusax.infotext.files import open_image
 from diffusax.serving.drawings.errors import Refused

@@ -19,7 +19,7 @@ from PIL import Image
 from diffusax.boundary.options import Weight
 from diffusax.checkpoints import resolve, save_network
 from diffusax.checkpoints.networks import read_network
-from diffusax.images.pictures import to_pil
+from diffusax.images.conversion import to_pil
 from diffusax.models.autoencoders.latents import from_bytes, sample_latents, to_unit
 from diffusax.models.network import Network, Params, cast_params, cast_shapes, initialize_params
 from diffusax.networks import Model, load_network

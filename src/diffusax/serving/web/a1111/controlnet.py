@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image
 
-from diffusax.images.pictures import resize
+from diffusax.images.conversion import resize
 from diffusax.serving.drawings.drawing import Control
 from diffusax.serving.drawings.errors import Refused
 from diffusax.serving.web.a1111.fields import ControlUnit

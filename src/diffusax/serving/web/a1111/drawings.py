@@ -7,8 +7,8 @@ from typing import Any
 
 from PIL import Image, ImageFilter, ImageOps
 
+from diffusax.images.conversion import resize
 from diffusax.images.masks import mask_of
-from diffusax.images.pictures import resize
 from diffusax.serving.catalogue.entries import ModelEntry
 from diffusax.serving.drawings.drawing import SEEDS, Drawing, check_seed
 from diffusax.serving.drawings.errors import Refused
