@@ -11,7 +11,7 @@ from diffusax.runtime.switches import check_untraced
 from diffusax.samplers.rows import CLEAN, Row, Schedule
 
 
-class Request(NamedTuple):
+class RunOptions(NamedTuple):
     """The checked arguments of a run.
 
     steps: the number of steps of the whole run. begin: the first row. timesteps: n, sigmas: n+1,
@@ -65,7 +65,7 @@ class Sampler(Protocol):
 
     def _check_custom(self, name: str, values: np.ndarray) -> None: ...
 
-    def _run(self, request: Request) -> Run: ...
+    def _run(self, wanted: RunOptions) -> Run: ...
 
 
 def cached_schedule(scheduler: Sampler, **options: Any) -> Schedule:
@@ -142,7 +142,7 @@ def compute_schedule(
         steps = len(values) - (name == "sigmas" and scheduler.sigmas_hold_last)
     assert steps is not None
     _check_steps(scheduler, steps)
-    request = Request(
+    wanted = RunOptions(
         steps,
         begin,
         arrays.get("timesteps"),
@@ -155,7 +155,7 @@ def compute_schedule(
     )
     try:
         with np.errstate(all="ignore"):
-            run = scheduler._run(request)
+            run = scheduler._run(wanted)
     except np.linalg.LinAlgError:
         raise ValueError(_no_step(scheduler)) from None
     rows, stop = run.rows, len(run.rows) if end is None else end

@@ -10,7 +10,7 @@ import numpy as np
 from diffusax.boundary.tensors import for_reader
 from diffusax.samplers.processes import Kind, Process
 from diffusax.samplers.rows import RAW, SLOTS, Row, X, x0_from
-from diffusax.samplers.runs import Request, Run
+from diffusax.samplers.runs import Run, RunOptions
 from diffusax.samplers.schedulers.alpha_schedulers import DDIMScheduler
 from diffusax.samplers.schedulers.flow_schedulers import FlowMatchEulerDiscreteScheduler
 from diffusax.samplers.schedulers.options import Options
@@ -188,11 +188,11 @@ class FunctionScheduler(Scheduler, sampler=False):
     def _check_custom(self, name: str, values: np.ndarray) -> None:
         self.like._check_custom(name, values)
 
-    def _run(self, request: Request) -> Run:
-        whole = self.like._run(request._replace(begin=0))
+    def _run(self, wanted: RunOptions) -> Run:
+        whole = self.like._run(wanted._replace(begin=0))
         levels = np.array([row.level for row in whole.rows] + [whole.last_level], np.float64)
         rows = tuple(self._template(row) for row in whole.rows)
-        steps = Steps(rows, levels, request.begin // self.order, request.eta)
+        steps = Steps(rows, levels, wanted.begin // self.order, wanted.eta)
         try:
             found = list(self.function(steps))
         except TypeError as error:
