@@ -44,7 +44,11 @@ def documented(call: Any) -> Any:
 
 
 def generate(pipe: Any, call: Call) -> Any:
-    """Returns the result of a pipeline's call whose arguments are checked."""
+    """Returns the result of a pipeline's call whose arguments are checked.
+
+    The pipeline's task makes a plan of the call, the sampler runs it to latents, and these are
+    decoded. A call with adapters may run with other components than the pipeline's.
+    """
     check_complete(pipe, decodes=call.output_type != "latent")
     c = pipe.parts
     if call.tensors:

@@ -81,7 +81,7 @@ def sample(model: LoadedDenoiser, plan: Plan, loop: Loop) -> jax.Array:
 
 def at_once(rows: int) -> Loop:
     """Returns a function that runs all rows in one dispatch of the compiled program."""
-    return functools.partial(_run_rows, start=0, stop=rows)
+    return functools.partial(_denoise, start=0, stop=rows)
 
 
 def differentiably(rows: int) -> Loop:
@@ -184,7 +184,7 @@ def _in_pieces(
         stop = min([stop, *(start for start in later if start > row)])
         if between.row_noise is not None:
             placed = placed._replace(row_noise=put(mesh, between.row_noise(row)))
-        state = _run_rows(model, state, placed, row, stop)
+        state = _denoise(model, state, placed, row, stop)
         if between.on_row is not None:
             own = state if mesh is None else own_images(mesh, state, images, 1)
             changed, after, stopped = between.on_row(row, own, run)
@@ -214,10 +214,10 @@ def _with_later_prompts(
     return dataclasses.replace(run, plan=plan), place(model, plan, placed)
 
 
-def _run_rows(
+def _denoise(
     model: LoadedDenoiser, state: jax.Array, plan: Plan, start: int, stop: int
 ) -> jax.Array:
-    """Runs the rows start..stop of a plan that lies on the devices, by the compiled program."""
+    """Runs the rows start..stop of a plan on the devices by the compiled program."""
     rows = np.int32(start), np.int32(stop)
     with in_mesh(model.mesh):
         return programs.denoise(model.denoiser, model.params, state, plan, *rows)
