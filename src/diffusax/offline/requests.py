@@ -73,7 +73,7 @@ def check_image(c: Components, call: Call, scheduler: Any, number: int = 0) -> C
     if not isinstance(call.seed, int) or not 0 <= call.seed < 2**32:
         raise ValueError(f"seed must be an integer from 0 to {2**32 - 1} (got {call.seed})")
     schedule = make_schedule(c, call, size)
-    texts = compose(c, call, schedule) if call.prompt_weighting else None
+    texts = compose(c, call, len(schedule)) if call.prompt_weighting else None
     if texts is not None and not (texts.is_plain and len(texts.stretches) == 1):
         raise ValueError(
             "prompt has AND, a weight of its own or text that changes from step to step, which "

@@ -17,7 +17,6 @@ from diffusax.pipelines.plan.arguments import Call, as_list
 from diffusax.pipelines.plan.plan import Conditions, Later, Prompt
 from diffusax.pipelines.tasks.prompts import count_tokens, embed_prompts
 from diffusax.pipelines.tasks.setup import Setup
-from diffusax.samplers import Schedule
 from diffusax.text.prompt_schedules import schedule, split_parts, text_at
 
 _Texts = tuple[tuple[str, ...], ...]
@@ -66,8 +65,10 @@ class Composition:
         return (*(-scale * w for w in self.weights[1:]), scale * sum(self.weights) - 1.0)
 
 
-def compose(c: Components, call: Call, run: Schedule) -> Composition | None:
+def compose(c: Components, call: Call, rows: int) -> Composition | None:
     """Returns what a call's prompts are at each row; None where they are not in A1111's syntax.
+
+    rows: the number of rows of the run.
 
     Raises:
         ValueError: the prompts of a call are joined of parts with different weights.
@@ -86,7 +87,7 @@ def compose(c: Components, call: Call, run: Schedule) -> Composition | None:
     given = call.negative_prompt
     negatives = None if given is None else [schedule(text, steps) for text in as_list(given)]
     found: list[Stretch] = []
-    for row in range(max(len(run), 1)):
+    for row in range(max(rows, 1)):
         parts = tuple(tuple(text_at(s, row) for s in part) for part in zip(*spans))
         negative = None if negatives is None else tuple(text_at(s, row) for s in negatives)
         if not found or (found[-1].parts, found[-1].negative) != (parts, negative):

@@ -23,7 +23,7 @@ from diffusax.pipelines.tasks.tasks import Task, image_to_image, text_to_image
 def controlled(task: Task) -> Task:
     """Returns the task with the images in `control_image` added to its plan."""
 
-    def run(c: Components, call: Call) -> PreparedRun:
+    def with_control(c: Components, call: Call) -> PreparedRun:
         if task is text_to_image:
             # diffusers calls the ControlNet's image `image` where there is no other.
             call = dataclasses.replace(call, control_image=call.image, image=None)
@@ -33,22 +33,22 @@ def controlled(task: Task) -> Task:
         if task is text_to_image:
             height, width = images[0].shape[2:4]
             call = dataclasses.replace(call, height=height, width=width)
-        prepared = task(c, call)
-        plan = prepared.plan
-        weights = control_weights(c.denoiser.controlnets, call, prepared)
+        run = task(c, call)
+        plan = run.plan
+        weights = control_weights(c.denoiser.controlnets, call, run)
         inputs = plan.step_inputs._replace(control=weights)
         conditions = plan.conditions._replace(control=images)
         return dataclasses.replace(
-            prepared,
+            run,
             plan=plan._replace(conditions=conditions, step_inputs=inputs),
             # pipeline_controlnet_inpaint_sd_xl.py of diffusers applies only the scaling_factor.
-            decoding=_only_scaled(prepared) if task is inpaint else prepared.decoding,
+            decoding=_only_scaled(run) if task is inpaint else run.decoding,
             # Its pipelines with a ControlNet do not pass the image to the decoder either.
             decoder_condition=None,
         )
 
-    run.__name__ = f"control_{task.__name__}"
-    return run
+    with_control.__name__ = f"control_{task.__name__}"
+    return with_control
 
 
 control_text_to_image = controlled(text_to_image)

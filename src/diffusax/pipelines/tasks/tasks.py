@@ -135,7 +135,7 @@ def prepare_run(
             call asks for it.
     """
     c, call, schedule = setup.c, setup.call, setup.schedule
-    composition = compose(c, call, schedule) if call.prompt_weighting else None
+    composition = compose(c, call, len(schedule)) if call.prompt_weighting else None
     joined = None if composition is None or composition.is_plain else composition
     if joined is not None:
         _check_joined(call, weights)
