@@ -174,12 +174,12 @@ def _conditions(
     composition: the prompts, where they are in A1111's syntax. branches: those of guidance.
     """
     c, call = setup.c, setup.call
+    scales = np.full(setup.images, _scale(call), np.float32)
     if composition is None:
         own: Any = {"branches": branches, "adapters": setup.adapters}
         prompts = [embed_prompts(c, call, setup.prompts, **own)]
     else:
         prompts = embed_composition(setup, composition, branches)
-    scales = np.full(setup.images, _scale(call), np.float32)
     # One entry, unless the prompt changes from step to step: the others then begin at later rows.
     found = [c.family.conditions(c, call, prompt, setup.size, scales) for prompt in prompts]
     if composition is not None and not composition.is_plain:
