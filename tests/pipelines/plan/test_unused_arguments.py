@@ -112,7 +112,7 @@ def fingerprint(pipe, call):
     numbers = jax.tree.leaves((run.plan, run.schedule.levels, run.decoder_condition))
     shown = [np.asarray(jax.random.key_data(x) if is_key(x) else x).tobytes() for x in numbers]
     loras = [(name, lora.digest) for name, lora in run.loras.items()]
-    return shown, loras, jax.tree.structure(run.plan), run.finish is None
+    return shown, loras, jax.tree.structure(run.plan), run.overlay is None
 
 
 def is_key(x):
