@@ -8,13 +8,12 @@ from support.adapted import random_adapter
 
 import diffusax
 from diffusax.batch import programs as programs
-from diffusax.batch.alone import RunsAlone
-from diffusax.batch.image import prepare_images
-from diffusax.batch.loop import BatchLoop, Sizes, images_of
-from diffusax.batch.policies import RowSeconds, running
-from diffusax.batch.request import Generation, make_request, prepare
+from diffusax.batch.image import Status, prepare_images
+from diffusax.batch.loop import BatchLoop
+from diffusax.batch.request import Request
 from diffusax.batch.run import BatchRun
-from diffusax.batch.scheduler import Intake
+from diffusax.batch.scheduler import Scheduler
+from diffusax.batch.sizes import Sizes
 from diffusax.lora import Lora
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines.tasks.text_cache import TextCache
@@ -43,25 +42,36 @@ def pipe(tiny_checkpoints):
 def loop():
     """A loop whose turns the test makes."""
     with ThreadPoolExecutor(1) as threads:
-        yield BatchLoop(Halving(4, 2, 16), threads)
+        yield BatchLoop(Halving(4, 2, 16), threads, threads)
+
+
+def prepare(request):
+    images = prepare_images(request.c, request.pipe.task, request.prepare())
+    request.take_images(images, 16)
 
 
 def request_of(pipe, **given):
-    given = {**CALL, **given}
-    generation, texts = Generation(), TextCache()
-    return make_request(pipe, None, ("a cat",), given, texts=texts, generation=generation)
+    request = Request()
+    request.take_call(pipe, None, ("a cat",), {**CALL, **given}, texts=TextCache())
+    return request
 
 
 def add(loop, pipe, **given):
-    """Adds a call to a loop, and returns its future."""
+    """Seats the image of a call, and returns its future."""
     request = request_of(pipe, **given)
-    for image in images_of(request, prepare_images(request.c, pipe.task, prepare(request))):
-        loop.add(image)
-    return request.generation
+    prepare(request)
+    for image in request.images:
+        loop.seat(image)
+    return request
 
 
-def finish(loop):
-    while loop.has_work():
+def finish(loop, *requests):
+    """Makes turns until all is done; images that begin again take their seats anew."""
+    waiting = [image for request in requests for image in request.images]
+    while loop.has_work() or any(image.status is Status.READY for image in waiting):
+        for image in waiting:
+            if image.status is Status.READY:
+                loop.seat(image)
         loop.turn()
 
 
@@ -87,12 +97,11 @@ def test_a_lora_that_does_not_fit_fails_its_own_call_alone(pipe, loop):
         expected = np.asarray(pipe("a cat", **CALL, adapters={"style": 1.0}).images)
         good = add(loop, pipe, adapters={"style": 1.0})
         loop.turn()
-        bad = add(loop, pipe, adapters={"other": 1.0})
+        with pytest.raises(ValueError, match="has A of shape"):
+            add(loop, pipe, adapters={"other": 1.0})
         finish(loop)
     finally:
         pipe.delete_adapters(["style", "other"])
-    with pytest.raises(ValueError, match="has A of shape"):
-        bad.result(SECONDS)
     assert close_to(result(good), expected)
 
 
@@ -114,7 +123,7 @@ def test_without_memory_for_one_more_all_begin_again(pipe, loop, monkeypatch):
     loop.turn()
     # What the device was still busy with is no progress of the new run.
     assert first.progress == 0
-    finish(loop)
+    finish(loop, first, second)
     assert close_to(result(first), expected)
     assert close_to(result(second), expected)
 
@@ -154,73 +163,19 @@ def test_without_memory_for_a_preview_its_caller_is_told_and_the_image_goes_on(
     assert np.isfinite(result(future)).all()
 
 
-@pytest.fixture
-def intake(loop):
-    """The calls that wait for the loop."""
-    alone = RunsAlone()
-    yield Intake(loop, running, alone)
-    alone.close()
+def test_an_error_of_the_scheduler_ends_the_calls_that_it_has_begun(pipe, caplog):
+    def fails(present, ready, device):
+        if len(ready) == 2:
+            raise RuntimeError("an error")
+        return []
 
-
-def submit(intake, pipe, **given):
-    """Has a call wait for a loop, and returns its future."""
-    request = request_of(pipe, **given)
-    intake.add(request)
-    return request.generation
-
-
-def turns(intake, loop):
-    """Makes turns until all is done."""
-    while intake or loop.has_work():
-        intake.admit()
-        loop.turn(intake.prepare)
-
-
-def test_images_share_the_device_where_a_step_of_more_costs_less(pipe, loop, intake, monkeypatch):
-    expected, taken = np.asarray(pipe("a cat", **CALL).images), []
-    own = BatchRun.advance
-
-    def advance(run, rows):
-        taken.append(run.lanes.taken)
-        return own(run, rows)
-
-    monkeypatch.setattr(BatchRun, "advance", advance)
-    for costs, most in (({2: 0.01, 4: 0.01}, 4), ({2: 0.01, 4: 0.021}, 2)):
-        monkeypatch.setattr(RowSeconds, "estimate", lambda *given, c=costs: c[given[2]])
-        ended = []
-        futures = [submit(intake, pipe) for _ in range(3)]
-        for i, future in enumerate(futures):
-            future.add_done_callback(lambda _, i=i, ended=ended: ended.append(i))
-        taken.clear()
-        turns(intake, loop)
-        assert max(taken) == most
-        for future in futures:
-            assert close_to(result(future), expected)
-        assert ended == [0, 1, 2]
-
-
-def test_a_call_that_is_cancelled_while_it_waits_never_runs(pipe, loop, intake, monkeypatch):
-    monkeypatch.setattr(RowSeconds, "estimate", lambda *given: float(given[2] ** 2))
-    futures = [submit(intake, pipe, num_images_per_prompt=1 + i) for i in range(3)]
-    intake.admit()
-    loop.turn()
-    while intake._new:
-        intake.prepare()
-    assert len(loop.candidates()) == 1
-    assert len(list(intake.requests())) == 5
-    assert futures[1].cancel()
-    turns(intake, loop)
-    assert [future.cancelled() for future in futures] == [False, True, False]
-    assert len(futures[2].result(SECONDS).images) == 3
-
-
-def test_an_error_of_the_loop_ends_those_that_wait(pipe, loop, intake):
-    futures = [submit(intake, pipe) for _ in range(2)]
-    intake.admit()
-    for part in (intake, loop):
-        part.fail(RuntimeError("an error"))
-    assert not intake
-    assert not loop.has_work()
-    for future in futures:
+    scheduler = Scheduler(Halving(4, 2, 16), prepare, policy=fails)
+    requests = [request_of(pipe) for _ in range(2)]
+    for request in requests:
+        scheduler.add(request)
+    scheduler.start()
+    for request in requests:
         with pytest.raises(RuntimeError, match="an error"):
-            future.result(0)
+            request.result(SECONDS)
+    scheduler.close()
+    assert "the scheduler failed" in caplog.text

@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 
-from diffusax.batch import policies as measures
-from diffusax.batch.policies import Arrivals, RowSeconds
+from diffusax.batch import measures
+from diffusax.batch.measures import Arrivals, RowSeconds
 
 
 class Kind:
@@ -76,7 +76,18 @@ def test_costs_outlive_the_images_of_their_kind_but_not_for_ever():
 
 def test_the_rate_of_arrivals_counts_the_time_since_the_last(monkeypatch):
     arrivals = Arrivals()
-    monkeypatch.setattr(measures.time, "monotonic", lambda: 8.0)
+    monkeypatch.setattr(measures.time, "time", lambda: 8.0)
     for at, rate in ((0.0, 0.0), (1.0, 0.0), (4.0, 0.25), (8.0, 0.375)):
         arrivals.note(at)
         assert arrivals.rate() == rate
+
+
+def test_the_next_size_is_tried_once_the_one_before_is_measured():
+    seconds, kind = RowSeconds(), Kind()
+    assert seconds.reach(kind, 2) == 2
+    seconds.note(kind, 2, 9.0)
+    assert seconds.reach(kind, 2) == 2
+    seconds.note(kind, 2, 0.01)
+    assert seconds.reach(kind, 2) == 4
+    noted(seconds, kind, 8, 0.01)
+    assert seconds.reach(kind, 2) == 16

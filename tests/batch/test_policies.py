@@ -1,10 +1,14 @@
 """Which images join a running batch, by what the rows of larger batches cost."""
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 
 from diffusax.batch import policies
-from diffusax.batch.policies import Candidate, Device
+from diffusax.batch.policies import Device, FairQueue
+from diffusax.batch.request import Request
 
 LINEAR = {1: 6e-3, 2: 12e-3, 4: 24e-3, 8: 48e-3}
 """Seconds of a row by lanes where sharing gains nothing."""
@@ -21,17 +25,23 @@ class Kind:
 KIND = Kind()
 
 
-def drawn(rows, lanes=2, settings=None, kind=KIND):
-    return Candidate(None, kind, lanes, rows, settings)
+@dataclasses.dataclass(eq=False)
+class Image:
+    """What policies look at of an image."""
+
+    rows: int
+    lanes: int = 2
+    settings: Any = None
+    kind: Any = KIND
 
 
-def device(seconds, arrivals=0.0):
-    return Device(lambda kind, lanes: seconds[lanes], lambda kind: 8, arrivals)
+def device(seconds, arrivals=0.0, reach=8):
+    return Device(lambda kind, lanes: seconds[lanes], lambda kind: 8, arrivals, lambda kind: reach)
 
 
 def test_one_at_a_time_and_whole_batches():
-    waiting = [drawn(9, settings="a"), drawn(9, settings="b"), *(drawn(9, settings="a"),) * 5]
-    waiting = [drawn(one.rows, settings=one.settings) for one in waiting]
+    waiting = [Image(9, settings="a"), Image(9, settings="b"), *(Image(9, settings="a"),) * 5]
+    waiting = [Image(one.rows, settings=one.settings) for one in waiting]
     assert policies.one([], waiting, device(LINEAR)) == waiting[:1]
     assert policies.one(waiting[:1], waiting[1:], device(LINEAR)) == []
     together = policies.whole([], waiting, device(LINEAR))
@@ -40,7 +50,7 @@ def test_one_at_a_time_and_whole_batches():
 
 
 def test_images_share_a_device_where_that_is_worth_it_and_have_lanes():
-    waiting = [drawn(20) for _ in range(10)]
+    waiting = [Image(20) for _ in range(10)]
     assert policies.running([], waiting, device(LINEAR)) == waiting[:1]
     assert policies.running(waiting[:1], waiting[1:], device(LINEAR)) == []
     assert policies.running([], waiting, device(FLAT)) == waiting[:4]
@@ -48,18 +58,25 @@ def test_images_share_a_device_where_that_is_worth_it_and_have_lanes():
     for seconds, together in ((13e-3, 2), (14e-3, 1)):
         known = device({2: 10e-3, 4: seconds})
         assert len(policies.running([], waiting[:2], known)) == together
-    other = drawn(20, kind=Kind())
+    other = Image(20, kind=Kind())
     assert policies.running(waiting[:4], [*waiting[4:], other], device(FLAT)) in ([], [other])
 
 
 def test_a_guided_image_is_not_overtaken_for_ever_by_those_that_take_one_lane():
-    present, waiting = [drawn(20) for _ in range(3)] + [drawn(20, 1)], [drawn(9), drawn(9, 1)]
+    present, waiting = [Image(20) for _ in range(3)] + [Image(20, 1)], [Image(9), Image(9, 1)]
     assert policies.running(present, waiting, device(FLAT)) == []
     assert policies.running(present, waiting[1:], device(FLAT)) == waiting[1:]
 
 
+def test_no_more_images_join_than_fit_the_next_size_that_is_to_be_measured():
+    waiting = [Image(20) for _ in range(10)]
+    for reach, count in ((1, 1), (2, 1), (4, 2), (8, 4)):
+        assert policies.running([], waiting, device(FLAT, reach=reach)) == waiting[:count]
+    assert policies.running(waiting[:1], waiting[1:], device(FLAT, reach=2)) == []
+
+
 def test_ends_are_foreseen():
-    present, waiting = [drawn(10)], [drawn(5), drawn(20)]
+    present, waiting = [Image(10)], [Image(5), Image(20)]
     found = policies.finish_times(present, waiting, 2, device(LINEAR))
     ends = [(one.rows, round(end, 3)) for one, end in found]
     assert ends == [(5, 0.12), (10, 0.24), (20, 0.42)]
@@ -75,7 +92,7 @@ def poisson(policy, seconds, load, seed):
     now, coming, waiting, present, waits = 0.0, 0, [], [], {}
     while len(waits) < len(work):
         while coming < len(work) and arrivals[coming] <= now:
-            waiting.append((coming, drawn(*work[coming])))
+            waiting.append((coming, Image(*work[coming])))
             coming += 1
         ready = [one for _, one in waiting]
         for one in policy([one for _, one in present], ready, known):
@@ -87,7 +104,7 @@ def poisson(policy, seconds, load, seed):
         cycle = seconds[policies.batch_size(sum(one.lanes for _, one in present))]
         rows = max(1, min(int(0.05 / cycle), *(one.rows for _, one in present)))
         now += rows * cycle
-        left = [(i, Candidate(d.owner, d.kind, d.lanes, d.rows - rows)) for i, d in present]
+        left = [(i, Image(one.rows - rows, one.lanes)) for i, one in present]
         waits |= {i: now - arrivals[i] for i, one in left if one.rows <= 0}
         present = [entry for entry in left if entry[1].rows > 0]
     return list(waits.values()), len(work) / now
@@ -109,3 +126,44 @@ def test_sharing_is_never_worse_than_one_at_a_time(seconds, gain):
         assert p99 <= 1.03 * old_p99, (load, found)
         if load > 1:
             assert speed >= gain * old_speed, (load, found)
+
+
+def added(queue, key="", priority=0):
+    """Adds a request to a queue, and returns it."""
+    request = Request(key=key, priority=priority)
+    queue.add(request)
+    return request
+
+
+def test_keys_have_equal_shares_however_many_requests_they_send():
+    queue = FairQueue()
+    many = [added(queue, "many") for _ in range(6)]
+    for _ in range(2):
+        added(queue, "few")
+    order = []
+    while len(queue):
+        order.append(next(iter(queue)))
+        queue.begin(order[-1])
+        queue.remove(order[-1])
+    assert [one.key for one in order[:4]].count("few") == 2
+    assert [one for one in order if one in many] == many
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_who_comes_late_has_no_claim_to_what_it_missed(ended):
+    queue = FairQueue()
+    early = [added(queue, "early") for _ in range(6)]
+    for one in early[:3]:
+        queue.begin(one)
+        if ended:
+            queue.remove(one)
+    for _ in range(6):
+        added(queue, "late")
+    keys = [one.key for one in queue if one not in early[:3]]
+    assert keys[:6].count("late") == 3
+
+
+def test_higher_priorities_come_first_and_others_in_their_order():
+    queue = FairQueue()
+    found = [added(queue, priority=priority) for priority in (0, 1, 0, 1)]
+    assert list(queue) == [found[1], found[3], found[0], found[2]]

@@ -9,7 +9,7 @@ import PIL.Image
 import pytest
 
 import diffusax
-from diffusax.batch.request import Generation, make_request, prepare
+from diffusax.batch.request import Request
 from diffusax.lora import Lora
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines.components import adapters as adapter_store
@@ -24,7 +24,9 @@ def pipe(tiny_checkpoints):
 
 
 def request_of(pipe, **given):
-    return make_request(pipe, None, ("a cat",), given, texts=TextCache(), generation=Generation())
+    request = Request()
+    request.take_call(pipe, None, ("a cat",), given, texts=TextCache())
+    return request
 
 
 def test_what_a_caller_changes_later_changes_nothing_of_its_call(pipe):
@@ -70,11 +72,11 @@ def loha(pipe):
 
 
 def test_adapters_are_checked_in_submit_and_merged_when_a_call_is_prepared(pipe, loha):
+    own, arrays = pipe.params["unet"], len(jax.live_arrays())
     request = request_of(pipe, adapters={loha: 0.5}, num_inference_steps=2)
-    own = pipe.params["unet"]
     assert request.c.params["unet"] is own
-    assert pipe.parts.adapters._merged == []
-    prepare(request)
+    assert len(jax.live_arrays()) == arrays
+    request.prepare()
     assert request.c.params["unet"] is not own
     with pytest.raises(ValueError, match="several weights in one call"):
         request_of(pipe, adapters=[{loha: 1.0}, {loha: 0.5}])

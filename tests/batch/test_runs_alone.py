@@ -2,8 +2,10 @@
 
 import threading
 
+import jax
 import numpy as np
 import pytest
+from support.guides import Watched
 
 import diffusax
 
@@ -109,10 +111,9 @@ def test_calls_that_join_need_not_wait_for_those_that_run_alone(pipe, batch):
     held += [batch.submit("a cat", sampler="euler_a", **torch) for _ in range(20)]
     result(batch.submit("a dog", **CALL))
     assert not any(future.done() for future in held)
-    # What waits holds no more than some prepared runs.
-    prepared = [run for _, run in batch._alone._waiting]
-    assert len(prepared) == 22
-    assert 0 < len([run for run in prepared if run is not None]) <= 16
+    # What waits holds no more than some prepared runs, each with its latents.
+    prepared = [x for x in jax.live_arrays() if x.shape == (2, 16, 16, 4)]
+    assert 0 < len(prepared) <= 16
     going.set()
     found = [result(future) for future in held]
     assert all(np.array_equal(one, found[3]) for one in found[4:])
@@ -129,16 +130,16 @@ ALONE = ({"callback_on_step_end": nothing}, {"noise": "torch", "sampler": "euler
 
 @pytest.mark.parametrize("given", ALONE)
 def test_a_call_that_runs_alone_ends_at_the_next_step_when_it_is_cancelled(batch, given):
-    future = batch.submit("a cat", **LONG, **given)
-    waiting = batch.submit("a cat", **LONG, **given)
+    guide = Watched()
+    future = batch.submit("a cat", guide=guide, **LONG, **given)
+    waiting = batch.submit("a cat", guide=guide, **LONG, **given)
     wait_for_row(future)
     assert future.progress < 0.5
     assert waiting.progress == 0
     assert waiting.cancel()
     assert future.cancel()
     result(batch.submit("a cat", callback_on_step_end=nothing, **CALL))
-    done, total = future._rows[0]
-    assert 0 < done < 500 < total
+    assert 0 < len(guide.sizes) < 500
 
 
 @pytest.mark.parametrize("given", ALONE)

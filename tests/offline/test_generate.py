@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import threading
 
 import jax
@@ -19,6 +20,7 @@ from diffusax.batch import programs as batch
 from diffusax.batch.lanes import Lanes
 from diffusax.offline.requests import Requests, line_seed
 from diffusax.offline.seating import seat_requests
+from diffusax.samplers import X, scheduler_from_function
 
 ROWS = [
     {"prompt": "a cat"},
@@ -262,19 +264,23 @@ def test_bad_lines_are_reported_and_skipped(pipe, tmp_path, caplog):
     assert caplog.text.count("the column 'colour' is not read") == 1
 
 
-def test_pictures_that_are_not_finite_are_reported(pipe, tmp_path, monkeypatch):
-    decode, seen = offline.stages.decode, []
+def test_pictures_that_are_not_finite_are_reported(pipe, tmp_path):
+    def overflow(steps):
+        return [steps.row(i, 1e30 * X) for i in range(len(steps))]
 
-    def broken(c, latents, *args, **options):
-        seen.append(latents)
-        return decode(c, latents * np.nan if len(seen) == 2 else latents, *args, **options)
-
-    monkeypatch.setattr(offline.stages, "decode", broken)
-    done = run(pipe, ROWS[:3], tmp_path)
+    own = diffusax.StableDiffusionPipeline.from_pipe(pipe)
+    own.scheduler = scheduler_from_function(overflow, like=pipe.scheduler)
+    rows = [
+        {"prompt": "a cat", "sampler": "euler"},
+        "a dog",
+        {"prompt": "a fox", "sampler": "ddim"},
+    ]
+    done = run(own, rows, tmp_path)
     (error,) = errors(tmp_path)
     assert (done.drawn, done.errors) == (2, 1)
     assert "is not finite in float32" in error["error"]
-    assert error["line"] not in [info["line"] for info, _ in pictures(tmp_path)]
+    assert error["line"] == 2
+    assert sorted(info["line"] for info, _ in pictures(tmp_path)) == [1, 3]
 
 
 def test_text_and_parquet_files_are_read_as_lists_are(pipe, tmp_path):
@@ -394,19 +400,21 @@ def test_pipelines_that_need_a_picture_are_refused(pipe, tmp_path):
 
 @pytest.mark.parametrize("name", ["images", "webdataset", "parquet"])
 def test_a_full_disk_ends_the_run_and_another_one_goes_on(pipe, tmp_path, monkeypatch, name):
-    run(pipe, ROWS, tmp_path / "whole", format=name)
-    write, left = offline.formats.write_durably, [3 if name == "images" else 1]
+    sync, written, room = os.fsync, [], 1_000
 
-    def full(path, data):
-        if not left[0]:
+    def limited(file):
+        sync(file)
+        written.append(file)
+        if len(written) > room:
             raise OSError(28, "No space left on device")
-        left[0] -= 1
-        write(path, data)
 
-    monkeypatch.setattr(offline.formats, "write_durably", full)
-    with pytest.raises(OSError, match="No space left"):
-        run(pipe, ROWS, tmp_path / "out", format=name)
-    monkeypatch.setattr(offline.formats, "write_durably", write)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", limited)
+        run(pipe, ROWS, tmp_path / "whole", format=name)
+        room = len(written) * 2 // 3
+        written.clear()
+        with pytest.raises(OSError, match="No space left"):
+            run(pipe, ROWS, tmp_path / "out", format=name)
     assert run(pipe, ROWS, tmp_path / "out", format=name).drawn < 7
     assert files(tmp_path / "out") == files(tmp_path / "whole")
 

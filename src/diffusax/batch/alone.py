@@ -6,7 +6,7 @@ import threading
 
 import jax
 
-from diffusax.batch.request import Request, prepare, preview_of
+from diffusax.batch.request import Request, preview_of
 from diffusax.pipelines.pipeline.call import remember
 from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.run.callbacks import row_callback, view_of
@@ -35,7 +35,7 @@ class RunsAlone:
     def add(self, request: Request, run: PreparedRun | None = None) -> None:
         """Adds a call. run: what was prepared of it; None prepares it at its turn."""
         with self._changed:
-            for waiting in [w for w in self._waiting if w[0].generation.done()]:
+            for waiting in [w for w in self._waiting if w[0].done()]:
                 self._waiting.remove(waiting)
             prepared = sum(other is not None for _, other in self._waiting)
             self._waiting.append((request, run if prepared < _AHEAD else None))
@@ -58,7 +58,7 @@ class RunsAlone:
     def cancel(self) -> None:
         """Cancels all calls."""
         for request in self.requests():
-            request.generation.cancel()
+            request.cancel()
 
     def _serve(self) -> None:
         while self._run_next():
@@ -68,8 +68,9 @@ class RunsAlone:
         """Runs the next call; returns whether there was one. No call outlives its turn."""
         if (given := self._next()) is None:
             return False
-        if not given[0].generation.done():
+        if not given[0].done():
             _run(*given)
+        given[0].forget()
         return True
 
     def _next(self) -> tuple[Request, PreparedRun | None] | None:
@@ -86,9 +87,8 @@ class RunsAlone:
 
 
 def _run(request: Request, run: PreparedRun | None) -> None:
-    generation = request.generation
     try:
-        run = prepare(request) if run is None else run
+        run = request.prepare() if run is None else run
         pipe, call = view_of(request.pipe, request.c), request.call
         remember(pipe, call, run)
         on_row = None if call.callback_on_step_end is None else row_callback(pipe, call)
@@ -96,14 +96,14 @@ def _run(request: Request, run: PreparedRun | None) -> None:
             request.c,
             run,
             functools.partial(_tell, request, on_row),
-            interrupted=lambda: pipe.interrupt or generation.done(),
+            interrupted=lambda: pipe.interrupt or request.done(),
             bar={"disable": True},
         )
-        if not generation.done():
+        if not request.done():
             flags = request.pipe.returns_flags
-            generation.settle(decode_result(request.c, call, run, latents, flags=flags))
+            request.settle(decode_result(request.c, call, run, latents, flags=flags))
     except BaseException as error:  # Whatever a callback raises ends its own call alone.
-        generation.settle(error=error)
+        request.settle(error=error)
 
 
 def _tell(
@@ -113,8 +113,8 @@ def _tell(
     # Otherwise rows that are dispatched ahead could not be cancelled.
     state.block_until_ready()
     rows = row + 1
-    request.generation.set_rows(0, rows, len(run.schedule))
-    if request.generation.wants_preview():
+    request.set_rows(0, rows, len(run.schedule))
+    if request.wants_preview():
         now = state[0], run.schedule.levels[rows], run.decoding, run.decoder_condition
-        request.generation.answer_previews(lambda: preview_of(request.c, *now))
+        request.answer_previews(lambda: preview_of(request.c, *now))
     return (state, run, False) if on_row is None else on_row(row, state, run)

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 
 from diffusax.batch.executables import Executables
-from diffusax.batch.image import PreparedImage
+from diffusax.batch.image import Image, Kind, PreparedImage
 from diffusax.batch.programs import insert
-from diffusax.batch.run import BatchRun, Kind
+from diffusax.batch.run import BatchRun, count_shares
 from diffusax.batch.sizes import KindSizes
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.run import programs
@@ -86,34 +86,47 @@ class Compiler:
         self._thread = threading.Thread(target=self._work, name="diffusax-compile", daemon=True)
         self._thread.start()
 
-    def ask(
-        self,
-        kind: Kind,
-        size: int,
-        c: Components,
-        prepared: PreparedImage,
-        *,
-        urgency: int = 1,
-        keep: bool = False,
-    ) -> None:
-        """Asks for a size of a kind, once, and not again where it cannot be compiled.
+    def want(self, image: Image, lanes: int) -> None:
+        """Asks for the programs that an image needs, and for the sizes that suit the load.
 
         Args:
-            kind: the kind of batch.
-            size: its lanes.
-            c: the components of an image of this kind.
-            prepared: the image.
+            image: an image that waits.
+            lanes: the lanes of all images of its kind that wait or run.
+        """
+        kind, sizes, least = image.kind, self._sizes, self._sizes.least_of(image)
+        ready = sizes.ready(kind)
+        self._use(kind)
+        if not ready:
+            sizes.spread(kind, count_shares(image.request.c.mesh))
+            self._ask(image, least, urgency=0)
+            while image.request.warms and (least := 2 * least) <= sizes.cap(kind):
+                self._ask(image, least, keep=True)
+            return
+        larger, smaller = 2 * max(ready), min(ready) // 2
+        if lanes > max(ready) and larger <= sizes.cap(kind):
+            self._ask(image, larger)
+        # Where a step of few lanes takes less time, which is so on CPUs.
+        if lanes <= smaller and jax.default_backend() == "cpu" and smaller >= least:
+            self._ask(image, smaller, urgency=2)
+
+    def _ask(self, image: Image, size: int, *, urgency: int = 1, keep: bool = False) -> None:
+        """Asks for a size once, and not again where it cannot be compiled.
+
+        Args:
+            image: an image of the kind of batch.
+            size: the lanes.
             urgency: lower comes first.
             keep: whether to make it ready even if nobody waits for it any more.
         """
+        kind, c, prepared = image.kind, image.request.c, image.prepared
         known = size in self._sizes.ready(kind) or self._sizes.is_refused(kind, size)
         if not known and (kind, size) not in self._asked:
             self._asked.add((kind, size))
             wish = _Wish(urgency, next(self._numbers), size, kind, c, prepared, keep)
             self._wishes.put(wish)
 
-    def use(self, kind: Kind) -> None:
-        """Tells that a kind is in use, so that its programs stay."""
+    def _use(self, kind: Kind) -> None:
+        """Notes that a kind is in use, so that its programs stay."""
         with self._lock:
             if kind in self._keys:
                 self._keys[kind] = self._keys.pop(kind)

@@ -1,8 +1,11 @@
-"""Prepares the images of a call to join a running batch."""
+"""The images of a running batch: how a call's are prepared, and what is known of each."""
 
 import dataclasses
+import enum
 import functools
-from collections.abc import Mapping
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +13,7 @@ import numpy as np
 
 from diffusax.batch.programs import MIN_ROWS, Entry, entry_arrays
 from diffusax.lora.lora import Lora
-from diffusax.lora.stacks import WeightGroups
+from diffusax.lora.stacks import Shapes, WeightGroups, covers, room_for, stack_shapes
 from diffusax.models.adapters.image_prompts import ImageLayers
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
@@ -55,6 +58,85 @@ class PreparedImage:
     decoding: Decoding
     decoder_condition: DecoderCondition | None
     """The image and the mask that the decoder reads beside the latents, or None."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kind:
+    """What decides the programs of a batch besides its size; equal ones are the same object."""
+
+    key: tuple[Any, ...]
+    """The key of its images, see `PreparedImage`."""
+    shapes: Shapes
+    """The shapes of the adapters of its images; empty where they have none."""
+    adapters: int
+    """The adapters that there is room for."""
+
+    def has_room_for(self, adapters: Sequence[Lora], shapes: Shapes) -> bool:
+        """Returns whether the programs have room for these adapters, whose stacks need `shapes`."""
+        return len(adapters) <= self.adapters and covers(self.shapes, shapes)
+
+
+_KINDS: weakref.WeakValueDictionary[tuple[Any, ...], Kind] = weakref.WeakValueDictionary()
+_LOCK = threading.Lock()
+
+
+def kind_of(c: Components, prepared: PreparedImage, rank: int = 0) -> Kind:
+    """Returns the kind of a batch that is made for an image.
+
+    rank: the least total rank of the adapters, if the image has any.
+    """
+    shapes = stack_shapes(tuple(prepared.adapters), networks_in_batch(c), rank=rank)
+    count = room_for(len(prepared.adapters))
+    parts = prepared.key, tuple(sorted(shapes.items())), count
+    with _LOCK:
+        return _KINDS.setdefault(parts, Kind(prepared.key, shapes, count))
+
+
+def networks_in_batch(c: Components) -> dict[str, Any]:
+    """Returns the networks that run in a batch."""
+    return {name: c.networks[name] for name in c.denoiser.components}
+
+
+class Status(enum.Enum):
+    """Where an image stands."""
+
+    READY = "ready"
+    """It is prepared and can join a batch."""
+    RUNNING = "running"
+    """It has a seat in a batch."""
+    DONE = "done"
+    """All its rows are dispatched, or its request has ended."""
+
+
+@dataclasses.dataclass(eq=False)
+class Image:
+    """An image of a request, from when it is prepared on."""
+
+    request: Any
+    """The request that it belongs to."""
+    index: int
+    """Which of the request's images it is."""
+    prepared: PreparedImage
+    kind: Kind
+    """The kind of batch that it joins."""
+    status: Status = Status.READY
+    at: int = 0
+    """The next row of its run to be dispatched."""
+
+    @property
+    def lanes(self) -> int:
+        """The lanes that it takes now."""
+        return self.prepared.branches if self.at < self.prepared.guided_until else 1
+
+    @property
+    def rows(self) -> int:
+        """The rows that it has left."""
+        return self.prepared.rows - self.at
+
+    @property
+    def settings(self) -> Any:
+        """What images that make a whole batch have in common."""
+        return self.kind, self.request.sampler, self.prepared.rows, self.prepared.branches
 
 
 def table_height(rows: int) -> int:

@@ -1,22 +1,21 @@
-"""The loop of a running batch: who joins when, and how many rows are dispatched at once."""
+"""The batches of images that run, which take turns, and the rows that are dispatched at once."""
 
 import collections
 import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Any
 
 import jax
 
-from diffusax.batch.image import PreparedImage
-from diffusax.batch.policies import Candidate, Device, RowSeconds
-from diffusax.batch.request import Request
-from diffusax.batch.run import BatchRun, Kind, count_shares, kind_of
-from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.plan.plan import PreparedRun
+from diffusax.batch.image import Image, Kind, Status
+from diffusax.batch.measures import RowSeconds
+from diffusax.batch.policies import Device
+from diffusax.batch.run import BatchRun, count_shares
+from diffusax.batch.sizes import Sizes
 
 log = logging.getLogger(__name__)
 
@@ -26,24 +25,6 @@ _LONGEST = 0.25
 """The same while the batch is full."""
 _IN_FLIGHT = 2
 """The dispatches that the device may be behind."""
-
-
-@dataclasses.dataclass(eq=False)
-class Waiting:
-    """An image that has been prepared and waits for a seat, or has one."""
-
-    request: Request
-    image: int
-    """Which of the request's images it is."""
-    prepared: PreparedImage
-
-
-def images_of(request: Request, images: Sequence[PreparedImage]) -> list[Waiting]:
-    """Returns the images of a request, which are ready to join."""
-    request.results = [None] * len(images)
-    for i, prepared in enumerate(images):
-        request.generation.set_rows(i, 0, prepared.rows)
-    return [Waiting(request, i, prepared) for i, prepared in enumerate(images)]
 
 
 @dataclasses.dataclass(eq=False)
@@ -57,90 +38,45 @@ class _Dispatch:
     """The lanes of the batch then."""
     rows: int
     began: float
-    progress: list[tuple[Waiting, int]]
+    progress: list[tuple[Image, int]]
     """The next row of each image after these."""
 
 
-@dataclasses.dataclass
-class Sizes:
-    """The sizes of running batches, which may be bounded further by their kinds (`kind_of`)."""
-
-    largest: int
-    """The most lanes."""
-    smallest: int
-    """The lanes while little is to do."""
-    rank: int
-    """The least total rank of adapters, where images have some."""
-
-    def smallest_of(self, kind: Kind) -> int:
-        """Returns how many lanes a batch of a kind has while there is little to do."""
-        return self.smallest
-
-    def largest_of(self, kind: Kind) -> int:
-        """Returns the most lanes of a batch of a kind."""
-        return self.largest
-
-    def begins_again(self, kind: Kind, size: int, error: Exception) -> bool:
-        """Returns whether the images of a batch of this size that failed with an error begin again.
-
-        Otherwise their requests end with it.
-        """
-        return False
-
-
 class BatchLoop:
-    """Runs images in one running batch for each kind of them, which take turns.
+    """Runs images in one running batch for each kind of them; the batches take turns.
 
-    An image that is added joins as soon as it has a seat. One thread at a time calls the methods.
+    One thread at a time calls the methods.
     """
 
-    def __init__(
-        self,
-        sizes: Sizes,
-        finishers: Executor,
-        previewers: Executor | None = None,
-    ):
+    def __init__(self, sizes: Sizes, finishers: Executor, previewers: Executor):
         """Starts without images.
 
         Args:
             sizes: the sizes of batches.
             finishers: the threads that decode what has ended.
-            previewers: the threads that make previews; by default the finishers.
+            previewers: the threads that make previews.
         """
-        self._sizes, self._finishers = sizes, finishers
-        self._previewers = previewers or finishers
-        self._waiting: dict[Any, collections.deque[Waiting]] = {}
+        self._sizes, self._finishers, self._previewers = sizes, finishers, previewers
         self._runs: dict[Any, list[BatchRun]] = {}
+        """The batches by the key of their images."""
         self.seconds = RowSeconds()
         """The seconds of rows, as far as they were measured."""
         self._flying: collections.deque[_Dispatch] = collections.deque()
         self._landed = 0.0
 
-    def add(self, image: Waiting) -> None:
-        """Adds an image, which joins the batch of its kind at the next turn that has a seat."""
-        self._waiting.setdefault(image.prepared.key, collections.deque()).append(image)
-
-    def has_lanes_for(self, run: PreparedRun, c: Components) -> bool:
-        """Returns whether the largest batch has as many lanes as an image of a run has branches."""
-        return 1 + len(run.weights) <= self._sizes.largest // count_shares(c.mesh)
-
     def has_work(self) -> bool:
-        """Returns whether an image has not ended."""
-        return any(self._waiting.values()) or any(map(len, self._all_runs()))
+        """Returns whether an image has a seat."""
+        return any(map(len, self._all_runs()))
 
-    def requests(self) -> Iterator[Request]:
-        """Yields the requests that have not ended, those of several images several times."""
-        for queue in self._waiting.values():
-            yield from (waiting.request for waiting in queue)
-        for run in self._all_runs():
-            yield from (member.owner.request for member in run.members.values())
+    @property
+    def images(self) -> list[Image]:
+        """The images that have a seat."""
+        return [image for run in self._all_runs() for image in run.images.values()]
 
-    def fail(self, error: BaseException) -> None:
-        """Ends all requests with an error, and forgets the batches."""
-        for request in list(self.requests()):
-            request.generation.settle(error=error)
-        for group in (self._waiting, self._runs, self._flying):
-            group.clear()
+    @property
+    def live(self) -> list[tuple[Kind, int, int]]:
+        """The kind, the size and the lanes in use of each batch with images."""
+        return [(run.kind, run.size, run.lanes.taken) for run in self._all_runs() if len(run)]
 
     def device(self, arrivals: float) -> Device:
         """Returns what a policy knows of the device now. arrivals: images that come each second."""
@@ -149,80 +85,21 @@ class BatchLoop:
         def seconds(kind: Kind, lanes: int) -> float:
             return self.seconds.estimate(kind, lanes, smallest(kind))
 
+        def reach(kind: Kind) -> int:
+            return self.seconds.reach(kind, smallest(kind))
+
         largest = functools.cache(self._sizes.largest_of)
-        return Device(functools.cache(seconds), largest, arrivals)
+        return Device(functools.cache(seconds), largest, arrivals, reach)
 
-    def candidates(self) -> list[Candidate]:
-        """Returns the images that have been added and not ended."""
-        found = [
-            Candidate(m.owner, run.kind, len(run.lanes.seats[place].lanes), m.prepared.rows - m.at)
-            for run in self._all_runs()
-            for place, m in run.members.items()
-        ]
-        return [*found, *(self.candidate(w) for queue in self._waiting.values() for w in queue)]
-
-    def candidate(self, image: Waiting) -> Candidate:
-        """Returns what a policy knows of an image that waits."""
-        kind = kind_of(image.request.c, image.prepared, self._sizes.rank)
-        return Candidate(image, kind, image.prepared.branches, image.prepared.rows)
-
-    @property
-    def live(self) -> list[tuple[Kind, int, int]]:
-        """The kind, the size and the lanes in use of each batch with images."""
-        return [(run.kind, run.size, run.lanes.taken) for run in self._all_runs() if len(run)]
-
-    def turn(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Runs some rows of each batch. meanwhile: called while the device is busy."""
-        self._drop_cancelled()
-        for key in list({**self._waiting, **self._runs}):
-            self._admit(key)
-            for run in [run for run in self._runs.get(key, ()) if len(run)]:
-                self._show(run)
-                try:
-                    self._advance(run)
-                except Exception as error:
-                    self._give_up(run, error)
-                meanwhile()
-            self._forget_empty(key)
-        while len(self._flying) > (_IN_FLIGHT - 1 if self.has_work() else 0):
-            self._land()
-
-    def _all_runs(self) -> Iterator[BatchRun]:
-        for runs in self._runs.values():
-            yield from runs
-
-    def _drop_cancelled(self) -> None:
-        for queue in self._waiting.values():
-            for waiting in [w for w in queue if w.request.generation.done()]:
-                queue.remove(waiting)
-        for run in self._all_runs():
-            for place, member in run.members.items():
-                if member.owner.request.generation.done():
-                    run.leave(place)
-
-    def _admit(self, key: Any) -> None:
-        """Seats waiting images in the order in which they came, and adjusts the batches' sizes."""
-        queue = self._waiting.get(key, ())
-        while queue:
-            waiting = queue[0]
-            try:
-                if not self._seat(waiting):
-                    return
-            except Exception as error:
-                waiting.request.generation.settle(error=error)
-            queue.remove(waiting)
-        for run in self._runs.get(key, ()):
-            self._shrink(run)
-
-    def _seat(self, waiting: Waiting) -> bool:
+    def seat(self, image: Image) -> bool:
         """Seats an image if there is a free seat, in a larger batch if that is allowed.
 
         Returns whether it has one. What it raises concerns this image alone.
         """
-        run = self._run_for(waiting)
+        run = self._run_for(image)
         if run is None:
             return False
-        while (seat := run.lanes.find(waiting.prepared.branches)) is None:
+        while (seat := run.lanes.find(image.prepared.branches)) is None:
             if 2 * run.size > self._sizes.largest_of(run.kind):
                 return False
             try:
@@ -231,31 +108,68 @@ class BatchLoop:
                 if self._sizes.begins_again(run.kind, 2 * run.size, error):
                     return False
                 raise
-        run.make_room(waiting.prepared)
+        run.make_room(image.prepared)
         try:
-            run.join(waiting.prepared, seat, waiting)
+            run.join(image, seat)
         except Exception as error:
             # The batch's arrays were donated.
             if self._give_up(run, error):
                 return False
             raise
+        image.status = Status.RUNNING
         return True
 
-    def _run_for(self, waiting: Waiting) -> BatchRun | None:
+    def turn(self) -> None:
+        """Runs some rows of each batch."""
+        self._drop_ended()
+        for key in list(self._runs):
+            for run in self._runs[key]:
+                self._shrink(run)
+            for run in [run for run in self._runs[key] if len(run)]:
+                self._show(run)
+                try:
+                    self._advance(run)
+                except Exception as error:
+                    self._give_up(run, error)
+            self._forget_empty(key)
+        while len(self._flying) > (_IN_FLIGHT - 1 if self.has_work() else 0):
+            self._land()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the requests of all images that have a seat, and forgets the batches."""
+        for image in self.images:
+            image.status = Status.DONE
+            image.request.settle(error=error)
+        self._runs.clear()
+        self._flying.clear()
+
+    def _all_runs(self) -> Iterator[BatchRun]:
+        # Other threads ask for `live`.
+        for runs in list(self._runs.values()):
+            yield from runs
+
+    def _drop_ended(self) -> None:
+        """Frees the seats of images whose request was cancelled or has failed."""
+        for run in self._all_runs():
+            for place, image in run.images.items():
+                if image.request.done():
+                    image.status = Status.DONE
+                    run.leave(place)
+
+    def _run_for(self, image: Image) -> BatchRun | None:
         """Returns the batch that an image joins; None while its adapters have no room."""
-        prepared, runs = waiting.prepared, self._runs.setdefault(waiting.prepared.key, [])
+        prepared, runs = image.prepared, self._runs.setdefault(image.prepared.key, [])
         fitting = [run for run in runs if run.has_shapes_for(prepared)]
         if not fitting:
-            fitting = [self._new_run(waiting.request.c, prepared)]
+            fitting = [self._new_run(image)]
             runs += fitting
         return next((run for run in fitting if run.has_ranks_for(prepared)), None)
 
-    def _new_run(self, c: Components, prepared: PreparedImage) -> BatchRun:
-        kind = kind_of(c, prepared, self._sizes.rank)
-        size = self._sizes.smallest_of(kind)
-        while size // count_shares(c.mesh) < prepared.branches:
+    def _new_run(self, image: Image) -> BatchRun:
+        c, size = image.request.c, self._sizes.smallest_of(image.kind)
+        while size // count_shares(c.mesh) < image.prepared.branches:
             size *= 2
-        return BatchRun(c, prepared, size, kind)
+        return BatchRun(c, image.prepared, size, image.kind)
 
     def _shrink(self, run: BatchRun) -> None:
         """Halves the batch while its images fit the half."""
@@ -278,14 +192,13 @@ class BatchLoop:
         if not again:
             log.error("a running batch failed", exc_info=error)
         self._runs[run.key].remove(run)
-        queue = self._waiting.setdefault(run.key, collections.deque())
-        for member in reversed(run.members.values()):
-            waiting = member.owner
+        for image in run.images.values():
             if again:
-                waiting.request.generation.set_rows(waiting.image, 0, waiting.prepared.rows)
-                queue.appendleft(waiting)
+                image.status, image.at = Status.READY, 0
+                image.request.set_rows(image.index, 0, image.prepared.rows)
             else:
-                waiting.request.generation.settle(error=error)
+                image.status = Status.DONE
+                image.request.settle(error=error)
         for dispatch in self._flying:
             if dispatch.run is run:
                 # These rows are no longer part of the images' runs.
@@ -294,13 +207,10 @@ class BatchLoop:
 
     def _forget_empty(self, key: Any) -> None:
         """Frees the arrays of batches in which no image is left."""
-        left = [run for run in self._runs.get(key, ()) if len(run)]
-        if left:
+        if left := [run for run in self._runs[key] if len(run)]:
             self._runs[key] = left
         else:
-            self._runs.pop(key, None)
-            if not self._waiting.get(key):
-                self._waiting.pop(key, None)
+            del self._runs[key]
 
     def _advance(self, run: BatchRun) -> None:
         """Dispatches rows, and hands over the images that end with them."""
@@ -311,13 +221,13 @@ class BatchLoop:
         # Some backends compute small programs before the call returns.
         began = time.perf_counter()
         ended = run.advance(rows)
-        progress = [(member.owner, member.at) for member in run.members.values()]
+        progress = [(image, image.at) for image in run.images.values()]
         self._flying.append(_Dispatch(run.done, run, run.size, rows, began, progress))
         for place in ended:
-            waiting, latents = run.members[place].owner, run.latents(place)
+            image, latents = run.images[place], run.latents(place)
             run.leave(place)
-            arguments = waiting.image, waiting.prepared, latents
-            self._finishers.submit(waiting.request.deliver, *arguments)
+            image.status = Status.DONE
+            self._finishers.submit(image.request.deliver, image, latents)
 
     def _land(self) -> None:
         """Waits for the oldest dispatch, and notes how long its rows took."""
@@ -330,22 +240,22 @@ class BatchLoop:
         now = time.perf_counter()
         began, self._landed = max(self._landed, dispatch.began), now
         self.seconds.note(dispatch.run.kind, dispatch.size, (now - began) / dispatch.rows)
-        for waiting, row in dispatch.progress:
-            waiting.request.generation.set_rows(waiting.image, row, waiting.prepared.rows)
+        for image, row in dispatch.progress:
+            image.request.set_rows(image.index, row, image.prepared.rows)
 
     def _show(self, run: BatchRun) -> None:
-        """Decodes the images of calls that want a preview."""
-        members = run.members.items()
-        wanted = {m.owner.request for _, m in members if m.owner.request.generation.wants_preview()}
+        """Decodes the images of requests that want a preview."""
+        images = run.images
+        wanted = {i.request for i in images.values() if i.request.wants_preview()}
         for request in wanted:
-            mine = [(place, m) for place, m in members if m.owner.request is request]
+            mine = [(place, image) for place, image in images.items() if image.request is request]
             try:
-                now = [(m.prepared, run.latents(place), m.at) for place, m in mine]
-                make = functools.partial(request.preview, now)
+                now = [(image, run.latents(place), image.at) for place, image in mine]
+                make = functools.partial(request.make_preview, now)
             except Exception as error:
                 # The batch itself is as it was.
                 make = functools.partial(_raise, error)
-            self._previewers.submit(request.generation.answer_previews, make)
+            self._previewers.submit(request.answer_previews, make)
 
 
 def _raise(error: Exception) -> list[Any]:

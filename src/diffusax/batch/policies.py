@@ -1,15 +1,13 @@
-"""Policies: they choose the waiting images that join a running batch now."""
+"""Which images join a running batch now, and in which order requests are prepared."""
 
-import collections
+import bisect
 import dataclasses
-import threading
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import jax
-
-from diffusax.batch.run import Kind
+from diffusax.batch.image import Image, Kind
+from diffusax.batch.request import Request
 
 _LOOK = 12
 """The waiting images that are looked at."""
@@ -24,22 +22,6 @@ Seconds = Callable[[Kind, int], float]
 """A function (kind, lanes) -> the seconds of a row of such a batch."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Candidate:
-    """An image that runs, or could."""
-
-    owner: Any
-    """What the caller knows it by."""
-    kind: Kind
-    """The kind of batch that it joins."""
-    lanes: int
-    """The lanes that it takes."""
-    rows: int
-    """The rows that it has left."""
-    settings: Any = None
-    """What images that make a whole batch have in common."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Device:
     """What a policy knows of the device."""
@@ -49,15 +31,19 @@ class Device:
     """The most lanes of a batch by its kind."""
     arrivals: float = 0.0
     """The images that come each second."""
+    reach: Callable[[Kind], float] = lambda kind: math.inf
+    """The most lanes of a batch that are worth a try, by what is measured of smaller ones."""
+
+    def tried(self, kind: Kind) -> float:
+        """Returns the most lanes of a batch now: each size is measured before the next is tried."""
+        return min(self.lanes(kind), self.reach(kind))
 
 
-Policy = Callable[[Sequence[Candidate], Sequence[Candidate], Device], list[Candidate]]
+Policy = Callable[[Sequence[Image], Sequence[Image], Device], list[Image]]
 """A function (images that run, images that wait in order, device) -> those that join now."""
 
 
-def running(
-    present: Sequence[Candidate], waiting: Sequence[Candidate], device: Device
-) -> list[Candidate]:
+def running(present: Sequence[Image], waiting: Sequence[Image], device: Device) -> list[Image]:
     """Admits as many images as make the mean time until an image ends shortest.
 
     Sharing is worth it as far as a step of more lanes costs less than its share. For each number of
@@ -73,24 +59,20 @@ def running(
     fewest, best = min(costs), min(costs, key=lambda n: costs[n])
     if costs[best] > _GAIN * costs[fewest]:
         best = fewest
-    return _fitting(present, waiting, best - len(present), device)
+    return _fitting(present, waiting, best - len(present), device.tried)
 
 
-def one(
-    present: Sequence[Candidate], waiting: Sequence[Candidate], device: Device
-) -> list[Candidate]:
+def one(present: Sequence[Image], waiting: Sequence[Image], device: Device) -> list[Image]:
     """Runs one image at a time."""
     return [] if present else list(waiting[:1])
 
 
-def whole(
-    present: Sequence[Candidate], waiting: Sequence[Candidate], device: Device
-) -> list[Candidate]:
+def whole(present: Sequence[Image], waiting: Sequence[Image], device: Device) -> list[Image]:
     """Runs images with equal settings together, once all images of the last group have ended."""
     if present or not waiting:
         return []
     equals = [image for image in waiting if image.settings == waiting[0].settings]
-    return _fitting((), equals, len(equals), device)
+    return _fitting((), equals, len(equals), device.lanes)
 
 
 POLICIES: dict[str, Policy] = {"running": running, "one": one, "whole": whole}
@@ -98,13 +80,13 @@ POLICIES: dict[str, Policy] = {"running": running, "one": one, "whole": whole}
 
 
 def finish_times(
-    present: Sequence[Candidate], waiting: Sequence[Candidate], together: int, device: Device
-) -> list[tuple[Candidate, float]]:
+    present: Sequence[Image], waiting: Sequence[Image], together: int, device: Device
+) -> list[tuple[Image, float]]:
     """Returns when each image ends, in seconds from now, if at most `together` share the device."""
     active, left = {image: image.rows for image in present}, list(waiting)
     now, found = 0.0, []
     while active or left:
-        more = _fitting([*active], left, together - len(active), device)
+        more = _fitting([*active], left, together - len(active), device.lanes)
         if not active and not more:
             # It fits nowhere at the moment; whatever comes, it is the next.
             more = left[:1]
@@ -123,13 +105,13 @@ def batch_size(lanes: int) -> int:
 
 
 def _cost(
-    present: Sequence[Candidate], waiting: Sequence[Candidate], together: int, device: Device
+    present: Sequence[Image], waiting: Sequence[Image], together: int, device: Device
 ) -> float:
     ends = [end for _, end in finish_times(present, waiting, together, device)]
     return sum(ends) + device.arrivals * max(ends) ** 2 / 2
 
 
-def _cycle(active: Sequence[Candidate], device: Device) -> float:
+def _cycle(active: Sequence[Image], device: Device) -> float:
     """Returns the seconds of a row of all batches, which take turns."""
     lanes: dict[Kind, int] = {}
     for image in active:
@@ -138,133 +120,80 @@ def _cycle(active: Sequence[Candidate], device: Device) -> float:
 
 
 def _fitting(
-    present: Sequence[Candidate], waiting: Sequence[Candidate], most: int, device: Device
-) -> list[Candidate]:
-    """Returns up to `most` of the first images for which there are free lanes."""
+    present: Sequence[Image],
+    waiting: Sequence[Image],
+    most: int,
+    most_lanes: Callable[[Kind], float],
+) -> list[Image]:
+    """Returns up to `most` of the first images for which there are free lanes.
+
+    The first of a kind has them in any case.
+    """
     lanes: dict[Kind, int] = {}
     for image in present:
         lanes[image.kind] = lanes.get(image.kind, 0) + image.lanes
-    found: list[Candidate] = []
+    found: list[Image] = []
     for image in waiting:
         if len(found) >= most:
             break
         taken = lanes.get(image.kind, 0) + image.lanes
-        if taken <= device.lanes(image.kind):
+        if taken <= most_lanes(image.kind) or image.kind not in lanes:
             found.append(image)
         # Who does not fit is not overtaken by those that take fewer lanes.
         lanes[image.kind] = taken
     return found
 
 
-_CHANGE = 0.3
-"""The weight of a row's latest seconds in their mean."""
-_FAR = 2.0
-"""A measurement that is so many times the mean says more of something else, such as a program that
-is compiled once more: it counts as this much, and the next one well below the mean replaces it."""
-_STALE = 10.0
-"""Seconds after which a size that has not run says less than another size of its kind that has."""
-_KINDS = 32
-"""The kinds of batch that are remembered."""
-_GROWTH = {"cpu": 0.85}
-"""The exponent with which the seconds of a row grow with the lanes, until they are measured."""
-_OTHER_GROWTH = 0.4
-"""The same on other devices: so little that larger batches are tried."""
-_ARRIVALS = 32
-"""The arrivals over which their rate is measured."""
+class FairQueue:
+    """The requests that have not ended, in the order in which they may begin.
 
-
-class _Mean(NamedTuple):
-    """The mean seconds of a row, None where they were measured once, and when that was last."""
-
-    seconds: float | None
-    at: float
-
-
-class RowSeconds:
-    """The seconds of a row by the kind of batch and its size.
-
-    Each is a moving mean. The first measurement of a size is left out, which includes compiling it.
-    Any thread may call the methods.
+    Higher priorities come first. Among equal ones each key has a share of the device, however many
+    requests it sends: a request's tag is the work of the key's requests up to it, counted from
+    where the queue stands when the first of them comes, and the smallest tag begins first
+    (self-clocked fair queueing, Golestani 1994). The requests of one key begin in the order in
+    which they came. Not for several threads at once.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._means: collections.OrderedDict[Kind, dict[int, _Mean]] = collections.OrderedDict()
-        """The kinds that were measured last are at the end."""
+        self._entries: list[tuple[int, float, int, Request]] = []
+        """The requests after their priority, tag and number, in order."""
+        self._keys: dict[Request, tuple[int, float, int]] = {}
+        self._numbers = itertools.count()
+        self._clock: dict[int, float] = {}
+        """The largest tag that has begun, by priority."""
+        self._last: dict[tuple[int, str], float] = {}
+        """The tag of each key's last request."""
 
-    def note(self, kind: Kind, size: int, seconds: float) -> None:
-        """Notes how long a row has taken in a batch of a kind and size."""
-        with self._lock:
-            means = self._means.setdefault(kind, {})
-            self._means.move_to_end(kind)
-            if len(self._means) > _KINDS:
-                self._means.popitem(last=False)
-            mean = _changed(means[size].seconds, seconds) if size in means else None
-            means[size] = _Mean(mean, time.monotonic())
+    def __len__(self) -> int:
+        return len(self._entries)
 
-    def measured(self, kind: Kind, size: int) -> float | None:
-        """Returns the seconds of a row in a batch of a kind and size, if they were measured."""
-        with self._lock:
-            mean = self._means.get(kind, {}).get(size)
-        return None if mean is None else mean.seconds
+    def __iter__(self) -> Iterator[Request]:
+        """Yields the requests, the next one first."""
+        return (entry[-1] for entry in self._entries)
 
-    def estimate(self, kind: Kind, lanes: int, smallest: int) -> float:
-        """Returns the seconds of a row, measured or estimated from other sizes.
+    def __contains__(self, request: Request) -> bool:
+        return request in self._keys
 
-        Args:
-            kind: the kind of batch.
-            lanes: the lanes in use.
-            smallest: the fewest lanes of such a batch, whose size doubles from there.
-        """
-        size = smallest
-        while size < lanes:
-            size *= 2
-        known = self._fresh(kind)
-        if size in known:
-            # More lanes never take less time, whatever else the machine did when they ran.
-            return max(seconds for other, seconds in known.items() if other <= size)
-        growth = _GROWTH.get(jax.default_backend(), _OTHER_GROWTH)
-        if not known:
-            return 0.05 * size**growth
-        nearest = min(known, key=lambda other: abs(other.bit_length() - size.bit_length()))
-        return known[nearest] * (size / nearest) ** growth
+    def ordered(self, requests: Iterable[Request]) -> list[Request]:
+        """Returns some of the requests in their order."""
+        return sorted(requests, key=self._keys.__getitem__)
 
-    def _fresh(self, kind: Kind) -> dict[int, float]:
-        """Returns the means of a kind by size, without those that are much older than the latest.
+    def add(self, request: Request) -> None:
+        """Adds a request."""
+        flow = request.priority, request.key
+        tag = max(self._clock.get(request.priority, 0.0), self._last.get(flow, 0.0)) + request.work
+        self._last[flow] = tag
+        key = self._keys[request] = -request.priority, tag, next(self._numbers)
+        bisect.insort(self._entries, (*key, request))
 
-        What a size took while the machine did something else would be believed for ever if it
-        keeps the size from running again.
-        """
-        with self._lock:
-            means = [(size, *mean) for size, mean in self._means.get(kind, {}).items()]
-        latest = max((at for _, _, at in means), default=0.0)
-        return {
-            size: seconds
-            for size, seconds, at in means
-            if seconds is not None and at >= latest - _STALE
-        }
+    def begin(self, request: Request) -> None:
+        """Notes that a request begins, which moves the clock on."""
+        negative, tag, _ = self._keys[request]
+        self._clock[-negative] = max(self._clock.get(-negative, 0.0), tag)
 
-
-class Arrivals:
-    """Counts how often images come."""
-
-    def __init__(self) -> None:
-        self._times: collections.deque[float] = collections.deque(maxlen=_ARRIVALS)
-
-    def note(self, at: float) -> None:
-        """Notes that an image has come. at: when (time.monotonic)."""
-        self._times.append(at)
-
-    def rate(self) -> float:
-        """Returns the images that come each second, 0 before some have."""
-        times = self._times
-        if len(times) < 3:
-            return 0.0
-        return (len(times) - 1) / max(time.monotonic() - times[0], 1e-3)
-
-
-def _changed(mean: float | None, seconds: float) -> float:
-    """Returns a mean with one more measurement."""
-    if mean is None or _FAR * seconds < mean:
-        return seconds
-    return mean + _CHANGE * (min(seconds, _FAR * mean) - mean)
+    def remove(self, request: Request) -> None:
+        """Removes a request."""
+        del self._entries[bisect.bisect(self._entries, self._keys.pop(request))]
+        if not self._entries:
+            # Nobody waits: all start from the same again.
+            self._last.clear()

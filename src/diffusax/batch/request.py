@@ -1,18 +1,19 @@
-"""A call that was submitted to a running batch: its future, and the state of its images."""
+"""A call that was submitted to a running batch: the future of its result, and its images."""
 
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 import PIL.Image
 
-from diffusax.batch.image import PreparedImage
+from diffusax.batch.image import Image, PreparedImage, kind_of
 from diffusax.boundary.convert import shortened
 from diffusax.boundary.messages import require_extra
 from diffusax.pipelines.components.adapters import Mixture, choose_adapters, with_mixture
@@ -24,18 +25,56 @@ from diffusax.pipelines.run.images import result_of, to_output
 from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.samplers import Scheduler, scheduler_from_name
 
+State = Literal["loading", "compiling", "queued", "running"]
+"""Where a request stands until it has ended."""
 
-class Generation(Future[Any]):
-    """The future result of a call, which is what the call of the pipeline would have returned.
 
-    `result()` waits for it, and raises what the call would have raised. `cancel()` ends the call's
-    images after the rows that were dispatched, and frees their lanes for others.
+class Request(Future[Any]):
+    """A call that was submitted: the future of its result, and its images.
+
+    The result is what the call of the pipeline would have returned. `result()` waits for it, and
+    raises what the call would have raised. `cancel()` ends the call's images after the rows that
+    were dispatched, and frees their lanes for others.
     """
 
-    def __init__(self, on_change: Callable[[], None] = lambda: None):
-        """Makes a future. on_change: called when it ends or wants a preview."""
+    pipe: Any
+    c: Components
+    """The components that the pipeline had when the call was submitted."""
+    call: Call
+    mixture: Mixture | None = None
+    """The adapters that are merged into the parameters of `c`; None without any."""
+    sampler: str | None = None
+    """The name of the sampler, where it is another than the pipeline's own."""
+    overlay: Callable[[Any], Any] | None = None
+    """See `PreparedRun.overlay`."""
+
+    def __init__(
+        self,
+        *,
+        key: str = "",
+        priority: int = 0,
+        deadline: float | None = None,
+        work: float = 1.0,
+        warms: bool = False,
+    ):
+        """Makes the future of a call, which `take_call` sets.
+
+        Args:
+            key: who submits it; the requests of each key have equal shares of the device.
+            priority: requests with a higher one come first.
+            deadline: when (time.time) it fails unless it is done; None for never.
+            work: about what it costs, in any unit that all requests share.
+            warms: whether all sizes of its batch are to be compiled ahead.
+        """
         super().__init__()
-        self._on_change = on_change
+        self.key, self.priority, self.deadline, self.work = key, priority, deadline, work
+        self.warms, self.created = warms, time.time()
+        """When it was submitted."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when it ends or a preview is wanted."""
+        self.images: list[Image] = []
+        """The images, once they are prepared to join a batch."""
+        self._results: dict[int, Any] = {}
         self._rows: dict[int, tuple[int, int]] = {}
         self._previews: list[Future[list[Any]]] = []
         self._lock = threading.Lock()
@@ -51,10 +90,79 @@ class Generation(Future[Any]):
             done, total = map(sum, zip((0, 0), *self._rows.values()))
         return done / total if total else 0.0
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether what it needs is in memory, so that it is prepared quickly."""
+        return True
+
+    def take_call(
+        self,
+        pipe: Any,
+        sampler: str | Scheduler | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        texts: TextCache,
+    ) -> None:
+        """Sets the call, with the components that the pipeline has now.
+
+        Args:
+            pipe: the pipeline.
+            sampler: the name of a sampler or a scheduler; None for the pipeline's own.
+            args: the arguments of the pipeline's call.
+            kwargs: those that are given by name.
+            texts: the cache of encoded texts.
+
+        Raises:
+            ValueError: an argument is not valid.
+            TypeError: the arguments do not fit the pipeline's call.
+        """
+        parts = check_pipeline(pipe).parts
+        # It is prepared later, in another thread, so its noise is that of the generators' seeds.
+        call = _kept(dataclasses.replace(read_call(pipe, args, kwargs), generators=()))
+        scheduler = parts.scheduler if sampler is None else sampler
+        if isinstance(scheduler, str):
+            scheduler = scheduler_from_name(scheduler, parts.scheduler)
+        if not isinstance(scheduler, Scheduler):
+            raise ValueError(
+                "sampler must be the name of a sampler or a scheduler, such as 'euler' or "
+                f"EulerDiscreteScheduler() (got {shortened(scheduler)})"
+            )
+        # What the pipeline's owner changes later concerns later calls.
+        params: dict[str, Any] = {}
+        models = {name: model.bound_to(params, name) for name, model in parts.models.items()}
+        copies = {"models": models, "params": params, "tokenizers": dict(parts.tokenizers)}
+        stores = {"adapters": parts.adapters, "ip_adapters": parts.ip_adapters}
+        copies |= {name: store.snapshot() for name, store in stores.items()}
+        self.pipe = pipe
+        self.c = dataclasses.replace(parts, scheduler=scheduler, text_cache=texts, **copies)
+        self.call, self.mixture = choose_adapters(self.c, call)
+        self.sampler = sampler if isinstance(sampler, str) else scheduler.class_name
+
+    def prepare(self, call: Call | None = None) -> PreparedRun:
+        """Returns the run of the call, after merging those adapters that are not of low rank.
+
+        call: a call in the place of its own, such as one with further images.
+
+        Raises:
+            ValueError: an argument of the call is not valid.
+        """
+        self.c = with_mixture(self.c, self.mixture)
+        run = prepare_call(self.pipe.task, self.c, self.call if call is None else call)
+        self.overlay = run.overlay
+        return run
+
+    def take_images(self, images: Sequence[PreparedImage], rank: int) -> None:
+        """Sets the prepared images. rank: the least total rank of the adapters of their batch."""
+        kinds = [kind_of(self.c, prepared, rank) for prepared in images]
+        for i, prepared in enumerate(images):
+            self.set_rows(i, 0, prepared.rows)
+        self.images = [Image(self, i, *pair) for i, pair in enumerate(zip(images, kinds))]
+
     def cancel(self) -> bool:
         """Cancels the call, and returns whether it was still running."""
         cancelled = super().cancel()
-        self._on_change()
+        self.on_change()
         if cancelled:
             with self._lock:
                 first, self._told = not self._told, True
@@ -86,7 +194,7 @@ class Generation(Future[Any]):
             if not any(0 < done < total for done, total in self._rows.values()):
                 return []
             self._previews.append(wanted)
-        self._on_change()
+        self.on_change()
         if self.done():
             self.answer_previews(None)
         return wanted.result(timeout)
@@ -94,6 +202,16 @@ class Generation(Future[Any]):
     def wants_preview(self) -> bool:
         """Returns whether a caller of `preview` is waiting."""
         return bool(self._previews)
+
+    def make_preview(self, images: Sequence[tuple[Image, Any, int]]) -> list[Any]:
+        """Decodes images as they are, each with its latents 1 h w c before a row, to PIL images."""
+        found: list[Any] = []
+        for image, latents, row in images:
+            own = image.prepared
+            found += preview_of(
+                self.c, latents, own.levels[row], own.decoding, own.decoder_condition
+            )
+        return found
 
     def answer_previews(self, make: Callable[[], list[Any]] | None) -> None:
         """Hands the list that `make` returns, or an empty one, to those who wait for a preview."""
@@ -113,6 +231,38 @@ class Generation(Future[Any]):
         with self._lock:
             self._rows[image] = done, total
 
+    def set_state(self, state: State) -> None:
+        """Is told that the model loads, programs compile, or the request waits or runs."""
+
+    def release(self) -> None:
+        """Is told, once, that the request has ended and nothing of it is being prepared."""
+
+    def forget(self) -> None:
+        """Drops what only computing needs, so that whoever keeps the future keeps no parameters."""
+        self.images = []
+        self._results.clear()
+        for name in ("pipe", "c", "call", "mixture", "overlay"):
+            self.__dict__.pop(name, None)
+
+    def decode(self, latents: Any, decoding: Decoding, condition: Any) -> Any:
+        """Converts latents to the output that the call asked for; see `to_output`."""
+        return to_output(self.c, latents, decoding, condition, self.call.output_type)
+
+    def deliver(self, image: Image, latents: Any) -> None:
+        """Decodes an image's latents, 1 h w c, and settles the call if it is the last."""
+        prepared = image.prepared
+        try:
+            decoded = self.decode(latents, prepared.decoding, prepared.decoder_condition)
+            with self._lock:
+                self._results[image.index] = decoded
+                found = [self._results.get(i) for i in range(len(self.images))]
+            if not any(result is None for result in found):
+                images = _joined(found, self.call.output_type)
+                flags = self.pipe.returns_flags
+                self.settle(result_of(self.call, images, self.overlay, flags=flags))
+        except Exception as error:
+            self.settle(error=error)
+
     def settle(self, result: Any = None, error: BaseException | None = None) -> None:
         """Sets the result or the error, unless the call was cancelled or has one."""
         try:
@@ -122,57 +272,8 @@ class Generation(Future[Any]):
                 self.set_exception(error)
         except (InvalidStateError, CancelledError):
             pass
-        self._on_change()
+        self.on_change()
         self.answer_previews(None)
-
-
-@dataclasses.dataclass(eq=False)
-class Request:
-    """A call with the components that it was submitted with."""
-
-    pipe: Any
-    c: Components
-    call: Call
-    generation: Generation
-    mixture: Mixture | None = None
-    """The adapters that `prepare` merges into the parameters of `c`; None without any."""
-    overlay: Callable[[Any], Any] | None = None
-    """See `PreparedRun.overlay`."""
-    results: list[Any] = dataclasses.field(default_factory=list)
-    """The output of each image, None until it is decoded."""
-    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-
-    def decode(self, latents: Any, decoding: Decoding, condition: Any) -> Any:
-        """Converts latents to the output that the call asked for; see `to_output`."""
-        return to_output(self.c, latents, decoding, condition, self.call.output_type)
-
-    def deliver(self, image: int, prepared: PreparedImage, latents: Any) -> None:
-        """Decodes an image's latents, 1 h w c, and settles the call if it is the last."""
-        try:
-            decoded = self.decode(latents, prepared.decoding, prepared.decoder_condition)
-            with self.lock:
-                self.results[image] = decoded
-                whole = all(result is not None for result in self.results)
-            if whole:
-                self.complete(_joined(self.results, self.call.output_type))
-        except Exception as error:
-            self.generation.settle(error=error)
-
-    def complete(self, images: Any) -> None:
-        """Settles the call with all its images."""
-        flags = self.pipe.returns_flags
-        self.generation.settle(result_of(self.call, images, self.overlay, flags=flags))
-
-    def preview(self, images: Sequence[tuple[PreparedImage, Any, int]]) -> list[Any]:
-        """Decodes images as they are, each with its latents 1 h w c before a row, to PIL images.
-
-        See `preview_of`.
-        """
-        found: list[Any] = []
-        for prepared, latents, row in images:
-            own = prepared.decoding, prepared.decoder_condition
-            found += preview_of(self.c, latents, prepared.levels[row], *own)
-        return found
 
 
 def preview_of(
@@ -208,51 +309,6 @@ def _joined(results: list[Any], output_type: str) -> Any:
     return jnp.concatenate(results)
 
 
-def make_request(
-    pipe: Any,
-    sampler: str | Scheduler | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    texts: TextCache,
-    generation: Generation,
-) -> Request:
-    """Returns the request of a call with the components that the pipeline has now.
-
-    Args:
-        pipe: the pipeline.
-        sampler: the name of a sampler or a scheduler; None for the pipeline's own.
-        args: the arguments of the pipeline's call.
-        kwargs: those that are given by name.
-        texts: the cache of encoded texts.
-        generation: the future of the result.
-
-    Raises:
-        ValueError: an argument is not valid.
-        TypeError: the arguments do not fit the pipeline's call.
-    """
-    parts = check_pipeline(pipe).parts
-    # It is prepared later, in another thread, and so its noise is that of the generators' seeds.
-    call = _kept(dataclasses.replace(read_call(pipe, args, kwargs), generators=()))
-    scheduler = parts.scheduler if sampler is None else sampler
-    if isinstance(scheduler, str):
-        scheduler = scheduler_from_name(scheduler, parts.scheduler)
-    if not isinstance(scheduler, Scheduler):
-        raise ValueError(
-            "sampler must be the name of a sampler or a scheduler, such as 'euler' or "
-            f"EulerDiscreteScheduler() (got {shortened(scheduler)})"
-        )
-    # What the pipeline's owner changes later concerns later calls.
-    params: dict[str, Any] = {}
-    models = {name: model.bound_to(params, name) for name, model in parts.models.items()}
-    copies = {"models": models, "params": params, "tokenizers": dict(parts.tokenizers)}
-    stores = {"adapters": parts.adapters, "ip_adapters": parts.ip_adapters}
-    copies |= {name: store.snapshot() for name, store in stores.items()}
-    c = dataclasses.replace(parts, scheduler=scheduler, text_cache=texts, **copies)
-    call, mixture = choose_adapters(c, call)
-    return Request(pipe, c, call, generation, mixture)
-
-
 def check_pipeline(pipe: Any) -> Any:
     """Returns a pipeline as it is, and raises ValueError for anything else."""
     if not isinstance(getattr(pipe, "parts", None), Components):
@@ -261,18 +317,6 @@ def check_pipeline(pipe: Any) -> Any:
             f"(got {shortened(pipe)})"
         )
     return pipe
-
-
-def prepare(request: Request, call: Call | None = None) -> PreparedRun:
-    """Returns the run of a request, after merging those adapters that are not of low rank.
-
-    call: a call in the place of its own, such as one with further images.
-
-    Raises:
-        ValueError: an argument of its call is not valid.
-    """
-    request.c = with_mixture(request.c, request.mixture)
-    return prepare_call(request.pipe.task, request.c, request.call if call is None else call)
 
 
 def _kept(call: Call) -> Call:

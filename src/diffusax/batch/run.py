@@ -1,8 +1,5 @@
 """A running batch on the host: what is in it, at which row, and when it leaves."""
 
-import dataclasses
-import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,28 +7,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from diffusax.batch import programs as programs
-from diffusax.batch.image import PreparedImage
+from diffusax.batch import programs
+from diffusax.batch.image import Image, Kind, PreparedImage, kind_of, networks_in_batch
 from diffusax.batch.lanes import Lanes, Seat
 from diffusax.lora.lora import Lora
-from diffusax.lora.stacks import Shapes, WeightGroups, covers, room_for, stack_shapes
+from diffusax.lora.stacks import WeightGroups, stack_shapes
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.run.sample import load_denoiser
 from diffusax.runtime.devices.mesh import batch_size
 from diffusax.runtime.programs.program import Request
 from diffusax.runtime.switches import in_mesh
-
-
-@dataclasses.dataclass
-class _Member:
-    """An image in the batch."""
-
-    prepared: PreparedImage
-    owner: Any
-    """What the caller knows it by."""
-    at: int = 0
-    """The next row of its run."""
 
 
 def check_local(mesh: Mesh | None) -> None:
@@ -46,43 +32,6 @@ def check_local(mesh: Mesh | None) -> None:
 def count_shares(mesh: Mesh | None) -> int:
     """Returns the number of parts into which a mesh splits a batch."""
     return 1 if mesh is None else batch_size(mesh)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Kind:
-    """What decides the programs of a batch besides its size; equal ones are the same object."""
-
-    key: tuple[Any, ...]
-    """The key of its images, see `PreparedImage`."""
-    shapes: Shapes
-    """The shapes of the adapters of its images; empty where they have none."""
-    adapters: int
-    """The adapters that there is room for."""
-
-    def has_room_for(self, adapters: Sequence[Lora], shapes: Shapes) -> bool:
-        """Returns whether the programs have room for these adapters, whose stacks need `shapes`."""
-        return len(adapters) <= self.adapters and covers(self.shapes, shapes)
-
-
-_KINDS: weakref.WeakValueDictionary[tuple[Any, ...], Kind] = weakref.WeakValueDictionary()
-_LOCK = threading.Lock()
-
-
-def kind_of(c: Components, prepared: PreparedImage, rank: int = 0) -> Kind:
-    """Returns the kind of a batch that is made for an image.
-
-    rank: the least total rank of the adapters, if the image has any.
-    """
-    shapes = stack_shapes(tuple(prepared.adapters), _networks(c), rank=rank)
-    count = room_for(len(prepared.adapters))
-    parts = prepared.key, tuple(sorted(shapes.items())), count
-    with _LOCK:
-        return _KINDS.setdefault(parts, Kind(prepared.key, shapes, count))
-
-
-def _networks(c: Components) -> dict[str, Any]:
-    """Returns the networks that run in a batch."""
-    return {name: c.networks[name] for name in c.denoiser.components}
 
 
 class BatchRun:
@@ -102,13 +51,13 @@ class BatchRun:
         """
         self.key, self.kind = prepared.key, kind or kind_of(c, prepared)
         self._c, self._params = c, load_denoiser(c, None, prepared.ip_adapters).params
-        self._networks = _networks(c)
+        self._networks = networks_in_batch(c)
         self._groups = WeightGroups(adaptable_networks(c)).count
         self._columns: tuple[Lora, ...] = ()
         self._devices = count_shares(c.mesh)
         branches = prepared.entry.step_inputs.weights.shape[1] + 1
         self.lanes = Lanes(size, branches, self._devices)
-        self._members: dict[int, _Member] = {}
+        self._images: dict[int, Image] = {}
         self.done: jax.Array | None = None
         """An array that is ready when the rows that were dispatched last are computed."""
         with in_mesh(c.mesh):
@@ -120,12 +69,12 @@ class BatchRun:
         return self.lanes.size
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._images)
 
     @property
-    def members(self) -> dict[int, _Member]:
+    def images(self) -> dict[int, Image]:
         """The images in the batch by place."""
-        return dict(self._members)
+        return dict(self._images)
 
     def has_shapes_for(self, prepared: PreparedImage) -> bool:
         """Returns whether the batch's programs have room for the adapters of an image."""
@@ -147,26 +96,23 @@ class BatchRun:
         if not set(prepared.adapters) <= set(self._columns):
             self._stack(self._live_adapters(prepared))
 
-    def join(self, prepared: PreparedImage, seat: Seat, owner: Any = None) -> None:
-        """Puts an image into a free seat, which has as many lanes as the image has branches.
-
-        owner: what the caller knows the image by.
-        """
-        self.make_room(prepared)
+    def join(self, image: Image, seat: Seat) -> None:
+        """Puts an image into a free seat, which has as many lanes as the image has branches."""
+        self.make_room(image.prepared)
+        entry, place = image.prepared.entry, np.int32(seat.place)
         with in_mesh(self._c.mesh):
-            place = np.int32(seat.place)
-            self._batch = programs.insert(self._batch, prepared.entry, place, self._lanes_of(seat))
+            self._batch = programs.insert(self._batch, entry, place, self._lanes_of(seat))
         self.lanes.take(seat)
-        self._members[seat.place] = _Member(prepared, owner)
+        self._images[seat.place] = image
 
     def leave(self, place: int) -> None:
         """Frees the place of an image, whether its run has ended or not."""
         self.lanes.leave(place)
-        del self._members[place]
+        del self._images[place]
 
     def rows_until_change(self) -> int:
         """Returns the number of rows after which an image ends or gives lanes back."""
-        return min(map(self._rows_until_change, self._members))
+        return min(map(self._rows_until_change, self._images))
 
     def advance(self, rows: int) -> list[int]:
         """Dispatches rows of all images, and returns the places of those that end with them.
@@ -178,21 +124,21 @@ class BatchRun:
             state, self.done = programs.advance_batch(*given)
         self._batch = self._batch._replace(state=state)
         self._move(rows)
-        return [p for p, member in self._members.items() if member.at == member.prepared.rows]
+        return [place for place, image in self._images.items() if not image.rows]
 
     def _move(self, rows: int) -> None:
         """Notes that rows are dispatched: lanes that images give back, prompts that change."""
-        for place, member in self._members.items():
-            member.at = min(member.at + rows, member.prepared.rows)
-            if len(self.lanes.seats[place].lanes) > 1 and member.at >= member.prepared.guided_until:
+        for place, image in self._images.items():
+            image.at = min(image.at + rows, image.prepared.rows)
+            if len(self.lanes.seats[place].lanes) > image.lanes:
                 self.lanes.keep_first(place)
-            if member.at in member.prepared.later:
-                self._change_prompt(place, member)
+            if image.at in image.prepared.later:
+                self._change_prompt(place, image)
 
-    def _change_prompt(self, place: int, member: _Member) -> None:
+    def _change_prompt(self, place: int, image: Image) -> None:
         """Puts the conditions of an image's next rows into its lanes, by the program of `join`."""
-        prepared = member.prepared
-        entry = prepared.entry._replace(conditions=prepared.later[member.at])
+        prepared = image.prepared
+        entry = prepared.entry._replace(conditions=prepared.later[image.at])
         # No place is the image's, so that its state and all else stay as they are.
         with in_mesh(self._c.mesh):
             self._batch = programs.insert(
@@ -222,7 +168,7 @@ class BatchRun:
             self._batch = programs.rearrange(self._batch, places, lanes)
         moved = new.moved(places)
         self.lanes = new
-        self._members = {moved[place]: member for place, member in self._members.items()}
+        self._images = {moved[place]: image for place, image in self._images.items()}
         return moved
 
     def requests(self, prepared: PreparedImage, others: Sequence[int] = ()) -> list[Request]:
@@ -249,8 +195,8 @@ class BatchRun:
     def _advance_arguments(self, rows: int) -> tuple[Any, ...]:
         """Returns the arguments of the program that runs rows of all images."""
         at, stop = np.zeros((2, self.size), np.int32)
-        for place, member in self._members.items():
-            at[place], stop[place] = member.at, member.prepared.rows
+        for place, image in self._images.items():
+            at[place], stop[place] = image.at, image.prepared.rows
         rest = self._batch._replace(state=None)
         return (
             self._c.denoiser,
@@ -269,8 +215,8 @@ class BatchRun:
 
     def _live_adapters(self, prepared: PreparedImage) -> tuple[Lora, ...]:
         """Returns the adapters of the images in the batch and of one more."""
-        images = [*(member.prepared for member in self._members.values()), prepared]
-        return tuple(dict.fromkeys(one for image in images for one in image.adapters))
+        every = [*(image.prepared for image in self._images.values()), prepared]
+        return tuple(dict.fromkeys(adapter for one in every for adapter in one.adapters))
 
     def _stack(self, adapters: tuple[Lora, ...]) -> None:
         """Puts other adapters side by side, in the same shapes."""
@@ -285,14 +231,13 @@ class BatchRun:
         if not self._columns:
             self._stack(())
         weights = np.zeros((self.size, self.kind.adapters, self._groups), np.float32)
-        for place, member in self._members.items():
-            for adapter, weight in member.prepared.adapters.items():
+        for place, image in self._images.items():
+            for adapter, weight in image.prepared.adapters.items():
                 weights[place, self._columns.index(adapter)] = weight
         return weights.reshape(self.size, -1)
 
     def _rows_until_change(self, place: int) -> int:
-        member = self._members[place]
-        end = member.prepared.rows
-        if len(self.lanes.seats[place].lanes) > 1:
-            end = min(end, member.prepared.guided_until)
-        return min([end, *(row for row in member.prepared.later if row > member.at)]) - member.at
+        image = self._images[place]
+        end = image.prepared.guided_until if image.lanes > 1 else image.prepared.rows
+        later = (row for row in image.prepared.later if row > image.at)
+        return min([end, *later]) - image.at

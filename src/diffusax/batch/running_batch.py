@@ -3,35 +3,23 @@
 import atexit
 import dataclasses
 import functools
-import logging
 import threading
 import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import jax
 
 from diffusax.batch.alone import RunsAlone
-from diffusax.batch.image import prepare_images
-from diffusax.batch.loop import BatchLoop, Sizes
-from diffusax.batch.policies import running
-from diffusax.batch.request import (
-    Generation,
-    Request,
-    check_pipeline,
-    make_request,
-    padded,
-    prepare,
-)
-from diffusax.batch.run import BatchRun, check_local, count_shares, kind_of
-from diffusax.batch.scheduler import Intake
+from diffusax.batch.image import draws_torch_noise, prepare_images
+from diffusax.batch.request import Request, check_pipeline, padded
+from diffusax.batch.run import BatchRun, check_local, count_shares
+from diffusax.batch.scheduler import Scheduler
+from diffusax.batch.sizes import Sizes
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks.text_cache import TextCache
-from diffusax.samplers import Scheduler
-
-log = logging.getLogger(__name__)
+from diffusax.samplers import Scheduler as Sampler
 
 _FINISHERS = 2
 """The threads that decode and convert images that have left."""
@@ -89,28 +77,22 @@ class RunningBatch:
             raise ValueError(f"adapter_rank must be between 0 and 4096 (got {adapter_rank})")
         self._pipe, self._texts = pipe, TextCache()
         self._sizes = Sizes(lanes, smallest, adapter_rank)
-        self._changed = threading.Condition()
-        self._closing = self._cancelling = False
-        threads: set[threading.Thread] = set()
-        self._threads = threads
-        pool = functools.partial(
-            ThreadPoolExecutor, initializer=lambda: threads.add(threading.current_thread())
-        )
-        self._finishers = pool(_FINISHERS, "diffusax-finish")
-        self._previewers = pool(1, "diffusax-preview")
+        self._lock, self._closing = threading.Lock(), False
         self._alone = RunsAlone()
-        self._loop = BatchLoop(self._sizes, self._finishers, self._previewers)
-        self._intake = Intake(self._loop, running, self._alone)
-        self._thread = threading.Thread(target=self._serve, name="diffusax-batch", daemon=True)
-        threads |= {self._thread, self._alone.thread}
-        self._thread.start()
+        self._scheduler = Scheduler(
+            self._sizes,
+            self._prepare,
+            finishers=_FINISHERS,
+            on_end=lambda: self._alone.close(wait=False),
+        )
+        self._scheduler.start()
         # A thread that still computes while Python ends would abort the process.
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
 
     def submit(
-        self, *args: Any, pipe: Any = None, sampler: str | Scheduler | None = None, **kwargs: Any
-    ) -> Generation:
+        self, *args: Any, pipe: Any = None, sampler: str | Sampler | None = None, **kwargs: Any
+    ) -> Request:
         """Submits a call, and returns its future.
 
         Args:
@@ -128,12 +110,11 @@ class RunningBatch:
             RuntimeError: the running batch is closed.
         """
         request = self._request(pipe, sampler, args, kwargs)
-        with self._changed:
+        with self._lock:
             if self._closing:
                 raise RuntimeError("the running batch is closed; make another")
-            self._intake.add(request)
-            self._changed.notify()
-        return request.generation
+            self._scheduler.add(request)
+        return request
 
     def warm(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the programs that images like those of this call need, for every size of batch.
@@ -146,27 +127,29 @@ class RunningBatch:
         """
         sampler, pipe = kwargs.pop("sampler", None), kwargs.pop("pipe", None)
         request = self._request(pipe, sampler, args, kwargs)
-        prepared = prepare_images(request.c, request.pipe.task, prepare(request))[0]
+        task, sizes = request.pipe.task, [self._sizes.smallest]
+        prepared = prepare_images(request.c, task, request.prepare())[0]
         for call in _calls_like(request.call, self._sizes.largest):
-            prepare_images(request.c, request.pipe.task, prepare(request, call), 1)
-        sizes = [self._sizes.smallest]
-        kind = kind_of(request.c, prepared, self._sizes.rank)
-        run = BatchRun(request.c, prepared, sizes[0], kind)
+            prepare_images(request.c, task, request.prepare(call), 1)
         while sizes[-1] < self._sizes.largest:
             sizes.append(2 * sizes[-1])
+        request.take_images([prepared], self._sizes.rank)
+        (image,) = request.images
+        run = BatchRun(request.c, prepared, sizes[0], image.kind)
         for size in (*sizes, *sizes[-2::-1]):
             if size != run.size:
                 run.resize(size)
             # The programs are the same for any number of branches.
             seat = run.lanes.find(1)
             assert seat is not None
-            run.join(prepared, seat)
+            image.at = 0
+            run.join(image, seat)
             # The first row is compiled, and not counted.
             for _ in range(2):
                 began = time.perf_counter()
                 run.advance(1)
                 jax.block_until_ready(run.done)
-                self._loop.seconds.note(kind, size, time.perf_counter() - began)
+                self._scheduler.loop.seconds.note(image.kind, size, time.perf_counter() - began)
             latents = run.latents(seat.place)
             run.leave(seat.place)
         request.decode(latents, prepared.decoding, prepared.decoder_condition)
@@ -178,18 +161,16 @@ class RunningBatch:
 
         cancel: whether to cancel the calls first.
         """
-        with self._changed:
-            self._closing, self._cancelling = True, self._cancelling or cancel
-            self._changed.notify()
+        with self._lock:
+            self._closing = True
         if cancel:
+            self._scheduler.cancel()
             self._alone.cancel()
-        if threading.current_thread() in self._threads:
-            return
-        self._thread.join()
-        self._alone.close()
-        self._previewers.shutdown()
-        self._finishers.shutdown()
-        atexit.unregister(self._at_exit)
+        own = threading.current_thread() in {*self._scheduler.threads, self._alone.thread}
+        self._scheduler.close(wait=not own)
+        if not own:
+            self._alone.close()
+            atexit.unregister(self._at_exit)
 
     def __enter__(self) -> Self:
         return self
@@ -198,47 +179,27 @@ class RunningBatch:
         self.close(cancel=error is not None)
 
     def _request(
-        self, pipe: Any, sampler: str | Scheduler | None, args: tuple[Any, ...], kwargs: Any
+        self, pipe: Any, sampler: str | Sampler | None, args: tuple[Any, ...], kwargs: Any
     ) -> Request:
-        generation, pipe = Generation(self._wake), self._pipe if pipe is None else pipe
-        return make_request(pipe, sampler, args, kwargs, texts=self._texts, generation=generation)
+        request, pipe = Request(), self._pipe if pipe is None else pipe
+        request.take_call(pipe, sampler, args, kwargs, texts=self._texts)
+        return request
 
-    def _wake(self) -> None:
-        # A notification without the lock could come before the wait.
-        if self._changed.acquire(blocking=False):
-            self._changed.notify()
-            self._changed.release()
-
-    def _serve(self) -> None:
-        """Runs until the batch is closed and all calls have ended but for those that run alone."""
-        while self._wait_for_work():
-            try:
-                self._intake.admit()
-                self._loop.turn(self._intake.prepare)
-            except Exception as error:
-                # Out of memory, or an error of ours: no call may wait for ever.
-                log.exception("the running batch failed")
-                self._intake.fail(error)
-                self._loop.fail(error)
-        self._alone.close(wait=False)
-        for pool in (self._previewers, self._finishers):
-            pool.shutdown(wait=False)
-
-    def _wait_for_work(self) -> bool:
-        """Waits until there is work; returns whether there will be any."""
-        with self._changed:
-            while not self._has_work():
-                if self._closing and not self._intake.holds:
-                    break
-                self._changed.wait(1.0)
-        if self._cancelling:
-            for part in (self._intake, self._loop, self._alone):
-                for request in list(part.requests()):
-                    request.generation.cancel()
-        return self._has_work()
-
-    def _has_work(self) -> bool:
-        return bool(self._intake) or self._loop.has_work()
+    def _prepare(self, request: Request) -> None:
+        """Prepares the images of a call, or hands it to the thread of those that run alone."""
+        if request.call.callback_on_step_end is not None:
+            self._alone.add(request)
+            return
+        call, count = padded(request.call)
+        run = request.prepare(call)
+        shares = count_shares(request.c.mesh)
+        if draws_torch_noise(run):
+            self._alone.add(request, run)
+        elif 1 + len(run.weights) > self._sizes.largest // shares:
+            self._alone.add(request)
+        else:
+            images = prepare_images(request.c, request.pipe.task, run, count)
+            request.take_images(images, self._sizes.rank)
 
 
 def _calls_like(call: Call, most: int) -> Iterator[Call]:

@@ -7,14 +7,62 @@ from pathlib import Path
 
 import jax
 
-from diffusax.batch.loop import Sizes
-from diffusax.batch.run import Kind
+from diffusax.batch.image import Image, Kind
+from diffusax.batch.policies import batch_size
+from diffusax.batch.run import count_shares
 from diffusax.runtime.devices.memory import device_memory, is_out_of_memory
 
 log = logging.getLogger(__name__)
 
 _USABLE = 0.95
 """The part of a device's memory that batches may fill."""
+
+
+@dataclasses.dataclass
+class Sizes:
+    """The sizes of running batches, which may be bounded further by their kinds (`kind_of`).
+
+    Each is compiled when a batch first grows to it.
+    """
+
+    largest: int
+    """The most lanes."""
+    smallest: int
+    """The lanes while little is to do."""
+    rank: int
+    """The least total rank of adapters, where images have some."""
+
+    def smallest_of(self, kind: Kind) -> int:
+        """Returns how many lanes a batch of a kind has while there is little to do."""
+        return self.smallest
+
+    def largest_of(self, kind: Kind) -> int:
+        """Returns the most lanes of a batch of a kind."""
+        return self.largest
+
+    def least_of(self, image: Image) -> int:
+        """Returns the size of the smallest batch that an image fits."""
+        devices = count_shares(image.request.c.mesh)
+        return max(self.smallest, devices * batch_size(image.prepared.branches))
+
+    def is_ready(self, image: Image) -> bool:
+        """Returns whether the programs of a batch that an image fits can be called."""
+        return True
+
+    def has_room(self, kind: Kind, size: int) -> bool:
+        """Returns whether the memory holds another batch."""
+        return True
+
+    def begins_again(self, kind: Kind, size: int, error: Exception) -> bool:
+        """Returns whether the images of a batch of this size that failed with an error begin again.
+
+        Otherwise their requests end with it.
+        """
+        return False
+
+    def give_up(self, kind: Kind, size: int, error: Exception) -> bool:
+        """Does without a size that does not compile; returns whether there is another."""
+        return False
 
 
 @dataclasses.dataclass
@@ -34,7 +82,7 @@ class _Kind:
 
 
 class KindSizes(Sizes):
-    """The sizes of the batches of an engine."""
+    """Sizes that are compiled ahead, and that the memory of the devices bounds."""
 
     def __init__(self, largest: int, smallest: int, rank: int, memory: int | None = None):
         """Starts with no kind.
@@ -71,6 +119,19 @@ class KindSizes(Sizes):
         most = self.largest * known.devices
         return min(most, known.limit or most)
 
+    def least_of(self, image: Image) -> int:
+        """Returns the size of the smallest batch that an image fits."""
+        devices = count_shares(image.request.c.mesh)
+        return devices * max(self.smallest, batch_size(image.prepared.branches))
+
+    def is_ready(self, image: Image) -> bool:
+        """Returns whether the programs of a batch that an image fits are compiled."""
+        return self.has_ready(image.kind) and self.largest_of(image.kind) >= self.least_of(image)
+
+    def has_ready(self, kind: Kind) -> bool:
+        """Returns whether any size of a kind is compiled."""
+        return bool(self._kind(kind).ready)
+
     def spread(self, kind: Kind, devices: int) -> None:
         """Sets how many devices share the batches of a kind."""
         self._kind(kind).devices = devices
@@ -87,9 +148,17 @@ class KindSizes(Sizes):
         known.needs[size] = arrays, temporaries
         known.ready = known.ready | {size}
 
-    def refuse(self, kind: Kind, size: int) -> None:
-        """Notes that a size cannot be compiled; larger ones may have been."""
-        self._kind(kind).refused.add(size)
+    def give_up(self, kind: Kind, size: int, error: Exception) -> bool:
+        """Does without a size that does not compile; returns whether there is another."""
+        ready = self.ready(kind)
+        if not ready:
+            return False
+        log.warning("batches of %d lanes cannot be compiled: %s", size, error)
+        if size < min(ready):
+            self._kind(kind).refused.add(size)
+        else:
+            self.bound(kind, size // 2)
+        return True
 
     def is_refused(self, kind: Kind, size: int) -> bool:
         """Returns whether a size was found not to compile."""

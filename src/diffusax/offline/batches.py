@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffusax.batch.image import PreparedImage, prepare_images
+from diffusax.batch.image import Image, PreparedImage, kind_of, prepare_images
 from diffusax.batch.lanes import Lanes
 from diffusax.batch.run import BatchRun, check_local, count_shares
 from diffusax.lora.stacks import WeightGroups
@@ -76,9 +76,8 @@ class Batches:
         self._c = dataclasses.replace(c, text_cache=TextCache())
         self._images = images
         self._waiting: dict[Any, collections.deque[Seated]] = {}
-        self._prepared: dict[Seated, PreparedImage] = {}
+        self._prepared: dict[Seated, Image] = {}
         self._runs: dict[Any, BatchRun] = {}
-        self._seated: dict[Any, dict[int, Seated]] = {}
         self.live, self.all = 0, 0
         """The lanes that had an image, and all lanes, summed over the rows that ran."""
 
@@ -106,7 +105,7 @@ class Batches:
     @property
     def running(self) -> set[Seated]:
         """The images that have begun and not ended."""
-        return {one for seated in self._seated.values() for one in seated.values()}
+        return {image.request for run in self._runs.values() for image in run.images.values()}
 
     def step(self) -> list[tuple[Seated, jax.Array]]:
         """Runs rows of a batch until an image ends or gives lanes back.
@@ -115,19 +114,20 @@ class Batches:
         """
         kind = self._next_kind()
         self._admit(kind)
-        run, seated = self._runs[kind], self._seated[kind]
+        run = self._runs[kind]
         rows = run.rows_until_change()
         self.live += rows * run.lanes.taken
         self.all += rows * run.size
         ended = []
         for place in run.advance(rows):
-            ended.append((seated.pop(place), run.latents(place)))
+            ended.append((run.images[place].request, run.latents(place)))
             run.leave(place)
         # The device is busy: what comes next is prepared meanwhile.
         for one in list(self._waiting.get(kind, ()))[:_PREPARED]:
             self._prepare(one)
-        if not seated and not self._waiting.get(kind):
-            self._forget(kind)
+        if not len(run) and not self._waiting.get(kind):
+            # The arrays of a batch in which no image is left are freed.
+            del self._runs[kind], self._waiting[kind]
         return ended
 
     def _next_kind(self) -> Any:
@@ -138,15 +138,15 @@ class Batches:
         found = next((kind for kind, queue in self._waiting.items() if queue), None)
         if found is not None:
             return found
-        return next(kind for kind, seated in self._seated.items() if seated)
+        return next(kind for kind, run in self._runs.items() if len(run))
 
     def _admit(self, kind: Any) -> None:
         queue = self._waiting.setdefault(kind, collections.deque())
         if kind not in self._runs:
             first = self._prepare(queue[0])
             size = new_lanes(self._c, self._images).size
-            self._runs[kind], self._seated[kind] = BatchRun(self._c, first, size), {}
-        run, seated = self._runs[kind], self._seated[kind]
+            self._runs[kind] = BatchRun(self._c, first.prepared, size, first.kind)
+        run = self._runs[kind]
         places: set[int] = set()
         lanes: set[int] = set()
         left: collections.deque[Seated] = collections.deque()
@@ -157,19 +157,14 @@ class Batches:
             if free and run.lanes.is_free(seat):
                 run.join(self._prepare(one), seat)
                 del self._prepared[one]
-                seated[seat.place] = one
             else:
                 places.add(seat.place)
                 lanes.update(seat.lanes)
                 left.append(one)
         queue.extendleft(reversed(left))
 
-    def _prepare(self, one: Seated) -> PreparedImage:
+    def _prepare(self, one: Seated) -> Image:
         if one not in self._prepared:
-            self._prepared[one] = prepare(self._c, one.request.image)
+            prepared = prepare(self._c, one.request.image)
+            self._prepared[one] = Image(one, 0, prepared, kind_of(self._c, prepared))
         return self._prepared[one]
-
-    def _forget(self, kind: Any) -> None:
-        """Frees the arrays of a batch in which no image is left."""
-        for group in (self._waiting, self._runs, self._seated):
-            group.pop(kind, None)

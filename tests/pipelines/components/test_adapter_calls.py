@@ -1,6 +1,8 @@
 """Adapters in pipelines: names and weights are data, stacks are shared, mistakes are told."""
 
 import dataclasses
+import gc
+import weakref
 from types import MappingProxyType
 
 import jax
@@ -76,9 +78,14 @@ def test_the_next_call_with_the_same_names_copies_nothing(pipe):
     assert covers(shapes, stack_shapes(tuple(both.values()), c.networks))
     wider = c.adapters.stacked(c, both, shapes)
     assert wider["unet"].popitem()[1].up.shape[0] == 128
+    texts = [
+        weakref.ref(x) for x in jax.tree.leaves([one["text_encoder"] for one in (before, wider)])
+    ]
+    del before, again, wider, down, up, which
     pipe.delete_adapters(["style"])
     assert list(pipe.adapters) == ["face"]
-    assert not c.adapters._stacks._found["text_encoder"]
+    gc.collect()
+    assert not any(text() for text in texts)
 
 
 def test_pipelines_of_the_same_components_share_adapters(pipe):

@@ -39,3 +39,12 @@ def test_latents_of_any_channels_stand_for_a_picture(checkpoint):
     pipe = diffusax.StableDiffusionInpaintPipeline.from_pretrained(checkpoint)
     made = plan(pipe, image=latents, mask_image=mask(1, SIDE, SIDE), height=SIDE, width=SIDE)
     np.testing.assert_array_equal(made.inpainting.latents, latents.transpose(0, 2, 3, 1))
+
+
+def test_embeddings_of_no_guidance_are_named_in_a_warning(checkpoint, caplog):
+    pipe = diffusax.StableDiffusionPipeline.from_pretrained(checkpoint)
+    pipe.set_progress_bar_config(disable=True)
+    found = pipe.encode_prompt("a cat", "cpu", 1, True, "blurry")
+    given = dict(zip(("prompt_embeds", "negative_prompt_embeds"), found))
+    pipe(**given, guidance_scale=1.0, num_inference_steps=1, output_type="latent")
+    assert "negative_prompt_embeds changes nothing in this call" in caplog.text

@@ -67,9 +67,9 @@ def test_stacks_of_adapters_that_were_deleted_are_freed(pipe, encode):
         given = {"adapters": {f"a{i}": 1.0}}
         found.append(encode(**given)[0])
         assert encode(**given)[1] == 0
-        stack = pipe.parts.adapters._stacks._found["text_encoder"]
-        leaves += map(weakref.ref, jax.tree.leaves(list(stack.values())[-1]))
-        del stack
+        stacks = pipe.parts.adapters.stacked(pipe.parts, dict(pipe.adapters))
+        leaves += map(weakref.ref, jax.tree.leaves(stacks["text_encoder"]))
+        del stacks
     pipe.delete_adapters([f"a{i}" for i in range(4)])
     gc.collect()
     assert [leaf for leaf in leaves if leaf() is not None] == []

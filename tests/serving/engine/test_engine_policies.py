@@ -1,5 +1,6 @@
 """The queue's order, jobs and what is counted, without a device."""
 
+import collections
 import threading
 import types
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from diffusax.batch.compiling import Compiler
 from diffusax.batch.sizes import KindSizes
 from diffusax.runtime.devices.memory import is_out_of_memory
 from diffusax.serving.drawings.drawing import Drawing
@@ -14,10 +16,8 @@ from diffusax.serving.drawings.errors import Busy, Failed, Refused
 from diffusax.serving.engine.engine import Engine, EngineSettings
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.metrics import Histogram, Metrics
-from diffusax.serving.engine.parts import Part, refusal
+from diffusax.serving.engine.parts import refusal
 from diffusax.serving.engine.previews import expected_latents
-from diffusax.serving.engine.queue import FairQueue
-from diffusax.serving.engine.schedule import Schedule
 
 
 class Kind:
@@ -25,50 +25,6 @@ class Kind:
 
 
 KIND = Kind()
-
-
-def part(client="", priority=0):
-    job = Job(Drawing(seed=0), client=client, priority=priority)
-    return Part(job, 0, on_change=lambda: None, on_rows=lambda part, rows: None)
-
-
-def test_clients_have_equal_shares_however_many_jobs_they_send():
-    queue = FairQueue()
-    many = [part("many") for _ in range(6)]
-    for one in many:
-        queue.add(one, 1.0)
-    few = [part("few") for _ in range(2)]
-    for one in few:
-        queue.add(one, 1.0)
-    order = []
-    while len(queue):
-        order.append(queue.ordered()[0])
-        queue.remove(order[-1], served=True)
-    clients = [one.job.client for one in order]
-    assert clients[:4].count("few") == 2
-    assert [one for one in order if one in many] == many
-
-
-def test_a_client_that_comes_late_has_no_claim_to_what_it_missed():
-    queue = FairQueue()
-    early = [part("early") for _ in range(6)]
-    for one in early:
-        queue.add(one, 1.0)
-    for one in early[:3]:
-        queue.remove(one, served=True)
-    late = [part("late") for _ in range(6)]
-    for one in late:
-        queue.add(one, 1.0)
-    clients = [one.job.client for one in queue.ordered()]
-    assert clients[:6].count("late") == 3
-
-
-def test_higher_priorities_come_first_and_others_in_their_order():
-    queue = FairQueue()
-    parts = [part(priority=priority) for priority in (0, 1, 0, 1)]
-    for one in parts:
-        queue.add(one, 1.0)
-    assert queue.ordered() == [parts[1], parts[3], parts[0], parts[2]]
 
 
 def test_a_listener_hears_the_state_first_and_the_end_once():
@@ -135,20 +91,24 @@ def test_a_batch_grows_no_further_than_the_memory_by_the_compilers_figures():
 
 
 def test_a_smaller_size_that_cannot_be_compiled_bounds_nothing_and_is_asked_for_once():
-    schedule = Schedule(None, EngineSettings(lanes=8), Metrics())
-    schedule.close()
-    kind = Kind()
-    sizes, ask = schedule._sizes, lambda size: schedule._compiler.ask(kind, size, None, None)
+    sizes, kind = KindSizes(8, 1, 64), Kind()
+    nothing = dict.fromkeys(("is_busy", "is_wanted", "on_ready", "on_error"), lambda *_: False)
+    compiler = Compiler(sizes, collections.Counter(), **nothing)
+    compiler.close()
+    request = types.SimpleNamespace(c=types.SimpleNamespace(mesh=None), warms=False)
+    prepared = types.SimpleNamespace(branches=1)
+    image = types.SimpleNamespace(kind=kind, request=request, prepared=prepared)
     sizes.set_ready(kind, 2)
-    schedule._not_compiled(kind, 1, ValueError("no such program"))
+    assert sizes.give_up(kind, 1, ValueError("no such program"))
     assert sizes.cap(kind) == 8
-    ask(1)
-    assert not schedule.is_compiling
-    schedule._not_compiled(kind, 4, ValueError("no such program"))
+    compiler.want(image, 1)
+    assert not compiler.waiting
+    assert sizes.give_up(kind, 4, ValueError("no such program"))
     assert sizes.cap(kind) == 2
     sizes.forget(kind)
-    ask(1)
-    assert schedule.is_compiling
+    assert not sizes.give_up(kind, 1, ValueError("no such program"))
+    compiler.want(image, 1)
+    assert compiler.waiting == 1
 
 
 class Idle:

@@ -136,4 +136,6 @@ def _of_images(task: Task, c: Components, call: Call, run: PreparedRun) -> Itera
 
 def _says_something(value: Any) -> bool:
     """Returns whether a prompt, or anything else, is not empty."""
-    return any(value) if isinstance(value, list) and value else value not in ("", [], None)
+    if isinstance(value, list):
+        return any(map(_says_something, value))
+    return not (value is None or (isinstance(value, str) and not value))

@@ -13,71 +13,35 @@ TEXT, IMAGE, INPAINT, EDIT = "text-to-image", "image-to-image", "inpainting", "e
 TASKS = TEXT, IMAGE, INPAINT, EDIT
 """What a client can ask for."""
 
-# The types of fields, with their ranges, and what all interfaces say of them.
+# The types that fields of several interfaces share.
 Text = Annotated[str, Meta(max_length=1_000_000)]
 Name = Annotated[str, Meta(max_length=300)]
 Pixels = Annotated[int, Meta(ge=8, le=16_384)]
 Scale = Annotated[float, Meta(ge=-100, le=100)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Prompt = Annotated[Text, Meta(description="The prompt; <lora:name:0.8> in it names a LoRA.")]
-NegativePrompt = Annotated[Text, Meta(description="What to steer away from.")]
-Model = Annotated[Name, Meta(description="A model's name; the default model for none.")]
-Sampler = Annotated[Name, Meta(description="A sampler's name; the model's own for none.")]
 Steps = Annotated[int, Meta(ge=1, le=1000, description="The sampler's steps.")]
-Guidance = Annotated[
-    Scale,
-    Meta(description="The scale of classifier-free guidance; off at 1 and less (Z-Image: at 0)."),
-]
-ImageGuidance = Annotated[Scale, Meta(description="How closely an edit keeps to its image.")]
-Rescale = Annotated[Share, Meta(description="How much guidance is rescaled (Lin et al. 2024).")]
-SEEDS = 2**64
-"""The number of seeds; after the last one comes 0."""
-Seed = Annotated[
-    int,
-    Meta(ge=0, description="Of 64 bits. Image i has the seed plus i; random for none."),
-]
 Images = Annotated[int, Meta(ge=1, le=1000, description="The number of images.")]
-Strength = Annotated[Share, Meta(description="How much to change the image.")]
-StrengthRule = Annotated[
-    Literal["diffusers", "webui", "exact"],
-    Meta(
-        description="Which steps a strength leaves: diffusers' part of them; A1111's, which has "
-        "one more and never none; or all, of a schedule that is longer by as much."
-    ),
-]
 Blur = Annotated[
     float, Meta(ge=0, le=1024, description="The pixels by which the mask's edge is softened.")
 ]
-Padding = Annotated[
-    int,
-    Meta(
-        ge=0, le=4096, description="Generates only the masked part, with so many pixels around it."
-    ),
-]
-Eta = Annotated[
-    Share, Meta(description="The noise in the steps of the samplers ddim and tcd, from 0 to 1.")
-]
-ClipSkip = Annotated[
-    int, Meta(ge=0, le=100, description="The text encoder's last layers to leave out.")
-]
-Weighting = Annotated[bool, Meta(description="Whether (word:1.3) is a weight.")]
-LongPrompt = Annotated[bool, Meta(description="Whether all of a long prompt is read.")]
 Weights = dict[str, Scale]
-Adapters = Annotated[Weights, Meta(description="The weights of LoRAs by name.")]
-ControlModel = Annotated[Name, Meta(description="The name of a ControlNet of the catalogue.")]
-ControlScale = Annotated[Scale, Meta(description="What the ControlNet counts for.")]
-ControlStart = Annotated[Share, Meta(description="The part of the run from which on it steers.")]
-ControlEnd = Annotated[Share, Meta(description="The part of the run until which it steers.")]
+SEEDS = 2**64
+"""The number of seeds; after the last one comes 0."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlSettings:
     """How a ControlNet steers, without its image."""
 
-    model: ControlModel
-    scale: ControlScale = 1.0
-    start: ControlStart = 0.0
-    end: ControlEnd = 1.0
+    model: Annotated[Name, Meta(description="The name of a ControlNet of the catalogue.")]
+    scale: Annotated[Scale, Meta(description="The weight of the ControlNet.")] = 1.0
+    start: Annotated[
+        Share, Meta(description="The fraction of the steps after which the ControlNet applies.")
+    ] = 0.0
+    end: Annotated[
+        Share, Meta(description="The fraction of the steps after which the ControlNet stops.")
+    ] = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,31 +52,91 @@ class Control(ControlSettings):
     """What it sees, a PIL image: edges, depth, a pose."""
 
 
+# Interfaces of others name size and number of images in their own way, and take the rest from here.
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The settings of a request, without its images. None takes the model's own value."""
+class TextSettings:
+    """The settings of every request but size and number of images. None takes the model's value."""
 
     prompt: Prompt = ""
-    negative_prompt: NegativePrompt = ""
-    model: Model = ""
+    negative_prompt: Annotated[Text, Meta(description="The text to steer away from.")] = ""
+    model: Annotated[Name, Meta(description="A model's name; the default model for none.")] = ""
+    num_inference_steps: Steps | None = None
+    guidance_scale: (
+        Annotated[
+            Scale,
+            Meta(
+                description="The scale of classifier-free guidance; off at 1 and less (Z-Image: at "
+                "0)."
+            ),
+        ]
+        | None
+    ) = None
+    guidance_rescale: Annotated[
+        Share, Meta(description="How much guidance is rescaled (Lin et al. 2024).")
+    ] = 0.0
+    sampler: (
+        Annotated[Name, Meta(description="A sampler's name; the model's own for none.")] | None
+    ) = None
+    eta: Annotated[
+        Share, Meta(description="The noise in the steps of the samplers ddim and tcd, from 0 to 1.")
+    ] = 0.0
+    seed: (
+        Annotated[
+            int,
+            Meta(ge=0, description="Of 64 bits. Image i has the seed plus i; random for none."),
+        ]
+        | None
+    ) = None
+    adapters: Annotated[Weights, Meta(description="The weights of LoRAs by name.")] = (
+        dataclasses.field(default_factory=dict)
+    )
+    clip_skip: (
+        Annotated[
+            int,
+            Meta(ge=0, le=100, description="The number of the text encoder's last layers to skip."),
+        ]
+        | None
+    ) = None
+    prompt_weighting: Annotated[bool, Meta(description="Whether (word:1.3) is a weight.")] = True
+    long_prompt: Annotated[bool, Meta(description="Whether all of a long prompt is read.")] = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageSettings:
+    """The settings of requests that start from an image."""
+
+    image_guidance_scale: (
+        Annotated[Scale, Meta(description="How closely an edit keeps to its image.")] | None
+    ) = None
+    strength: Annotated[Share, Meta(description="How much to change the image.")] | None = None
+    strength_rule: Annotated[
+        Literal["diffusers", "webui", "exact"],
+        Meta(
+            description="Which steps a strength leaves: diffusers' part of them; A1111's, which "
+            "has one more and never none; or all, of a schedule that is longer by as much."
+        ),
+    ] = "diffusers"
+    mask_blur: Blur = 0.0
+    padding_mask_crop: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=4096,
+                description="Generates only the masked part, with so many pixels around it.",
+            ),
+        ]
+        | None
+    ) = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(ImageSettings, TextSettings):
+    """The settings of a request, without its images. None takes the model's own value."""
+
     width: Pixels | None = None
     height: Pixels | None = None
-    num_inference_steps: Steps | None = None
-    guidance_scale: Guidance | None = None
-    image_guidance_scale: ImageGuidance | None = None
-    guidance_rescale: Rescale = 0.0
-    sampler: Sampler | None = None
-    eta: Eta = 0.0
-    seed: Seed | None = None
     num_images: Images = 1
-    strength: Strength | None = None
-    strength_rule: StrengthRule = "diffusers"
-    mask_blur: Blur = 0.0
-    padding_mask_crop: Padding | None = None
-    adapters: Adapters = dataclasses.field(default_factory=dict)
-    clip_skip: ClipSkip | None = None
-    prompt_weighting: Weighting = True
-    long_prompt: LongPrompt = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,19 +2,31 @@
 
 import collections
 import dataclasses
+import functools
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from diffusax.batch.compiling import Compiler
+from diffusax.batch.image import prepare_images
+from diffusax.batch.policies import POLICIES
+from diffusax.batch.request import Request
+from diffusax.batch.scheduler import Scheduler
+from diffusax.batch.sizes import KindSizes, memory_in_use
+from diffusax.pipelines.tasks.text_cache import TextCache
+from diffusax.serving.catalogue.adapters import Adapters
+from diffusax.serving.catalogue.calls import adapters_of
 from diffusax.serving.drawings.drawing import Drawing
 from diffusax.serving.drawings.errors import Busy, Closing, NotFound, Refused
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.metrics import Metrics
-from diffusax.serving.engine.schedule import Schedule
+from diffusax.serving.engine.parts import Part
+from diffusax.serving.engine.previews import Previews
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +123,12 @@ class Engine:
         self._kept_bytes = 0
         self._lock = threading.RLock()
         self._closing = False
-        self._schedule = Schedule(catalogue, self.settings, self.metrics)
+        self._parts: dict[str, list[Part]] = {}
+        """The parts of the jobs that have not ended."""
+        self._texts: MutableMapping[Any, TextCache] = weakref.WeakKeyDictionary()
+        """The cache of encoded texts of each model, by its store of adapters."""
+        self._adapters, self._previews = Adapters(), Previews()
+        self._scheduler = self._make_scheduler().start()
 
     def submit(
         self,
@@ -179,7 +196,7 @@ class Engine:
             longest_gap=self.metrics.longest_gap(),
             kept=kept,
             closing=self._closing,
-            **self._schedule.state(),
+            **self._device_state(),
         )
 
     def warm(self, drawings: Iterable[Drawing]) -> None:
@@ -193,11 +210,11 @@ class Engine:
             checked = self.catalogue.check(drawing)
             with self._lock:
                 self._check_open()
-                job = self._add(checked, warm=True)
+                job = self._add(checked, warms=True)
             job.wait()
             if job.error is not None:
                 raise job.error
-        while self._schedule.is_compiling and not self._closing:
+        while self._compiler.waiting and not self._closing:
             time.sleep(0.05)
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -226,7 +243,7 @@ class Engine:
             self._closing = True
         for job in self.jobs():
             job.cancel()
-        self._schedule.close()
+        self._scheduler.close()
 
     def __enter__(self) -> Self:
         return self
@@ -263,25 +280,109 @@ class Engine:
                 **again,
             )
 
-    def _add(self, drawing: Drawing, *, warm: bool = False, **given: Any) -> Job:
+    def _make_scheduler(self) -> Scheduler:
+        settings = self.settings
+        sizes = KindSizes(settings.lanes, settings.smallest, settings.adapter_rank, settings.memory)
+        compiled, folder = self.metrics.compiled, settings.executables
+        return Scheduler(
+            sizes,
+            self._prepare,
+            policy=POLICIES[settings.policy],
+            preparers=2,
+            compiler=functools.partial(Compiler, sizes, compiled, folder=folder),
+            on_estimate=self._estimate,
+            on_idle=self.metrics.pause,
+        )
+
+    @property
+    def _compiler(self) -> Compiler:
+        compiler = self._scheduler.compiler
+        assert compiler is not None
+        return compiler
+
+    def _device_state(self) -> dict[str, Any]:
+        """Returns the fields of `EngineState` that concern the device."""
+        live = self._scheduler.loop.live
+        return {
+            "lanes_live": sum(taken for _, _, taken in live),
+            "batches": len(live),
+            "compiling": self._compiler.waiting,
+            "memory_in_use": memory_in_use(),
+            "alive": self._scheduler.is_alive,
+        }
+
+    def _prepare(self, part: Request) -> None:
+        """Loads what a part needs and prepares it for a running batch.
+
+        Raises:
+            Exception: whatever is wrong with the request; see `parts.refusal`.
+        """
+        assert isinstance(part, Part)
+        drawing, lanes = part.job.drawing, self.settings.lanes
+        part.pipe, arguments = self.catalogue.acquire(drawing)
+        weights = self._adapters.load(part.pipe, adapters_of(drawing), self.catalogue)
+        arguments = {**arguments, "adapters": weights, "seed": part.job.seeds[part.index]}
+        texts = self._texts.setdefault(part.pipe.parts.adapters, TextCache())
+        part.take_call(part.pipe, drawing.sampler, (), arguments, texts=texts)
+        run = part.prepare()
+        if len(run.weights) >= lanes:
+            raise Refused(
+                f"prompt must have at most {lanes - 1} parts that AND joins "
+                f"(got {len(run.weights)})",
+                param="prompt",
+            )
+        part.draws_noise = bool(run.schedule.draws_noise.any())
+        images = prepare_images(part.c, part.pipe.task, run)
+        part.take_images(images, self.settings.adapter_rank)
+
+    def _estimate(self, order: Sequence[Request], ends: Mapping[Request, float]) -> None:
+        """Sets the positions of jobs and how long they will take."""
+        jobs: dict[str, Job] = {}
+        etas: dict[str, float] = {}
+        for part in order:
+            assert isinstance(part, Part)
+            jobs[part.job.id] = part.job
+            if part in ends:
+                etas[part.job.id] = max(ends[part], etas.get(part.job.id, 0.0))
+        queued = (job for job in jobs.values() if job.started is None)
+        for position, job in enumerate(queued):
+            job.set_position(position)
+        for id, job in jobs.items():
+            job.eta = etas.get(id)
+
+    def _computed(self, part: Part, rows: int) -> None:
+        self.metrics.count_rows(rows)
+        job = part.job
+        if job.first_step is None:
+            job.first_step = time.time()
+            self.metrics.to_first_step.add(job.first_step - job.created)
+
+    def _add(self, drawing: Drawing, *, warms: bool = False, **given: Any) -> Job:
         if drawing.seed is None:
             drawing = dataclasses.replace(drawing, seed=secrets.randbits(32))
         job = Job(drawing, on_change=self._changed, engine=self.settings.name, **given)
         self._jobs[job.id] = job
-        self._schedule.add(job, warm=warm)
+        options: Any = {"catalogue": self.catalogue, "previews": self._previews}
+        options |= {"on_rows": self._computed, "warms": warms}
+        self._parts[job.id] = [Part(job, index, **options) for index in range(len(job.images))]
+        for part in self._parts[job.id]:
+            self._scheduler.add(part)
         return job
 
     def _changed(self, job: Job) -> None:
         """Counts a job that has ended, and wakes the engine's thread."""
         if job.is_over:
             with self._lock:
+                parts = self._parts.pop(job.id, [])
                 self.metrics.count_job(job.state)
                 if job.state == "done" and job.ended:
                     self.metrics.to_image.add(job.ended - job.created)
                 self._over.append(job)
                 self._kept_bytes += count_bytes(job)
                 self._forget_oldest()
-        self._schedule.wake()
+            for part in parts:
+                part.cancel()
+        self._scheduler.wake()
 
     def _forget_oldest(self) -> None:
         most, most_bytes = self.settings.most_kept, self.settings.most_kept_bytes

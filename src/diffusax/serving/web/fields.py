@@ -10,24 +10,11 @@ from msgspec import Meta
 
 from diffusax.boundary.convert import Mismatch, Words, by_type, convert, field_types, in_words
 from diffusax.serving.drawings.drawing import (
-    Adapters,
-    Blur,
-    ClipSkip,
     ControlSettings,
-    Guidance,
-    ImageGuidance,
-    LongPrompt,
-    Model,
-    NegativePrompt,
-    Padding,
+    ImageSettings,
     Prompt,
-    Rescale,
-    Sampler,
-    Seed,
     Settings,
-    Steps,
-    Strength,
-    Weighting,
+    TextSettings,
     Weights,
 )
 from diffusax.serving.drawings.errors import Refused
@@ -135,11 +122,10 @@ IGNORED = ("input_fidelity", "safety_identifier", "complexity")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageFields:
-    """What the images API takes: OpenAI's fields, and ours from negative_prompt on."""
+class ImageFields(TextSettings):
+    """What the images API takes: OpenAI's fields, our settings, controls and a deadline."""
 
-    prompt: Prompt
-    model: Model = ""
+    prompt: Prompt = dataclasses.field()
     n: Annotated[int, Meta(ge=1, le=10)] = 1
     size: Annotated[str, Meta(description='Width and height, such as "512x512", or "auto".')] = (
         "auto"
@@ -154,31 +140,17 @@ class ImageFields:
     style: Any = None
     moderation: Any = None
     background: Any = None
-    negative_prompt: NegativePrompt = ""
-    seed: Seed | None = None
-    num_inference_steps: Steps | None = None
-    guidance_scale: Guidance | None = None
-    guidance_rescale: Rescale = 0.0
-    sampler: Sampler | None = None
-    adapters: Adapters = dataclasses.field(default_factory=dict)
-    clip_skip: ClipSkip | None = None
-    prompt_weighting: Weighting = True
-    long_prompt: LongPrompt = True
     controls: tuple[ControlFields, ...] = ()
     deadline: Deadline | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EditFields(ImageFields):
+class EditFields(ImageSettings, ImageFields):
     """What edits take besides: an image, a mask that is transparent where to generate, and ours."""
 
     image: Any = None
     images: Any = None
     mask: Any = None
-    strength: Strength | None = None
-    image_guidance_scale: ImageGuidance | None = None
-    mask_blur: Blur = 0.0
-    padding_mask_crop: Padding | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

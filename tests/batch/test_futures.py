@@ -3,16 +3,16 @@
 import concurrent.futures
 import threading
 
-from diffusax.batch.request import Generation
+from diffusax.batch.request import Request
 
 SECONDS = 10
 
 
 def begun():
     """A call of which a row is computed."""
-    generation = Generation()
-    generation.set_rows(0, 1, 4)
-    return generation
+    request = Request()
+    request.set_rows(0, 1, 4)
+    return request
 
 
 def in_thread(function):
@@ -24,21 +24,21 @@ def in_thread(function):
 
 
 def test_a_preview_ends_when_its_call_is_cancelled():
-    generation = begun()
-    thread, found = in_thread(generation.preview)
-    while not generation.wants_preview():
+    request = begun()
+    thread, found = in_thread(request.preview)
+    while not request.wants_preview():
         pass
-    assert generation.cancel()
+    assert request.cancel()
     thread.join(SECONDS)
     assert found == [[]]
 
 
 def test_a_preview_of_a_call_that_waits_is_empty_at_once():
-    generation = Generation()
-    assert generation.preview(0) == []
-    generation.set_rows(0, 0, 4)
-    generation.set_rows(1, 4, 4)
-    assert generation.preview(0) == []
+    request = Request()
+    assert request.preview(0) == []
+    request.set_rows(0, 0, 4)
+    request.set_rows(1, 4, 4)
+    assert request.preview(0) == []
 
 
 def test_those_who_wait_for_several_calls_learn_of_the_cancelled_one():
@@ -53,23 +53,23 @@ def test_those_who_wait_for_several_calls_learn_of_the_cancelled_one():
 
 
 def test_a_call_that_has_begun_is_running_until_it_ends():
-    generation = Generation()
-    generation.set_rows(0, 0, 4)
-    assert not generation.running()
-    generation.set_rows(0, 1, 4)
-    assert generation.running()
-    assert generation.cancel()
-    assert not generation.running()
+    request = Request()
+    request.set_rows(0, 0, 4)
+    assert not request.running()
+    request.set_rows(0, 1, 4)
+    assert request.running()
+    assert request.cancel()
+    assert not request.running()
 
 
 def test_a_call_that_is_cancelled_by_many_threads_is_cancelled_once():
     for _ in range(50):
-        generation, ended = begun(), []
-        generation.add_done_callback(ended.append)
-        threads = [in_thread(generation.cancel) for _ in range(4)]
+        request, ended = begun(), []
+        request.add_done_callback(ended.append)
+        threads = [in_thread(request.cancel) for _ in range(4)]
         for thread, _ in threads:
             thread.join(SECONDS)
         assert [found for _, found in threads] == [[True]] * 4
-        assert ended == [generation]
-        generation.settle("too late")
-        assert generation.cancelled()
+        assert ended == [request]
+        request.settle("too late")
+        assert request.cancelled()
