@@ -92,7 +92,7 @@ _NAMES = {
         name: f"diffusax.utils:{name}"
         for name in ("rescale_noise_cfg", "retrieve_timesteps", "retrieve_latents", "randn_tensor")
     },
-    **{name: f"diffusax.training_utils:{name}" for name in ("EMAModel",)},
+    "EMAModel": "diffusax.training_utils:EMAModel",
     **{
         name: f"diffusax.optimization:{name}"
         for name in (

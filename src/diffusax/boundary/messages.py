@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_SAVE = "save_pretrained(folder) in PyTorch diffusers, and open the folder with from_pretrained"
 _LORA = (
     "LoRAs belong to the pipeline: load_lora_weights, set_adapters, fuse_lora and their like are "
     "its methods, see docs/tasks/loras.md"

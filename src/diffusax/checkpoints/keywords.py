@@ -10,6 +10,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+OF_HUB = ("revision", "token", "local_files_only", "cache_dir")
+"""The keywords that say where and how files of the Hub are found."""
 NO_EFFECT = frozenset(
     {
         # How PyTorch reads files and fills its modules.

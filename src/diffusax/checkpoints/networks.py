@@ -79,7 +79,7 @@ def stored_tensors(folder: Path, variant: str | None = None) -> list[dict[str, E
 
 
 def placing(network: Network, device: Any) -> Any:
-    """Returns where `load_params` puts each parameter: on a device, or its share on a mesh."""
+    """Returns where `fit_params` puts each parameter: on a device, or its share on a mesh."""
     return functools.partial(_shard, device, network) if isinstance(device, Mesh) else device
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from diffusax.checkpoints.hub import resolve
-from diffusax.checkpoints.keywords import take_keywords
+from diffusax.checkpoints.keywords import OF_HUB, take_keywords
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.text.language_tokenizer import Qwen2Tokenizer, T5Tokenizer
 from diffusax.text.tokenizer import CLIPTokenizer
@@ -24,8 +24,7 @@ def _from_pretrained(
     Raises:
         ValueError: it cannot be found or read; says why.
     """
-    names = ("revision", "token", "local_files_only", "cache_dir")
-    own, more = take_keywords(f"{cls.__name__}.from_pretrained", hub, names)
+    own, more = take_keywords(f"{cls.__name__}.from_pretrained", hub, OF_HUB)
     options: dict[str, Any] = {"subfolder": subfolder, "weights": False}
     return cls.from_folder(resolve(path_or_repo, **options, **own, **more))
 

@@ -10,7 +10,6 @@ import mmap
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from diffusax.checkpoints.tensors import Entry, TensorFile, read_entries
+from diffusax.checkpoints.tensors import Entry, TensorFile
 from diffusax.models.network import Params
 
 MAX_LISTED = 20
@@ -74,43 +73,6 @@ def params_to_tensors(params: Params) -> dict[str, np.ndarray]:
     return {checkpoint_name(path): to_torch(np.asarray(leaf), path) for path, leaf in leaves}
 
 
-def load_params(
-    module_class: type[nnx.Module],
-    abstract_params: Params,
-    files: Iterable[Path],
-    *,
-    dtype: Any = None,
-    device: Any = None,
-) -> Params:
-    """Loads a parameter tree: reads, transposes, casts and places one tensor after the other.
-
-    Args:
-        module_class: the network's class, which may have `legacy_names` (fragments of names in old
-            files), `key_prefix` (which some files leave out), `ignored_keys` (suffixes of
-            tensors to skip, unless the network has them) and `ignored_parts` (beginnings of such).
-        abstract_params: the tree as shapes, as `Network.shapes` returns it.
-        files: the safetensors files.
-        dtype: the dtype of the parameters; None keeps each tensor's own. Tensors of 8 bits are read
-            only with a dtype, because networks do not compute in 8 bits.
-        device: a device or sharding for `jax.device_put`, or a function of a leaf's path and shape
-            that returns one.
-
-    Raises:
-        ValueError: tensors are missing, unexpected, of another shape, duplicated, or not
-            floating-point numbers; lists them.
-    """
-    stored = {path: read_entries(path) for path in files}
-    where = ", ".join(map(str, stored))
-    return load_entries(
-        module_class,
-        abstract_params,
-        list(stored.values()),
-        where=where,
-        dtype=dtype,
-        device=device,
-    )
-
-
 def load_entries(
     module_class: type[nnx.Module],
     abstract_params: Params,
@@ -120,13 +82,7 @@ def load_entries(
     dtype: Any = None,
     device: Any = None,
 ) -> Params:
-    """Loads a parameter tree like `load_params`, from given places in files, by name.
-
-    where: the name of what holds them, for errors.
-
-    Raises:
-        ValueError: for the reasons of `load_params`.
-    """
+    """Loads a parameter tree like `fit_params`, from places in files, see `read_entries`."""
     paths = {entry.path for part in stored for entry in part.values()}
     tensor_files = {path: TensorFile(path) for path in paths}
 
@@ -136,15 +92,8 @@ def load_entries(
         yield file.view(entry)
         file.release(entry)
 
-    return fit_params(
-        module_class,
-        abstract_params,
-        stored,
-        opened,
-        where=where,
-        dtype=dtype,
-        device=device,
-    )
+    options = {"where": where, "dtype": dtype, "device": device}
+    return fit_params(module_class, abstract_params, stored, opened, **options)
 
 
 def fit_params(
@@ -157,19 +106,24 @@ def fit_params(
     dtype: Any = None,
     device: Any = None,
 ) -> Params:
-    """Loads a parameter tree like `load_params`, from tensors that are stored anywhere.
+    """Loads a parameter tree: reads, transposes, casts and places one tensor after the other.
 
     Args:
-        module_class: see `load_params`.
-        abstract_params: see `load_params`.
+        module_class: the network's class, which may have `legacy_names` (fragments of names in old
+            files), `key_prefix` (which some files leave out), `ignored_keys` (suffixes of
+            tensors to skip, unless the network has them) and `ignored_parts` (beginnings of such).
+        abstract_params: the tree as shapes, as `Network.shapes` returns it.
         stored: the tensors by name, in one or several parts.
         opened: returns a context in which a stored tensor is an array.
         where: the name of what holds them, for errors.
-        dtype: see `load_params`.
-        device: see `load_params`.
+        dtype: the dtype of the parameters; None keeps each tensor's own. Tensors of 8 bits are read
+            only with a dtype, because networks do not compute in 8 bits.
+        device: a device or sharding for `jax.device_put`, or a function of a leaf's path and shape
+            that returns one.
 
     Raises:
-        ValueError: for the reasons of `load_params`.
+        ValueError: tensors are missing, unexpected, of another shape, duplicated, or not
+            floating-point numbers; lists them.
     """
     treedef = jax.tree.structure(abstract_params)
     wanted = _wanted(abstract_params)
@@ -197,11 +151,7 @@ def fitted(
 ) -> dict[str, S]:
     """Returns the stored tensors by the names that the network gives them.
 
-    Args:
-        module_class: see `load_params`.
-        abstract_params: see `load_params`.
-        stored: the tensors by name, in one or several parts.
-        where: the name of what holds them, for errors.
+    The arguments are those of `fit_params`.
 
     Raises:
         ValueError: tensors are missing, unexpected, of another shape, or duplicated; lists them.

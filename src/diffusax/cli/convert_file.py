@@ -12,7 +12,7 @@ from diffusax.checkpoints.converting import pack_single_file, unpack_single_file
 from diffusax.checkpoints.hub import resolve
 from diffusax.checkpoints.single_file import Reading
 from diffusax.checkpoints.weight_file import config_folder, find_file
-from diffusax.cli.parsing import OWN, parse
+from diffusax.cli.parsing import OWN, given_flags, parse
 from diffusax.models.network import parse_dtype
 
 
@@ -41,11 +41,9 @@ class ConvertFile(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self._packs:
-            for name in ("prediction_type", "use_ema", "model_config"):
-                if getattr(self, name):
-                    flag = name.replace("_", "-")
-                    raise ValueError(f"--{flag} is for a single file as IN; leave it out")
+        flags = given_flags(self, ("prediction_type", "use_ema", "model_config"))
+        if self._packs and flags:
+            raise ValueError(f"{flags[0]} is for a single file as IN; leave it out")
 
     def run(self) -> Path:
         """Writes the folder or the file and returns it.

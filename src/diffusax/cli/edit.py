@@ -12,7 +12,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, configure
 import diffusax
 from diffusax.boundary.options import ImageCount, Pixels, Scale
 from diffusax.cli import generation, loras
-from diffusax.cli.parsing import OWN, parse
+from diffusax.cli.parsing import OWN, given_flags, parse
 from diffusax.images.sheets import labelled_grid
 from diffusax.text.lora_tags import read_tags
 
@@ -53,10 +53,8 @@ class Edit(generation.ToFile):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sweep:
-            for name in ("guidance", "image_guidance"):
-                if getattr(self, name) is not None:
-                    flag = name.replace("_", "-")
-                    raise ValueError(f"--sweep takes --sweep-{flag} instead of --{flag}")
+            for flag in given_flags(self, ("guidance", "image_guidance")):
+                raise ValueError(f"--sweep takes --sweep-{flag[2:]} instead of {flag}")
             if self.num_images > 1:
                 raise ValueError("--sweep makes one image for each pair; leave --num-images out")
             if not self.sweep_guidance or not self.sweep_image_guidance:

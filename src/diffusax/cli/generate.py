@@ -13,7 +13,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
 import diffusax
 from diffusax.boundary.options import Fraction, ImageCount, Pixels, Scale
 from diffusax.cli import generation, grid, loras, remote, torch_backend
-from diffusax.cli.parsing import OWN, parse
+from diffusax.cli.parsing import OWN, given_flags, parse
 from diffusax.text.lora_tags import read_tags
 
 
@@ -97,9 +97,9 @@ class Generate(generation.ToFile):
             ("control_scale", "control"),
             ("api_key", "server"),
         ):
-            given = getattr(self, name)
-            if given != getattr(type(self), name) and not getattr(self, needs):
-                raise ValueError(f"--{name.replace('_', '-')} needs --{needs}")
+            flags = given_flags(self, [name])
+            if flags and not getattr(self, needs):
+                raise ValueError(f"{flags[0]} needs --{needs}")
         if self.grid:
             if self.num_images > 1 or self.prompt == "-":
                 raise ValueError("--grid makes one image of one prompt for each of its cells")
@@ -107,10 +107,9 @@ class Generate(generation.ToFile):
             list(grid.cells(self, grid.read_axes(self.grid, self)))
         if self.backend == "torch":
             torch_backend.check(self)
-        for name in ("clip_skip", "long_prompt", "prompt_weighting"):
-            if self.encode_first and getattr(self, name) != getattr(type(self), name):
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} cannot be with --encode-first; leave one of them out")
+        flags = given_flags(self, ("clip_skip", "long_prompt", "prompt_weighting"))
+        if self.encode_first and flags:
+            raise ValueError(f"{flags[0]} cannot be with --encode-first; leave one of them out")
         if len(self.control) != len(self.controlnet):
             raise ValueError(
                 f"--control and --controlnet go together: one image for each ControlNet "

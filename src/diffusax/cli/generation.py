@@ -178,28 +178,43 @@ def describe(
             call's arguments where they are not the command's options; None for those of the call.
         more: further settings by name; those that are None are left out.
     """
-    from diffusax.infotext import text as infotext
     from diffusax.samplers import sampler_name
 
     parameters = inspect.signature(type(pipe).__call__).parameters
     used = {name: one.default for name, one in parameters.items()} | pipe.call_defaults
     fields = {
-        "prompt": command.prompt,
-        "negative_prompt": command.negative_prompt or "",
         "num_inference_steps": command.steps or used["num_inference_steps"],
         "sampler": command.sampler or sampler_name(pipe.scheduler),
         "guidance_scale": pipe.guidance_scale,
-        "seed": seed,
         "noise": command.noise,
+        **{name: used.get(name) if value is None else value for name, value in given.items()},
+    }
+    settings = {**_loading_settings(command), **(more or {})}
+    return write_texts(command, images, seed, fields, settings)
+
+
+def write_texts(
+    command: Any,
+    images: Sequence[Any],
+    seed: int,
+    fields: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> list[str]:
+    """Returns the text of each image: its fields beside those of every command, and settings."""
+    from diffusax.infotext import text as infotext
+
+    common = {
+        "prompt": command.prompt,
+        "negative_prompt": command.negative_prompt or "",
+        "seed": seed,
         "width": images[0].width,
         "height": images[0].height,
         "model": Path(command.model).name,
         "prompt_weighting": False,
         "long_prompt": False,
-        **{name: used.get(name) if value is None else value for name, value in given.items()},
     }
-    settings = {**_loading_settings(command), **(more or {})}
-    return [infotext.write({**fields, "number": i}, settings) for i in range(len(images))]
+    texts = ({**common, **fields, "number": i} for i in range(len(images)))
+    return [infotext.write(text, settings) for text in texts]
 
 
 def _loading_settings(command: GenerationOptions) -> dict[str, Any]:

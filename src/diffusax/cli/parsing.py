@@ -89,6 +89,12 @@ class FromFiles:
     """Set one option in the form of the file; can be given several times."""
 
 
+def given_flags(options: Any, names: Sequence[str]) -> list[str]:
+    """Returns the flags of those of the options that differ from their defaults."""
+    given = (name for name in names if getattr(options, name) != getattr(type(options), name))
+    return [f"--{name.replace('_', '-')}" for name in given]
+
+
 def parse_with_files(
     kind: type[T], args: Sequence[str], read: Callable[..., Any], *, prog: str
 ) -> T:

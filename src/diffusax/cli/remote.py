@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from diffusax.cli.parsing import given_flags
 from diffusax.serving.client import ENDED, Client
 
 _OURS = (
@@ -23,10 +24,8 @@ _SECONDS = 0.2
 
 def check(options: Any) -> None:
     """Raises ValueError where an option is given that is the server's to choose."""
-    for name in _OURS:
-        if getattr(options, name) != getattr(type(options), name):
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} is for the machine that generates; leave it to --server")
+    if flags := given_flags(options, _OURS):
+        raise ValueError(f"{flags[0]} is for the machine that generates; leave it to --server")
 
 
 def generate(options: Any, runs: Sequence[Any], seed: int) -> Iterator[tuple[list[Any], list[str]]]:

@@ -1,11 +1,11 @@
 """Generates images with a PyTorch diffusers pipeline whose modules run in JAX."""
 
 import inspect
-from pathlib import Path
 from typing import Any
 
 from diffusax.boundary.messages import require_extra
-from diffusax.cli.generation import Generator
+from diffusax.cli.generation import Generator, write_texts
+from diffusax.cli.parsing import given_flags
 
 _NATIVE_ONLY = (
     "sampler",
@@ -25,10 +25,8 @@ _NATIVE_ONLY = (
 
 def check(options: Any) -> None:
     """Raises ValueError where an option is given that this backend does not know."""
-    for name in _NATIVE_ONLY:
-        if getattr(options, name) != getattr(type(options), name):
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} is nothing that --backend torch knows; leave it out")
+    if flags := given_flags(options, _NATIVE_ONLY):
+        raise ValueError(f"{flags[0]} is nothing that --backend torch knows; leave it out")
 
 
 def opened(options: Any, inputs: dict[str, Any], runs: Any = None) -> Generator:
@@ -86,28 +84,17 @@ def _load(options: Any, torch: Any, inputs: dict[str, Any]) -> Any:
 
 
 def _describe(pipe: Any, options: Any, images: list[Any], seed: int) -> list[str]:
-    from diffusax.infotext import text as infotext
-
     defaults = inspect.signature(type(pipe).__call__).parameters
     known = {n: p.default for n, p in defaults.items() if p.default is not p.empty}
+    guidance, strength = options.guidance, options.strength
     fields = {
-        "prompt": options.prompt,
-        "negative_prompt": options.negative_prompt or "",
         "num_inference_steps": options.steps or known.get("num_inference_steps"),
         "sampler": type(pipe.scheduler).__name__,
-        "guidance_scale": known.get("guidance_scale")
-        if options.guidance is None
-        else options.guidance,
-        "seed": seed,
+        "guidance_scale": known.get("guidance_scale") if guidance is None else guidance,
         "noise": "torch",
-        "width": images[0].width,
-        "height": images[0].height,
-        "model": Path(options.model).name,
-        "prompt_weighting": False,
-        "long_prompt": False,
     }
     if options.image:
-        fields["strength"] = known.get("strength") if options.strength is None else options.strength
+        fields["strength"] = known.get("strength") if strength is None else strength
     if options.mask:
         fields["mask_blur"] = options.mask_blur
     more = {
@@ -116,4 +103,4 @@ def _describe(pipe: Any, options: Any, images: list[Any], seed: int) -> list[str
         "Image": options.image and options.image.name,
         "Mask": options.mask and options.mask.name,
     }
-    return [infotext.write({**fields, "number": i}, more) for i in range(len(images))]
+    return write_texts(options, images, seed, fields, more)

@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from diffusax.checkpoints import resolve
-from diffusax.checkpoints.tree import load_params
+from diffusax.checkpoints.tensors import read_entries
+from diffusax.checkpoints.tree import load_entries
 from diffusax.evaluation.inception import SIDE, InceptionConfig, InceptionV3
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.images.reading import load_image
@@ -136,9 +137,8 @@ class Inception:
         mesh = local_mesh() if mesh is None else mesh
         device = None if mesh is None else replicated(mesh)
         try:
-            params = load_params(
-                InceptionV3, network.shapes, [file], dtype=np.float32, device=device
-            )
+            options: dict[str, Any] = {"where": str(file), "dtype": np.float32, "device": device}
+            params = load_entries(InceptionV3, network.shapes, [read_entries(file)], **options)
         except ValueError as error:
             reason = str(error).replace("does not fit its config.json", "is not FID's Inception v3")
             raise ValueError(reason) from None

@@ -17,7 +17,7 @@ ResizeMode = Literal["default", "fill", "crop"]
 Box = tuple[int, int, int, int]
 """The left, top, right and bottom edge in pixels, in the order of Pillow's `crop`."""
 
-_LUMINANCE = np.array([[0.299], [0.587], [0.114]], np.float32)
+LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 """The shares of red, green and blue in a shade of grey (ITU-R BT.601), as in Pillow's mode L."""
 
 MAX_SIDE = 16384
@@ -84,7 +84,7 @@ def to_control(
         images, height, width, factor, resize_mode, crops_coords, "control image", channels
     )
     if channels == 1:
-        return pixels @ _LUMINANCE
+        return pixels @ LUMINANCE[:, None]
     if pixels.shape[-1] != channels:
         raise ValueError(
             f"control image must have {channels} channels here (got {pixels.shape[-1]})"

@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image, ImageFilter, ImageOps
 
 from diffusax.images.conversion import (
+    LUMINANCE,
     Box,
     ResizeMode,
     crop,
@@ -18,9 +19,6 @@ from diffusax.images.conversion import (
     target_size,
 )
 from diffusax.images.reading import load_image, open_upright
-
-# The weights of red, green and blue in a grey (ITU-R 601), as Pillow has them.
-LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def to_mask(
@@ -171,7 +169,7 @@ def _grey(value: Any) -> np.ndarray:
     # Among integers 0 and 1, 1 is white.
     array = array * 255 if 0 < array.max() <= 1 / 255 else array
     if array.ndim in (3, 4) and array.shape[-1] == 3:
-        array = array @ LUMA
+        array = array @ LUMINANCE
     elif array.ndim in (3, 4) and array.shape[-1] == 1:
         array = array[..., 0]
     elif array.ndim == 4 and array.shape[1] == 1:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, cast
 from diffusax.boundary.config import config_to_dict
 from diffusax.boundary.files import load_json
 from diffusax.checkpoints.hub import resolve
-from diffusax.checkpoints.keywords import take_keywords
+from diffusax.checkpoints.keywords import OF_HUB, take_keywords
 from diffusax.checkpoints.networks import (
     check_safe,
     class_name_of,
@@ -24,7 +24,6 @@ from diffusax.models import MODELS
 from diffusax.models.encoders.clip_vision import tower
 from diffusax.models.network import Network, Params, initialize_params, parse_dtype
 
-_HUB = ("revision", "token", "local_files_only", "cache_dir")
 _WITHOUT_MEANING = ("num_in_channels", "upcast_attention", "image_size", "checkpoint")
 """The arguments of diffusers' from_single_file that are accepted and change nothing."""
 
@@ -128,7 +127,7 @@ class Pretrained(Publishing):
         Raises:
             ValueError: there is none, or it cannot be read.
         """
-        own, more = take_keywords(f"{cls.__name__}.load_config", hub, _HUB)
+        own, more = take_keywords(f"{cls.__name__}.load_config", hub, OF_HUB)
         folder = resolve(path_or_repo, subfolder=subfolder, weights=False, **own, **more)
         return load_json(folder / "config.json")
 
@@ -225,8 +224,8 @@ def _options(cls: Any) -> set[str]:
 def _load_keywords(cls: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of `read_parameters` among further keywords of from_pretrained."""
     options = _options(cls)
-    own, more = take_keywords(f"{cls.__name__}.from_pretrained", keywords, {*_HUB, *options})
-    hub = {name: value for name, value in own.items() if name in _HUB}
+    own, more = take_keywords(f"{cls.__name__}.from_pretrained", keywords, {*OF_HUB, *options})
+    hub = {name: value for name, value in own.items() if name in OF_HUB}
     return {**hub, **more, "changes": {k: v for k, v in own.items() if k in options}}
 
 

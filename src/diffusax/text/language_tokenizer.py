@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from diffusax.boundary.files import load_json, read_text, write_json, written_whole
+from diffusax.boundary.files import read_text, write_json, written_whole
 from diffusax.text.chat import render_chat
 from diffusax.text.language_pipelines import byte_pairs, put_around, unigrams
-from diffusax.text.tokenizer_files import check_sides, special_tokens
+from diffusax.text.tokenizer_files import read_config, special_tokens
 from diffusax.text.vocabulary import Vocabulary
 
 _UNBOUNDED = 10**20
@@ -55,14 +55,8 @@ class LanguageTokenizer(Vocabulary):
             ValueError: a file is missing or broken, or belongs to another kind of tokenizer.
         """
         folder = Path(path)
-        config = _read_config(folder)
+        config = read_config(folder, cls.__name__, cls.class_names)
         source = folder / "tokenizer_config.json"
-        name = config.get("tokenizer_class")
-        if name not in (None, *cls.class_names, "TokenizersBackend", "PreTrainedTokenizerFast"):
-            raise ValueError(
-                f"{source}: tokenizer_class={name!r} is not supported (only {cls.__name__})"
-            )
-        check_sides(config, source)
         special, added = special_tokens(folder, {**cls.defaults, **config})
         tokenizer, own = cls._pipeline(folder, config)
         tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
@@ -271,18 +265,6 @@ class T5Tokenizer(LanguageTokenizer):
                 "eos_token must be given in tokenizer_config.json: T5's texts end with it"
             )
         put_around(tokenizer, None, special["eos_token"])
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    """Reads tokenizer_config.json, and the special tokens that older files have beside it."""
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}; is this a diffusers checkpoint?")
-    path = folder / "tokenizer_config.json"
-    config = load_json(path) if path.is_file() else {}
-    older = folder / "special_tokens_map.json"
-    if "added_tokens_decoder" not in config and older.is_file():
-        config |= load_json(older)
-    return config
 
 
 def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:

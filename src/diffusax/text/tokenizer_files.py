@@ -1,6 +1,7 @@
 """Reads a checkpoint's tokenizer folder: vocabulary, merges, special and added tokens."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ DEFAULTS = {
     "unk_token": "<|endoftext|>",
     "pad_token": "<|endoftext|>",
 }
-_CLASSES = ("CLIPTokenizer", "CLIPTokenizerFast", "TokenizersBackend", "PreTrainedTokenizerFast")
-"""transformers' names for CLIP's tokenizer, and for any."""
+_CLASSES = ("CLIPTokenizer", "CLIPTokenizerFast")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 # In transformers' order; of two tokens with the same content the later one wins.
@@ -57,32 +57,37 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     Raises:
         ValueError: a file is missing or broken, or belongs to another kind of tokenizer.
     """
-    config = _read_config(folder)
+    config = DEFAULTS | _present(read_config(folder, "CLIPTokenizer", _CLASSES))
     vocab, merges, source = _read_vocabulary(folder)
     tokens, added = special_tokens(folder, config)
     special = {key: tokens[key] for key in DEFAULTS}
     return TokenizerFiles(vocab, merges, source, special, added, _model_max_length(folder, config))
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    """Reads tokenizer_config.json, with the defaults and special_tokens_map.json merged in."""
+def read_config(folder: Path, owner: str, names: Sequence[str]) -> dict[str, Any]:
+    """Reads tokenizer_config.json, and the special tokens that older files have beside it.
+
+    Args:
+        folder: the tokenizer's.
+        owner: the class that reads it, for errors.
+        names: transformers' names for such tokenizers.
+
+    Raises:
+        ValueError: there is no such folder, a file is broken, or it is for another tokenizer.
+    """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; is this a diffusers checkpoint?")
     path = folder / "tokenizer_config.json"
-    config = DEFAULTS | _present(_load_optional(path))
-    if (name := config.get("tokenizer_class")) not in (None, *_CLASSES):
-        raise ValueError(f"{path}: tokenizer_class={name!r} is not supported (only CLIPTokenizer)")
-    check_sides(config, path)
-    if "added_tokens_decoder" not in config:
-        config |= _present(_load_optional(folder / "special_tokens_map.json"))
-    return config
-
-
-def check_sides(config: dict[str, Any], path: Path) -> None:
-    """Raises ValueError where a tokenizer_config.json pads texts, or cuts them, on the left."""
+    config = _load_optional(path)
+    name = config.get("tokenizer_class")
+    if name not in (None, *names, "TokenizersBackend", "PreTrainedTokenizerFast"):
+        raise ValueError(f"{path}: tokenizer_class={name!r} is not supported (only {owner})")
     for key in ("padding_side", "truncation_side"):
         if config.get(key) not in (None, "right"):
             raise ValueError(f"{path}: {key}={config[key]!r} is not supported (only 'right')")
+    if config.get("added_tokens_decoder") is None:
+        config |= _present(_load_optional(folder / "special_tokens_map.json"))
+    return config
 
 
 def _read_vocabulary(folder: Path) -> tuple[dict[str, int], list[Any], Path]:

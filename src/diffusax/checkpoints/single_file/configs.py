@@ -81,6 +81,16 @@ _SDXL_AUTOENCODER = {
     "sample_size": 1024,
     "scaling_factor": 0.13025,
 }
+_FLUX_AUTOENCODER = {
+    **AUTOENCODER,
+    "latent_channels": 16,
+    "sample_size": 1024,
+    "scaling_factor": 0.3611,
+    "shift_factor": 0.1159,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+}
+"""That of FLUX.1 and Z-Image."""
 
 _CLIP_L: Config = {
     "architectures": ["CLIPTextModel"],
@@ -217,7 +227,7 @@ def autoencoder_config(
         return transformer_configs.flux2_autoencoder(part)
     channels = part.shape("decoder.conv_in.weight")
     if channels is not None and channels[1:2] == (16,):
-        return transformer_configs.AUTOENCODER
+        return _FLUX_AUTOENCODER
     if channels is None or channels[1:2] != (4,):
         raise ValueError(
             f"{part.path}: the autoencoder's decoder.conv_in.weight has the shape {channels}, that "

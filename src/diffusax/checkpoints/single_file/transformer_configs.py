@@ -14,22 +14,6 @@ from diffusax.checkpoints.single_file.contents import Part
 Config = dict[str, Any]
 
 _WIDTHS = [128, 256, 512, 512]
-AUTOENCODER: Config = {
-    "_class_name": "AutoencoderKL",
-    "in_channels": 3,
-    "out_channels": 3,
-    "latent_channels": 16,
-    "down_block_types": ["DownEncoderBlock2D"] * 4,
-    "up_block_types": ["UpDecoderBlock2D"] * 4,
-    "block_out_channels": _WIDTHS,
-    "layers_per_block": 2,
-    "sample_size": 1024,
-    "scaling_factor": 0.3611,
-    "shift_factor": 0.1159,
-    "use_quant_conv": False,
-    "use_post_quant_conv": False,
-}
-"""The autoencoder of FLUX.1 and Z-Image."""
 _T5_XXL: Config = {
     "architectures": ["T5EncoderModel"],
     "vocab_size": 32128,

@@ -12,21 +12,19 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import flax.struct
-import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.boundary.files import load_json, write_json
-from diffusax.checkpoints.hub import EMBEDDED, hub_errors
+from diffusax.boundary.files import write_json
+from diffusax.checkpoints.keywords import OF_HUB
 from diffusax.interop.flax.models import LOADING
 from diffusax.interop.flax.outputs import FlaxSchedulerOutput
 from diffusax.interop.flax.signatures import Constructed
 from diffusax.samplers import Schedule, Scheduler, Table, run
 from diffusax.samplers.rows import SLOTS
+from diffusax.samplers.schedulers.files import FILE
 from diffusax.samplers.schedulers.options import Options
-
-_FILE = "scheduler_config.json"
 
 LEVELS = {
     "num_train_timesteps": 1000,
@@ -120,7 +118,10 @@ class FlaxSchedulerMixin(Constructed):
             ValueError: there is no such file, or an option's value is not supported.
         """
         hub = {name: kwargs.pop(name) for name in LOADING & kwargs.keys()}
-        scheduler = cls.from_config(_load(pretrained_model_name_or_path, subfolder, hub), **kwargs)
+        known = {name: hub[name] for name in OF_HUB if hub.get(name) is not None}
+        source = pretrained_model_name_or_path
+        config = Scheduler.load_config(source, subfolder=subfolder, **known)
+        scheduler = cls.from_config(config, **kwargs)
         state = scheduler.create_state()  # type: ignore[attr-defined]
         return (scheduler, state, {}) if return_unused_kwargs else (scheduler, state)
 
@@ -128,7 +129,7 @@ class FlaxSchedulerMixin(Constructed):
         """Writes a scheduler_config.json for PyTorch's class that computes the same."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / _FILE, self._saved())
+        write_json(folder / FILE, self._saved())
 
     def _saved(self) -> dict[str, Any]:
         return {**self.config, "_class_name": type(self).__name__.removeprefix("Flax")}
@@ -345,15 +346,3 @@ def _variance_preserving(state: SchedulerState, timesteps: Any, ndim: int) -> tu
     alpha = jnp.interp(places, jnp.arange(len(alphas)), alphas)
     alpha = alpha.reshape(-1, *[1] * (ndim - 1))
     return jnp.sqrt(alpha), jnp.sqrt(1 - alpha)
-
-
-def _load(source: str | Path, subfolder: str | None, hub: dict[str, Any]) -> dict[str, Any]:
-    name = f"{subfolder}/{_FILE}" if subfolder else _FILE
-    folder = EMBEDDED.get(str(source), Path(source))
-    if folder.is_dir():
-        return load_json(folder / name)
-    names = ("revision", "token", "local_files_only", "cache_dir")
-    options = {k: hub[k] for k in names if hub.get(k) is not None}
-    with hub_errors(str(source), hub.get("revision")):
-        path = huggingface_hub.hf_hub_download(str(source), name, **options)
-    return load_json(Path(path))

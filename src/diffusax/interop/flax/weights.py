@@ -12,13 +12,14 @@ from flax.traverse_util import flatten_dict
 
 from diffusax.checkpoints.files import weight_files
 from diffusax.checkpoints.hub import EMBEDDED, hub_errors, resolve
-from diffusax.checkpoints.tree import MAX_LISTED, load_params
+from diffusax.checkpoints.keywords import OF_HUB
+from diffusax.checkpoints.tensors import read_entries
+from diffusax.checkpoints.tree import MAX_LISTED, load_entries
 from diffusax.models.network import Network, Params
 
 WEIGHTS = ("diffusion_flax_model.msgpack", "flax_model.msgpack")
 """The file names of diffusers' networks, and of transformers'."""
 
-_HUB = ("revision", "token", "local_files_only", "cache_dir")
 _CONFIGS = ("*.json", "*.txt")
 _AUTOENCODER_ATTENTION = (
     ("to_q", "query"),
@@ -45,7 +46,7 @@ def fetch(
     Raises:
         ValueError: it cannot be found or downloaded; says why.
     """
-    hub = {name: options[name] for name in _HUB if options.get(name) is not None}
+    hub = {name: options[name] for name in OF_HUB if options.get(name) is not None}
     text = str(path_or_repo)
     if from_pt or text in EMBEDDED or Path(text).expanduser().is_dir():
         return resolve(path_or_repo, subfolder=subfolder, **hub)
@@ -71,7 +72,10 @@ def load_weights(network: Network, folder: Path, *, from_pt: bool) -> Params:
     """
     found = [folder / name for name in WEIGHTS if (folder / name).is_file()]
     if from_pt or not found:
-        return load_params(network.module_class, network.shapes, weight_files(folder))
+        files = weight_files(folder)
+        where = ", ".join(map(str, files))
+        entries = list(map(read_entries, files))
+        return load_entries(network.module_class, network.shapes, entries, where=where)
     try:
         stored = flatten_dict(msgpack_restore(found[0].read_bytes()), sep="/")
     except Exception as error:

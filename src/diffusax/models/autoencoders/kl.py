@@ -21,7 +21,7 @@ from diffusax.boundary.config import (
 from diffusax.models.layers.inputs import check_map
 from diffusax.models.layers.layers import Conv2d, GroupNorm
 from diffusax.models.layers.resnet import TENSOR_RULES, Downsample2D, ResnetBlock2D, Upsample2D
-from diffusax.models.layers.transformer import SpatialAttention
+from diffusax.models.layers.transformer import OLD_ATTENTION, SpatialAttention
 from diffusax.models.ops.activations import silu
 
 _EPS = 1e-6
@@ -175,14 +175,8 @@ class AutoencoderKL(nnx.Module):
 
     config_class = AutoencoderKLConfig
     tensor_rules = TENSOR_RULES
-    # Before diffusers 0.15 attention had its own class, and in files converted from the original
-    # code its projections are 1x1 convolutions.
-    legacy_names = (
-        (".attentions.0.query.", ".attentions.0.to_q."),
-        (".attentions.0.key.", ".attentions.0.to_k."),
-        (".attentions.0.value.", ".attentions.0.to_v."),
-        (".attentions.0.proj_attn.", ".attentions.0.to_out.0."),
-    )
+    # In files converted from the original code the attention has 1x1 convolutions.
+    legacy_names = OLD_ATTENTION
 
     def __init__(self, config: AutoencoderKLConfig, *, rngs: nnx.Rngs):
         self.config: Any = config

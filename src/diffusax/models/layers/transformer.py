@@ -18,6 +18,13 @@ TENSOR_RULES: Rules = (
     (r"net\.2\.kernel", -2),
 )
 """The tensor axis splits the heads, and the feed-forward's inner channels."""
+OLD_ATTENTION = (
+    (".query.", ".to_q."),
+    (".key.", ".to_k."),
+    (".value.", ".to_v."),
+    (".proj_attn.", ".to_out.0."),
+)
+"""The names of `SpatialAttention` before diffusers 0.15, when it had a class of its own."""
 ADAPTER_GROUPS = (r".*\.attn\d\.to_(q|k|v|out\.0)", r".*\.?attentions\.\d+\..*")
 """The products of attention; all layers of the transformers."""
 

@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from diffusax.runtime.devices.lowering import by_platform, is_plain
+from diffusax.runtime.devices.lowering import barrier_on, by_platform, is_plain
 from diffusax.runtime.devices.mesh import context_parts
 
 
@@ -76,31 +76,18 @@ def split_matmul(
         widths: the columns d of each matrix.
         read_together: the number of matrices of each reader, in order; by default all have one.
     """
-    forms = {name: partial(form, widths, read_together) for name, form in SPLIT_PRODUCTS.items()}
+    ends = itertools.accumulate(read_together, initial=0)
+    parts = [widths[i:j] for i, j in itertools.pairwise(ends)]
+    forms = {"one": partial(_split_product, [widths]), "several": partial(_split_product, parts)}
     if not read_together or is_plain():
         return forms["one"](x, kernel, bias)
     return by_platform(lambda p: "several" if p == "tpu" else "one", forms, x, kernel, bias)
 
 
-def _one_product(
-    widths: Sequence[int],
-    read_together: Sequence[int],
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
+def _split_product(
+    parts: Sequence[Sequence[int]], x: jax.Array, kernel: jax.Array, bias: jax.Array | None
 ) -> tuple[jax.Array, ...]:
-    return _split(matmul(x.astype(kernel.dtype), kernel, bias), widths)
-
-
-def _several_products(
-    widths: Sequence[int],
-    read_together: Sequence[int],
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-) -> tuple[jax.Array, ...]:
-    ends = itertools.accumulate(read_together, initial=0)
-    parts = [widths[i:j] for i, j in itertools.pairwise(ends)]
+    """Multiplies by the matrices of each part in one product. parts: the columns of each matrix."""
     sizes = [sum(part) for part in parts]
     kernels = _split(kernel, sizes)
     biases = [None] * len(sizes) if bias is None else _split(bias, sizes)
@@ -109,11 +96,9 @@ def _several_products(
     return tuple(z for y, part in zip(ys, parts) for z in _split(y, part))
 
 
-SPLIT_PRODUCTS = {"one": _one_product, "several": _several_products}
-"""The forms of `split_matmul` by name."""
-
-
 def _split(y: jax.Array, widths: Sequence[int]) -> tuple[jax.Array, ...]:
+    if len(widths) == 1:
+        return (y,)
     # The gradient of a split is one concatenation; that of slices is a sum of padded maps.
     return tuple(jax.lax.split(y, widths, axis=y.ndim - 1))
 
@@ -124,13 +109,7 @@ def apart(x: jax.Array, count: int) -> tuple[jax.Array, ...]:
     XLA's GPU compiler would multiply it by all of them side by side, and then copy each result out
     of the whole, as cuDNN's attention takes no part of an array.
     """
-    same = (x,) * count
-    if is_plain():
-        return same
-    forms = {"same": lambda *x: x, "apart": lambda *x: jax.lax.optimization_barrier(x)}
-    kept: tuple[jax.Array, ...] = by_platform(
-        lambda p: "apart" if p == "cuda" else "same", forms, *same
-    )
+    kept: tuple[jax.Array, ...] = barrier_on("cuda", (x,) * count)
     return kept
 
 
@@ -161,9 +140,5 @@ def materialize(x: jax.Array) -> jax.Array:
     XLA removes a rounding of float32 to bfloat16 before a product with a float32 result, and so
     turns that product into a float32 one, at half the speed.
     """
-    if x.dtype.itemsize != 2 or is_plain():
-        return x
-    return by_platform(lambda p: "barrier" if p == "cpu" else "none", _MATERIALIZED, x)
-
-
-_MATERIALIZED = {"barrier": jax.lax.optimization_barrier, "none": lambda x: x}
+    kept: jax.Array = x if x.dtype.itemsize != 2 else barrier_on("cpu", x)
+    return kept

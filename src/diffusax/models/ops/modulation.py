@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from diffusax.models.ops.norms import normalized
-from diffusax.runtime.devices.lowering import by_platform, is_plain
+from diffusax.runtime.devices.lowering import barrier_on
 
 
 def modulate(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
@@ -30,12 +30,8 @@ def _written(x: jax.Array) -> jax.Array:
     XLA would move the reshape of the next product before the scaling, and write the scales of all
     blocks for all tokens instead.
     """
-    if is_plain():
-        return x
-    return by_platform(lambda p: "barrier" if p == "tpu" else "none", _FORMS, x)
-
-
-_FORMS = {"barrier": jax.lax.optimization_barrier, "none": lambda x: x}
+    written: jax.Array = barrier_on("tpu", x)
+    return written
 
 
 def gated_layer(

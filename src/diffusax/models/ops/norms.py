@@ -1,6 +1,7 @@
 """Computes normalisations, group norms in the fastest form for the platform."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -48,7 +49,7 @@ def _centred(
     return _affine(centred * _spread(jax.lax.rsqrt(variance + eps), x), scale, bias)
 
 
-def _one_pass(
+def _from_moments(
     x: jax.Array,
     scale: jax.Array,
     bias: jax.Array,
@@ -56,44 +57,38 @@ def _one_pass(
     *,
     groups: int,
     eps: float,
+    moments: Callable[[jax.Array, int], tuple[jax.Array, jax.Array]],
 ) -> jax.Array:
-    """Takes sums and sums of squares, which a TPU adds up while it computes what it normalises."""
-    x32 = x.astype(jnp.float32)
-    if shift is not None:
-        x32 = x32 + _at_pixels(shift.astype(jnp.float32), x)
-    mean = _group_means(x32, groups)
-    variance = jnp.maximum(_group_means(jnp.square(x32), groups) - jnp.square(mean), 0)
-    gain = _spread(jax.lax.rsqrt(variance + eps), x) * scale.astype(jnp.float32)
-    return ((x32 - _spread(mean, x)) * gain + bias.astype(jnp.float32)).astype(scale.dtype)
+    """Takes the variance of maps from the means of their values and of their squares.
 
-
-def _sums(
-    x: jax.Array,
-    scale: jax.Array,
-    bias: jax.Array,
-    shift: jax.Array | None = None,
-    *,
-    groups: int,
-    eps: float,
-) -> jax.Array:
-    """Takes sums and sums of squares, as Flax's own, for maps that are read once less.
-
-    Pixels are added up in parts, which keep a GPU busy where maps are few, and then parts and the
-    channels of a group together. XLA's GPU compiler adds the shift wherever a map is read: a map
-    with it is never written.
+    XLA's GPU compiler adds the shift wherever a map is read: a map with it is never written.
     """
-    b, c, pixels = x.shape[0], x.shape[-1], math.prod(x.shape[1:-1])
     x32 = x.astype(jnp.float32)
     if shift is not None:
         x32 = x32 + _at_pixels(shift.astype(jnp.float32), x)
-    parts = norm_parts(pixels)
-    rows = x32.reshape(b, parts, pixels // parts, c)
-    share = groups / (pixels * c)
-    sums = (_by_group(share * y.sum(2), groups) for y in (rows, jnp.square(rows)))
-    mean, mean_square = _last_sums(*sums)
+    mean, mean_square = moments(x32, groups)
     variance = jnp.maximum(mean_square - jnp.square(mean), 0)
     gain = _spread(jax.lax.rsqrt(variance + eps), x) * scale.astype(jnp.float32)
     return ((x32 - _spread(mean, x)) * gain + bias.astype(jnp.float32)).astype(scale.dtype)
+
+
+def _one_pass(x: jax.Array, groups: int) -> tuple[jax.Array, jax.Array]:
+    """Takes means that a TPU adds up while it computes what it normalises."""
+    return _group_means(x, groups), _group_means(jnp.square(x), groups)
+
+
+def _sums(x: jax.Array, groups: int) -> tuple[jax.Array, jax.Array]:
+    """Takes sums, as Flax's own, for maps that are read once less.
+
+    Pixels are added up in parts, which keep a GPU busy where maps are few, and then parts and the
+    channels of a group together.
+    """
+    b, c, pixels = x.shape[0], x.shape[-1], math.prod(x.shape[1:-1])
+    parts = norm_parts(pixels)
+    rows = x.reshape(b, parts, pixels // parts, c)
+    share = groups / (pixels * c)
+    sums = (_by_group(share * y.sum(2), groups) for y in (rows, jnp.square(rows)))
+    return _last_sums(*sums)
 
 
 def norm_parts(pixels: int) -> int:
@@ -130,7 +125,11 @@ def _last_sums_jvp(primals: Any, tangents: Any) -> Any:
     return _last_sums(*primals), tuple(t.sum(-1) for t in tangents)
 
 
-GROUP_NORMS = {"centred": _centred, "one_pass": _one_pass, "sums": _sums}
+GROUP_NORMS: dict[str, Callable[..., jax.Array]] = {
+    "centred": _centred,
+    "one_pass": partial(_from_moments, moments=_one_pass),
+    "sums": partial(_from_moments, moments=_sums),
+}
 
 
 def _group_means(x: jax.Array, groups: int) -> jax.Array:

@@ -28,6 +28,7 @@ from diffusax.models.layers.inputs import check_map
 from diffusax.models.layers.layers import Conv2d, Embedding, GroupNorm
 from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.layers.rngs import shaped
+from diffusax.models.layers.transformer import OLD_ATTENTION
 from diffusax.models.ops.activations import silu
 from diffusax.models.unet.unet_2d_blocks import PixelDownBlock, PixelMidBlock, PixelUpBlock
 
@@ -187,13 +188,7 @@ class UNet2DModel(nnx.Module):
 
     config_class = UNet2DConfig
     tensor_rules = resnet.TENSOR_RULES
-    # Before diffusers 0.15 attention had its own class.
-    legacy_names = (
-        (".query.", ".to_q."),
-        (".key.", ".to_k."),
-        (".value.", ".to_v."),
-        (".proj_attn.", ".to_out.0."),
-    )
+    legacy_names = OLD_ATTENTION
 
     def __init__(self, config: UNet2DConfig, *, rngs: nnx.Rngs):
         self.config: Any = config

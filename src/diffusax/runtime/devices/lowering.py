@@ -50,6 +50,19 @@ def by_platform(
     return jax.lax.platform_dependent(*args, default=lowerings[default], **others)
 
 
+_BARRIERS: Mapping[str, Callable[..., Any]] = {
+    "barrier": jax.lax.optimization_barrier,
+    "none": lambda x: x,
+}
+
+
+def barrier_on(platform: str, x: Any) -> Any:
+    """Keeps XLA, on one platform, from merging what makes arrays with what reads them."""
+    if is_plain():
+        return x
+    return by_platform(lambda p: "barrier" if p == platform else "none", _BARRIERS, x)
+
+
 def lowering_for(platforms: Sequence[str]) -> contextlib.AbstractContextManager[None]:
     """Traces functions for these platforms inside the context, and for no others.
 

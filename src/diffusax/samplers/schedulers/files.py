@@ -8,7 +8,7 @@ import huggingface_hub
 
 from diffusax.boundary.files import load_json, write_json
 from diffusax.checkpoints.hub import EMBEDDED, hub_errors
-from diffusax.checkpoints.keywords import take_keywords
+from diffusax.checkpoints.keywords import OF_HUB, take_keywords
 from diffusax.checkpoints.publishing import Publishing
 
 FILE = "scheduler_config.json"
@@ -66,8 +66,7 @@ class SchedulerFiles(Publishing):
         Raises:
             ValueError: there is no such file.
         """
-        names = ("revision", "token", "local_files_only", "cache_dir")
-        options, more = take_keywords(cls.__name__, hub, names)
+        options, more = take_keywords(cls.__name__, hub, OF_HUB)
         source = pretrained_model_name_or_path
         name = f"{subfolder}/{FILE}" if subfolder else FILE
         folder = EMBEDDED.get(str(source), Path(source))
