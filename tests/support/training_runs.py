@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from diffusax.training import CaptionedDataConfig
 from support.many_devices import run_on_devices
-from support.runs import RUNS
+from support.runs import RUNS, toy_run
 
 RUN = RUNS / "devices_run.py"
 """Trains a tiny checkpoint."""
@@ -42,6 +42,11 @@ def start(output: Path, *pairs: str, own_session: bool = False) -> subprocess.Po
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def run_here(output: Path, *pairs: str) -> None:
+    """Runs in this process what `start` runs in another one, which takes seconds to import."""
+    toy_run.main(str(output), *EMA, *pairs)
 
 
 def finish(process: subprocess.Popen) -> str:

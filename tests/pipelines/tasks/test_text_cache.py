@@ -9,7 +9,7 @@ import pytest
 from support.adapted import random_adapter
 
 import diffusax
-from diffusax.batch.request import Generation, make_request, prepare
+from diffusax.batch.request import Request
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines.tasks import text_cache
 from diffusax.pipelines.tasks.text_cache import TextCache
@@ -35,8 +35,9 @@ def encode(pipe, monkeypatch):
     def call(**given):
         encoded.clear()
         given = {"num_inference_steps": 1, "guidance_scale": 1.0, **given}
-        request = make_request(pipe, None, ("a",), given, texts=texts, generation=Generation())
-        context = np.asarray(prepare(request).plan.conditions.context)
+        request = Request()
+        request.take_call(pipe, None, ("a",), given, texts=texts)
+        context = np.asarray(request.prepare().plan.conditions.context)
         return context, len(encoded)
 
     return call

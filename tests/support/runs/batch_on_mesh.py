@@ -13,7 +13,7 @@ import numpy as np
 
 import diffusax
 from diffusax.batch import programs as programs
-from diffusax.batch.image import prepare_images
+from diffusax.batch.image import Image, prepare_images
 from diffusax.batch.run import BatchRun
 from diffusax.pipelines.plan.arguments import check_call
 from diffusax.runtime.programs.program import lower, recorded_requests
@@ -95,7 +95,7 @@ def exchange(pipe: diffusax.DiffusionPipeline, lanes: int) -> list[list[str]]:
         run = pipe.task(c, check_call({"prompt": "a cat", "num_inference_steps": 2, "seed": 0}))
     (one,) = prepare_images(c, pipe.task, run)
     batch = BatchRun(c, one, lanes)
-    batch.join(one, batch.lanes.find(one.branches))
+    batch.join(Image(None, 0, one, batch.kind), batch.lanes.find(one.branches))
     with recorded_requests() as requests:
         batch.advance(1)
     return moved(requests, c.mesh)

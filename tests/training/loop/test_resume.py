@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.training_runs import TOY, finish, results, start, steps_logged, wait_for
+from support.training_runs import TOY, finish, results, run_here, start, steps_logged, wait_for
 
 
 def children(pid: int) -> list[int]:
@@ -28,7 +28,7 @@ def children(pid: int) -> list[int]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> dict[str, np.ndarray]:
     output = tmp_path_factory.mktemp("uninterrupted")
-    finish(start(output))
+    run_here(output)
     return results(output)
 
 
@@ -52,7 +52,7 @@ def test_killed_runs_end_in_the_same_bits(tmp_path, uninterrupted):
     killed.kill()
     killed.wait()
 
-    finish(start(tmp_path))
+    run_here(tmp_path)
     assert first < 24
     for name, array in results(tmp_path).items():
         np.testing.assert_array_equal(array, uninterrupted[name])
