@@ -2,7 +2,9 @@
 
 What somebody would have to read who followed it, in all threads. Functions are counted once each,
 however often they are called; a change of file is a call into another file than the call before in
-its thread. What XLA and PyTorch do is in other packages and not counted.
+its thread. Comprehensions, which are functions of their own until Python 3.12, are counted apart:
+`def`s says what is left without them. What XLA and PyTorch do is in other packages and not counted.
+PyTorch is imported only for the walks of the tiny checkpoint, which diffusers walks, too.
 
 Walks: the first and the second call of a text-to-image pipeline, here and in diffusers on the same
 tiny checkpoint, and of the embedded model; a batch of training a LoRA, once its step is compiled;
@@ -21,14 +23,11 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-import diffusers
 from PIL import Image
 
 import diffusax
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from support.tiny import build_checkpoint
 
 CALL = {"prompt": "a cat", "num_inference_steps": 4}
 _STEPS = range(6, 22)
@@ -39,12 +38,13 @@ class Walk:
     """The functions of a package that are called while it is on, by file, in order."""
 
     def __init__(self, package: ModuleType = diffusax):
-        """Follows a package. Lambdas and comprehensions are functions, too."""
+        """Follows a package. Lambdas are functions, too."""
         self._root = str(Path(package.__file__ or "").parent)
         self.files: dict[str, list[str]] = {}
-        self.changes = 0
+        self.changes = self.changes_of_defs = 0
         self.is_on = False
         self._last: dict[int, str] = {}
+        self._last_def: dict[int, str] = {}
         self._calls: collections.Counter[str] = collections.Counter()
         self._span: tuple[str, range] | None = None
 
@@ -52,6 +52,12 @@ class Walk:
     def functions(self) -> int:
         """The number of functions of all files."""
         return sum(map(len, self.files.values()))
+
+    @property
+    def defs(self) -> int:
+        """The number of functions that are no comprehensions."""
+        names = [name for functions in self.files.values() for name in functions]
+        return sum(not _is_comprehension(name) for name in names)
 
     @property
     def lines(self) -> int:
@@ -100,6 +106,13 @@ class Walk:
         thread = threading.get_ident()
         self.changes += self._last.get(thread, file) != file
         self._last[thread] = file
+        if not _is_comprehension(name):
+            self.changes_of_defs += self._last_def.get(thread, file) != file
+            self._last_def[thread] = file
+
+
+def _is_comprehension(name: str) -> bool:
+    return name.endswith(("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"))
 
 
 def main() -> None:
@@ -110,15 +123,16 @@ def main() -> None:
     walks: dict[str, Walk] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        walks |= tiny_calls(folder / "tiny")
         walks |= calls()
         walks |= training(folder)
         walks |= lora(folder)
         walks |= request()
-    print(f"{'walk':44}{'files':>8}{'lines':>8}{'functions':>12}{'changes of file':>18}")
+        walks |= tiny_calls(folder / "tiny")
+    columns = f"{'files':>7}{'lines':>8}{'functions':>11}{'defs':>6}{'changes':>9}{'of defs':>9}"
+    print(f"{'walk':40}{columns}")
     for name, walk in walks.items():
-        counts = f"{len(walk.files):8}{walk.lines:8}{walk.functions:12}{walk.changes:18}"
-        print(f"{name:44}{counts}")
+        counts = f"{len(walk.files):7}{walk.lines:8}{walk.functions:11}{walk.defs:6}"
+        print(f"{name:40}{counts}{walk.changes:9}{walk.changes_of_defs:9}")
     if args.list:
         for name, walk in walks.items():
             print(f"\n{name}")
@@ -128,6 +142,9 @@ def main() -> None:
 
 def tiny_calls(folder: Path) -> dict[str, Walk]:
     """Two calls of a tiny checkpoint, here and in diffusers."""
+    import diffusers
+    from support.tiny import build_checkpoint
+
     theirs = build_checkpoint(folder, "sd", "a")
     ours = diffusax.DiffusionPipeline.from_pretrained(folder)
     ours.set_progress_bar_config(disable=True)
@@ -174,6 +191,7 @@ def training(folder: Path) -> dict[str, Walk]:
     with walk.everywhere():
         train(text_to_image(config), config)
     walk.changes //= len(_STEPS)
+    walk.changes_of_defs //= len(_STEPS)
     return {"a batch of training": walk}
 
 

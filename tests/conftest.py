@@ -110,7 +110,7 @@ def pytest_fixture_setup(fixturedef, request):
 def release_programs():
     """Compiled programs are let go after each file: what it compiles depends on no other file."""
     yield
-    from diffusax.runtime.programs.program import forget_executables
+    from support.compiled_programs import forget_executables
 
     forget_executables()
     jax.clear_caches()

@@ -32,7 +32,7 @@ from support.tiny_unconditional import build_unconditional
 
 from diffusax.checkpoints import hub
 from diffusax.cli.console import COMMANDS
-from diffusax.pipelines.plan.arguments import DESCRIPTIONS
+from diffusax.pipelines.plan.descriptions import DESCRIPTIONS
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

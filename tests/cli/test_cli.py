@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 from safetensors.numpy import save_file
+from support.compiled_programs import forget_executables
 from support.tiny import build_stable_diffusion
 
 import diffusax
@@ -26,7 +27,7 @@ from diffusax.cli.train import TextToImage
 from diffusax.images.conversion import resize
 from diffusax.images.masks import blur
 from diffusax.images.sheets import labelled_grid
-from diffusax.runtime.programs.program import PROGRAMS, forget_executables
+from diffusax.runtime.programs.program import PROGRAMS
 
 
 @pytest.fixture(scope="module")

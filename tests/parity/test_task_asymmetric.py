@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from support.compiled_programs import compiled_programs
+from support.compiled_programs import compiled_programs, forget_executables
 from support.pairs import NEGATIVES, PROMPTS, mask, picture
 from support.tiny import build_asymmetric
 
@@ -15,7 +15,6 @@ from diffusax.pipelines.pipeline import ahead
 from diffusax.pipelines.pipeline.ahead_of_time import compile_all
 from diffusax.pipelines.run import programs
 from diffusax.runtime.programs.compilations import count_compilations
-from diffusax.runtime.programs.program import forget_executables
 
 TWO = {"prompt": PROMPTS, "negative_prompt": NEGATIVES, "num_inference_steps": 3}
 INPAINT = {

@@ -1,9 +1,11 @@
-"""Which programs of diffusax a call compiles, by the lines that the log has of them."""
+"""Which programs of diffusax a call compiles, by the lines that the log has of them; and none."""
 
 import contextlib
 import logging
 import re
 from collections.abc import Iterator
+
+from diffusax.runtime.programs import room
 
 
 class _Names(logging.Handler):
@@ -30,3 +32,9 @@ def compiled_programs() -> Iterator[list[str]]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def forget_executables() -> None:
+    """Releases all executables, whether compiled ahead of time, compiled in a call, or loaded."""
+    for program in list(room.ALL):
+        program.forget_all()

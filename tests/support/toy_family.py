@@ -22,7 +22,7 @@ from diffusax.models.layers.embeddings import timestep_embedding
 from diffusax.models.layers.layers import Embedding, Linear
 from diffusax.networks import initialize
 from diffusax.pipelines.families import Denoiser, Family, diffusers_components
-from diffusax.pipelines.plan.arguments import documented
+from diffusax.pipelines.pipeline.call import documented
 from diffusax.pipelines.plan.guidance import apply_guidance
 from diffusax.pipelines.plan.plan import Conditions, Prompt, Tokens
 from diffusax.pipelines.tasks import tasks

@@ -7,6 +7,7 @@ import threading
 import jax
 
 from diffusax.batch.request import Request, preview_of
+from diffusax.pipelines.pipeline.call import remember
 from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.run.callbacks import row_callback, view_of
 from diffusax.pipelines.run.images import decode_result
@@ -89,7 +90,7 @@ def _run(request: Request, run: PreparedRun | None) -> None:
     try:
         run = request.prepare() if run is None else run
         pipe, call = view_of(request.pipe, request.c), request.call
-        pipe._remember(call, run)
+        remember(pipe, call, run)
         on_row = None if call.callback_on_step_end is None else row_callback(pipe, call)
         latents = run_plan(
             request.c,

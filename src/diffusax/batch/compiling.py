@@ -20,8 +20,8 @@ from diffusax.batch.sizes import KindSizes
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.run import programs
 from diffusax.runtime.devices.memory import return_memory
-from diffusax.runtime.programs.program import Request, key, make_room
-from diffusax.runtime.programs.room import memory_maps
+from diffusax.runtime.programs.program import Request, key
+from diffusax.runtime.programs.room import make_room, memory_maps
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from diffusax.models.network import Params
 from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.plan.branches import ScatteredLanes
-from diffusax.pipelines.plan.guidance import guide_with
+from diffusax.pipelines.plan.guidance import guidance_by
 from diffusax.pipelines.plan.plan import Conditions, Inpainting
 from diffusax.pipelines.run.programs import arrange_kernels, guided, keep_known
 from diffusax.runtime.devices.shares import images_sharding
@@ -223,7 +223,7 @@ def advance_batch(
         inputs = inputs._replace(adapters=adapters)
 
         def model(x: jax.Array, t: jax.Array) -> jax.Array:
-            guide = guide_with(denoiser.guide, batch.guide, row, t, x, per_image=True)
+            guide = guidance_by(denoiser.guide, batch.guide, row, t, x, per_image=True)
             return guided(denoiser, guide, params, x, t, conditions, inputs, lanes)
 
         def noise() -> jax.Array:

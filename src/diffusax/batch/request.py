@@ -18,10 +18,10 @@ from diffusax.boundary.convert import shortened
 from diffusax.boundary.messages import require_extra
 from diffusax.pipelines.components.adapters import Mixture, choose_adapters, with_mixture
 from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.pipeline.call import prepare_call
 from diffusax.pipelines.plan.arguments import Call, read_call
 from diffusax.pipelines.plan.plan import Decoding, PreparedRun
 from diffusax.pipelines.run.images import result_of, to_output
-from diffusax.pipelines.tasks.prepare import prepare_call
 from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.samplers import Scheduler, scheduler_from_name
 
@@ -45,8 +45,8 @@ class Request(Future[Any]):
     """The adapters that are merged into the parameters of `c`; None without any."""
     sampler: str | None = None
     """The name of the sampler, where it is another than the pipeline's own."""
-    finish: Callable[[Any], Any] | None = None
-    """See `PreparedRun.finish`."""
+    overlay: Callable[[Any], Any] | None = None
+    """See `PreparedRun.overlay`."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class Request(Future[Any]):
         """
         self.c = with_mixture(self.c, self.mixture)
         run = prepare_call(self.pipe.task, self.c, self.call if call is None else call)
-        self.finish = run.finish
+        self.overlay = run.overlay
         return run
 
     def take_images(self, images: Sequence[PreparedImage], rank: int) -> None:
@@ -241,7 +241,7 @@ class Request(Future[Any]):
         """Drops what only computing needs, so that whoever keeps the future keeps no parameters."""
         self.images = []
         self._results.clear()
-        for name in ("pipe", "c", "call", "mixture", "finish"):
+        for name in ("pipe", "c", "call", "mixture", "overlay"):
             self.__dict__.pop(name, None)
 
     def decode(self, latents: Any, decoding: Decoding, condition: Any) -> Any:
@@ -259,7 +259,7 @@ class Request(Future[Any]):
             if not any(result is None for result in found):
                 images = _joined(found, self.call.output_type)
                 flags = self.pipe.returns_flags
-                self.settle(result_of(self.call, images, self.finish, flags=flags))
+                self.settle(result_of(self.call, images, self.overlay, flags=flags))
         except Exception as error:
             self.settle(error=error)
 

@@ -198,6 +198,35 @@ def in_words(names: Mapping[Any, str]) -> Rule:
     return lambda wrong: describe(wrong.hint)
 
 
+def checked_texts(texts: Any, name: str = "prompt") -> list[str]:
+    """Returns `texts` as a list. name: the argument that an error names.
+
+    Raises:
+        ValueError: it is neither a string nor a non-empty list of strings that can be encoded.
+    """
+    texts = [texts] if isinstance(texts, str) else texts
+    if not isinstance(texts, Sequence) or isinstance(texts, bytes):
+        raise ValueError(
+            f"{name} must be a string or a list of strings, not {type(texts).__name__} ({texts!r})"
+        )
+    if not texts:
+        raise ValueError(f"{name} must not be an empty list; give at least one string")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{name} must be a string or a list of strings, but number {i} is of type "
+                f"{type(text).__name__} ({text!r})"
+            )
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{name} must be valid Unicode, but {text!r} has half a surrogate pair at position "
+                f"{error.start}; remove it"
+            ) from None
+    return list(texts)
+
+
 @functools.cache
 def _field_types(cls: Any) -> Mapping[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)

@@ -141,7 +141,7 @@ def call(pipe: Any, **options: Any) -> list[Any]:
     Raises:
         ValueError: the pipeline does not know an option, or refuses its value.
     """
-    from diffusax.pipelines.tasks.start import size_warning
+    from diffusax.pipelines.tasks.setup import size_warning
 
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:

@@ -16,7 +16,7 @@ from diffusax.offline.requests import CheckedImage
 from diffusax.offline.seating import Seated
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.tasks.start import start_run
+from diffusax.pipelines.tasks.setup import set_up
 from diffusax.pipelines.tasks.tasks import (
     most_branches,
     prepare_run,
@@ -46,9 +46,9 @@ def prepare(c: Components, image: CheckedImage) -> PreparedImage:
     call = image.call
     keys = image_keys(np.array([call.seed], np.uint32), np.array([image.number], np.uint32))
     with in_mesh(c.local_mesh):
-        start = start_run(c, call, image.kind[:2])
-        start = dataclasses.replace(start, noise=JaxNoise(keys))
-        run = prepare_run(start, pure_noise(start))
+        setup = set_up(c, call, image.kind[:2])
+        setup = dataclasses.replace(setup, noise=JaxNoise(keys))
+        run = prepare_run(setup, pure_noise(setup))
     prepared = prepare_images(c, text_to_image, run)[0]
     # All images of a batch have the same adapters in the same order, some with a weight of zero.
     groups = WeightGroups(adaptable_networks(c)).count

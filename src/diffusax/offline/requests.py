@@ -20,7 +20,7 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan import guidance
 from diffusax.pipelines.plan.arguments import Call, check_call
 from diffusax.pipelines.tasks.composed_prompts import compose
-from diffusax.pipelines.tasks.start import (
+from diffusax.pipelines.tasks.setup import (
     check_memory,
     image_size,
     make_schedule,
@@ -73,14 +73,15 @@ def check_image(c: Components, call: Call, scheduler: Any, number: int = 0) -> C
     if not isinstance(call.seed, int) or not 0 <= call.seed < 2**32:
         raise ValueError(f"seed must be an integer from 0 to {2**32 - 1} (got {call.seed})")
     schedule = make_schedule(c, call, size)
-    texts = compose(c, call, schedule) if call.prompt_weighting else None
+    texts = compose(c, call, len(schedule)) if call.prompt_weighting else None
     if texts is not None and not (texts.is_plain and len(texts.stretches) == 1):
         raise ValueError(
             "prompt has AND, a weight of its own or text that changes from step to step, which "
             "runs over many prompts do not read; leave prompt_weighting out, or generate it alone"
         )
     rows, weights = len(schedule), c.family.guidance.weights(c, call)
-    until = guidance.last_guided_row(guidance.call_rows(call, weights, schedule.timesteps, rows))
+    table = guidance.weights_by_row(call, weights, schedule.timesteps, rows)
+    until = guidance.last_guided_row(table)
     thresholds = schedule.table().threshold is not None
     adapters = stacked_adapters(c, call)
     kind = (*size, c.family.batch_key(c, call), table_height(rows), thresholds, adapters)

@@ -217,7 +217,7 @@ class ShardGenerator:
 
     def _decode(self, latents: jax.Array) -> tuple[Any, Any]:
         c = self._pipe.parts
-        return decode(c, latents, c.decoding(), tiled=self._pipe.vae.tiling)
+        return decode(c, latents, c.decoding, tiled=self._pipe.vae.tiling)
 
     def _write(self, piece: Piece, pool: Executor) -> tuple[int, int]:
         """Writes a piece, or the shard; returns how many images that settles, and generates."""

@@ -18,8 +18,8 @@ from diffusax.pipelines.classes.auto import (
 from diffusax.pipelines.components.components import MultiControlNetModel
 from diffusax.pipelines.families import STABLE_DIFFUSION as STABLE_DIFFUSION
 from diffusax.pipelines.families import Family as Family
+from diffusax.pipelines.pipeline.call import documented as documented
 from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
-from diffusax.pipelines.plan.arguments import documented as documented
 from diffusax.pipelines.tasks.tasks import text_to_image as text_to_image
 from diffusax.runtime.random.noise import noise_source as noise_source
 

@@ -31,7 +31,20 @@ _GUARDS = {
     for way in ("host_to_device", "device_to_device", "device_to_host")
 }
 _PERMISSIVE = (None, "allow", "log")
+_NO_CONTEXT = contextlib.nullcontext()
 _DOUBLE: contextvars.ContextVar[bool] = contextvars.ContextVar("double", default=False)
+
+
+def are_default() -> bool:
+    """Returns whether the user's program sets none of these switches."""
+    for name, (_, value) in _ENUMS.items():
+        if getattr(jax.config, name, value) != value:
+            return False
+    for name in _GUARDS:
+        if getattr(jax.config, name, None) not in _PERMISSIVE:
+            return False
+    explicit = AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+    return not (explicit or jax.config.read("jax_enable_x64"))
 
 
 @contextlib.contextmanager
@@ -72,7 +85,9 @@ def in_mesh(mesh: Mesh | None) -> Any:
 
     None, for a single device, leaves `own_switches` alone.
     """
-    return own_switches() if mesh is None else _in_mesh(mesh)
+    if mesh is not None:
+        return _in_mesh(mesh)
+    return _NO_CONTEXT if are_default() else own_switches()
 
 
 @contextlib.contextmanager
@@ -91,6 +106,8 @@ def under_own_switches(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if are_default():
+            return function(*args, **kwargs)
         may_be = jax.config.read("jax_enable_x64") and bool(args)
         x64 = may_be and bool(getattr(args[0], "is_double", False))
         return call_under_own_switches(x64, function, *args, **kwargs)
@@ -125,6 +142,8 @@ def check_untraced(given: Mapping[str, Any], instead: str) -> None:
     Raises:
         ValueError: a value is, or holds, a tracer; names it.
     """
+    if not is_traced([*given.values()]):
+        return
     for name, value in given.items():
         if is_traced(value):
             raise ValueError(

@@ -11,7 +11,7 @@ from diffusax.runtime.switches import check_untraced
 from diffusax.samplers.rows import CLEAN, Row, Schedule
 
 
-class Request(NamedTuple):
+class RunOptions(NamedTuple):
     """The checked arguments of a run.
 
     steps: the number of steps of the whole run. begin: the first row. timesteps: n, sigmas: n+1,
@@ -61,11 +61,11 @@ class Sampler(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def _without_run(self) -> Self: ...
+    def without_run(self) -> Self: ...
 
     def _check_custom(self, name: str, values: np.ndarray) -> None: ...
 
-    def _run(self, request: Request) -> Run: ...
+    def _run(self, wanted: RunOptions) -> Run: ...
 
 
 def cached_schedule(scheduler: Sampler, **options: Any) -> Schedule:
@@ -81,12 +81,7 @@ def cached_schedule(scheduler: Sampler, **options: Any) -> Schedule:
     Raises:
         ValueError: for the reasons of `Scheduler.schedule`.
     """
-    return compute_schedule(without_run(scheduler), **options)
-
-
-def without_run(scheduler: Any) -> Any:
-    """Returns an equal scheduler without its run by hand, which holds samples, to be kept."""
-    return scheduler._without_run()
+    return compute_schedule(scheduler.without_run(), **options)
 
 
 @functools.lru_cache(maxsize=64)
@@ -107,9 +102,9 @@ def compute_schedule(
 ) -> Schedule:
     """Checks the arguments of a run and computes its schedule, which is cached.
 
-    Calls use it with `Components.sampler`. The arguments must have exactly these types and are
-    explained at `cached_schedule`. The cache keeps the scheduler, which must have no run by hand,
-    see `without_run`.
+    Calls use it with `Components.fitting_scheduler`. The arguments must have exactly these types
+    and are explained at `cached_schedule`. The cache keeps the scheduler, which must have no run by
+    hand, see `Stepped.without_run`.
     """
     custom = {"timesteps": timesteps, "sigmas": sigmas}
     given = [name for name, value in custom.items() if value is not None]
@@ -147,7 +142,7 @@ def compute_schedule(
         steps = len(values) - (name == "sigmas" and scheduler.sigmas_hold_last)
     assert steps is not None
     _check_steps(scheduler, steps)
-    request = Request(
+    wanted = RunOptions(
         steps,
         begin,
         arrays.get("timesteps"),
@@ -160,7 +155,7 @@ def compute_schedule(
     )
     try:
         with np.errstate(all="ignore"):
-            run = scheduler._run(request)
+            run = scheduler._run(wanted)
     except np.linalg.LinAlgError:
         raise ValueError(_no_step(scheduler)) from None
     rows, stop = run.rows, len(run.rows) if end is None else end

@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from diffusax.boundary.convert import checked_texts
 from diffusax.text.tokenizer import CLIPTokenizer
-from diffusax.text.vocabulary import checked_texts
 
 ROUND_WEIGHT = 1.1
 SQUARE_WEIGHT = 1 / 1.1

@@ -28,6 +28,7 @@ from tokenizers import (
 )
 from tokenizers.models import BPE
 
+from diffusax.boundary.convert import checked_texts
 from diffusax.boundary.files import write_json
 from diffusax.text.tokenizer_files import (
     DEFAULTS,
@@ -36,7 +37,7 @@ from diffusax.text.tokenizer_files import (
     TokenizerFiles,
     read_tokenizer_files,
 )
-from diffusax.text.vocabulary import Vocabulary, checked_texts
+from diffusax.text.vocabulary import Vocabulary
 from diffusax.text.words import (
     add_words,
     added_words,
@@ -122,7 +123,10 @@ class CLIPTokenizer(Vocabulary):
         """Returns the ids of a text's first n tokens, and the rest of the text."""
         if n <= 0:
             return [], text
-        ids, offsets = self._encode(self._beginning(text, n))
+        # White space is no token, and normalisation makes one character of four at most. The part
+        # is twice as long as needed, so that a word cut at its end does not matter.
+        most = 8 * n * self._longest_token
+        ids, offsets = self._encode(text if len(text) <= most else _beginning(text, most))
         return ids[:n], text[offsets[n][0] :] if len(ids) > n else ""
 
     def decode(
@@ -249,27 +253,21 @@ class CLIPTokenizer(Vocabulary):
         except Exception as error:  # tokenizers raises nothing more specific
             raise OSError(f"{folder} could not be written ({error})") from None
 
-    def _beginning(self, text: str, n: int) -> str:
-        """Returns a beginning of the text that is sure to hold its first n tokens.
-
-        White space is not a token, and normalisation makes one character of four at most. The part
-        is twice as long as needed, so that a word cut at its end does not matter.
-        """
-        count = 8 * n * self._longest_token
-        if len(text) <= count:
-            return text
-        end = 0
-        for match in _NOT_SPACE.finditer(text):
-            end = match.end()
-            count -= end - match.start()
-            if count <= 0:
-                break
-        return text[:end]
-
     @functools.cached_property
     def _longest_token(self) -> int:
         """The most characters that a token has: at most as many as its bytes in the vocabulary."""
         return max(map(len, self.tokenizer.get_vocab()))
+
+
+def _beginning(text: str, count: int) -> str:
+    """Returns a beginning of the text with this many characters that are not white space."""
+    end = 0
+    for match in _NOT_SPACE.finditer(text):
+        end = match.end()
+        count -= end - match.start()
+        if count <= 0:
+            break
+    return text[:end]
 
 
 def _build(files: TokenizerFiles) -> Tokenizer:

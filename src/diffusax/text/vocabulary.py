@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
+from diffusax.boundary.convert import checked_texts
 from diffusax.boundary.tensors import BatchEncoding
 from diffusax.text.encoding import as_tensors, check_options, padded, padding_of, truncates
 
@@ -275,32 +276,3 @@ class Vocabulary:
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
         return new
-
-
-def checked_texts(texts: Any, name: str = "prompt") -> list[str]:
-    """Returns `texts` as a list. name: the argument that an error names.
-
-    Raises:
-        ValueError: it is neither a string nor a non-empty list of strings that can be encoded.
-    """
-    texts = [texts] if isinstance(texts, str) else texts
-    if not isinstance(texts, Sequence) or isinstance(texts, bytes):
-        raise ValueError(
-            f"{name} must be a string or a list of strings, not {type(texts).__name__} ({texts!r})"
-        )
-    if not texts:
-        raise ValueError(f"{name} must not be an empty list; give at least one string")
-    for i, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(
-                f"{name} must be a string or a list of strings, but number {i} is of type "
-                f"{type(text).__name__} ({text!r})"
-            )
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"{name} must be valid Unicode, but {text!r} has half a surrogate pair at position "
-                f"{error.start}; remove it"
-            ) from None
-    return list(texts)

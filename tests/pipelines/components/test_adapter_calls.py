@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 from support.adapted import random_adapter
-from support.compiled_programs import compiled_programs
+from support.compiled_programs import compiled_programs, forget_executables
 
 import diffusax
 from diffusax.lora.lora import lora_of_arrays
 from diffusax.lora.stacks import WeightGroups, covers, group_of, round_rank, stack, stack_shapes
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.runtime.programs.compilations import count_compilations
-from diffusax.runtime.programs.program import forget_executables
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 3.0, "seed": 1}
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from support.compiled_programs import forget_executables
 from support.effort import few
 from support.lora import add_lora, lora_layers
 from support.offline_runs import pictures, pixels, run
@@ -28,7 +29,6 @@ from diffusax.cli.console import main
 from diffusax.offline.requests import Requests
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.programs.compilations import count_compilations
-from diffusax.runtime.programs.program import forget_executables
 
 PROMPT = "an old house on a hill"
 LONG = "an old house on a hill by the sea, and two dogs that run before it"

@@ -12,7 +12,7 @@ import pytest
 from jax import export
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
-from support.compiled_programs import compiled_programs
+from support.compiled_programs import compiled_programs, forget_executables
 from support.effort import first
 from support.many_devices import split_small_arrays
 
@@ -25,7 +25,7 @@ from diffusax.runtime.programs import saved
 from diffusax.runtime.programs.cache import enable_compilation_cache
 from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.runtime.programs.exporting import export_requests, flat_arguments
-from diffusax.runtime.programs.program import PROGRAMS, Program, forget_executables, lower
+from diffusax.runtime.programs.program import PROGRAMS, Program, lower
 from diffusax.runtime.programs.topology import topology_mesh
 from diffusax.runtime.switches import in_mesh
 

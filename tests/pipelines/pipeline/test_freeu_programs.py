@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 from jax import export
-from support.compiled_programs import compiled_programs
+from support.compiled_programs import compiled_programs, forget_executables
 
 import diffusax
 from diffusax import samplers
@@ -13,7 +13,6 @@ from diffusax.offline.run import pipeline_facts
 from diffusax.pipelines.pipeline import ahead
 from diffusax.pipelines.pipeline.ahead_of_time import compile_all
 from diffusax.runtime.programs.exporting import export_requests, flat_arguments
-from diffusax.runtime.programs.program import forget_executables
 
 NUMBERS = (0.9, 0.2, 1.2, 1.4)
 CALL = {"num_inference_steps": 3, "output_type": "np", "guidance_scale": 3.0}

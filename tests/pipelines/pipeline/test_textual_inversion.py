@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from support.compiled_programs import compiled_programs
+from support.compiled_programs import compiled_programs, forget_executables
 from support.effort import first
 from support.pairs import Pair
 
 import diffusax
 from diffusax.models.encoders.token_table import ROWS
 from diffusax.runtime.programs.compilations import count_compilations
-from diffusax.runtime.programs.program import forget_executables
 from diffusax.text.prompts import tokenize_prompts
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 3.0, "seed": 1}

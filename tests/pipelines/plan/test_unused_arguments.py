@@ -11,8 +11,8 @@ from support.tiny_transformers import FLUX_FILL, flux_pipeline, klein_pipeline, 
 
 import diffusax
 from diffusax.pipelines.components.adapters import resolve_adapters
+from diffusax.pipelines.pipeline.call import prepare_call
 from diffusax.pipelines.plan.arguments import read_call
-from diffusax.pipelines.tasks.prepare import prepare_call
 
 
 def rule(predictions, step):
@@ -98,7 +98,7 @@ def outcome(pipe, caplog, call, name, value):
         after = fingerprint(pipe, {**call, name: value})
     except (ValueError, TypeError) as error:
         return f"refuses: {error}"
-    said = [r.getMessage() for r in caplog.records if r.name == "diffusax.pipelines.tasks.prepare"]
+    said = [r.getMessage() for r in caplog.records if r.name == "diffusax.pipelines.tasks.unused"]
     said = [line for line in said if name in line.partition(" nothing in this call: ")[0]]
     if said:
         return f"warns: {said[-1]}"
@@ -112,7 +112,7 @@ def fingerprint(pipe, call):
     numbers = jax.tree.leaves((run.plan, run.schedule.levels, run.decoder_condition))
     shown = [np.asarray(jax.random.key_data(x) if is_key(x) else x).tobytes() for x in numbers]
     loras = [(name, lora.digest) for name, lora in run.loras.items()]
-    return shown, loras, jax.tree.structure(run.plan), run.finish is None
+    return shown, loras, jax.tree.structure(run.plan), run.overlay is None
 
 
 def is_key(x):
@@ -270,7 +270,7 @@ def test_no_argument_is_ignored_in_silence(pipe_of, caplog, name):
 def test_a_sentence_names_arguments_and_why_they_change_nothing(pairs, caplog, call, warning):
     pipe = pairs("StableDiffusionPipeline", "sd").ours
     fingerprint(pipe, {"seed": None, **call})
-    said = [r.getMessage() for r in caplog.records if r.name == "diffusax.pipelines.tasks.prepare"]
+    said = [r.getMessage() for r in caplog.records if r.name == "diffusax.pipelines.tasks.unused"]
     assert said == ([] if warning is None else [warning])
 
 

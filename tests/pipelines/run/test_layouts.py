@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import pytest
 from support.adapted import random_adapter
-from support.compiled_programs import compiled_programs
+from support.compiled_programs import compiled_programs, forget_executables
 
 import diffusax
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices import layouts
-from diffusax.runtime.programs.program import forget_executables, key, lower
+from diffusax.runtime.programs.program import key, lower
 
 ORDER = (3, 0, 1, 2)
 CALL = {"num_inference_steps": 2, "output_type": "np", "seed": 1, "guidance_scale": 3.0}

@@ -2,12 +2,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.compiled_programs import forget_executables
 from support.effort import first
 
 from diffusax.runtime.programs import room
 from diffusax.runtime.programs.compilations import count_compilations
-from diffusax.runtime.programs.program import PROGRAMS, Program, forget_executables, make_room
-from diffusax.runtime.programs.room import memory_maps
+from diffusax.runtime.programs.program import PROGRAMS, Program
+from diffusax.runtime.programs.room import make_room, memory_maps
 
 pytestmark = pytest.mark.skipif(not memory_maps(), reason="the system does not list memory maps")
 ROOM = 80

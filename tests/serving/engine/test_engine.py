@@ -8,10 +8,11 @@ import time
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from support.compiled_programs import forget_executables
 
 from diffusax.batch.executables import Executables
 from diffusax.batch.run import BatchRun
-from diffusax.runtime.programs.program import PROGRAMS, Program, forget_executables
+from diffusax.runtime.programs.program import PROGRAMS, Program
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.catalogue.catalogue import Catalogue
 from diffusax.serving.drawings.drawing import Drawing

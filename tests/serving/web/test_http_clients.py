@@ -400,7 +400,7 @@ def test_all_iterations_of_a_call_count_as_its_images(server):
 def evaluated(monkeypatch):
     """The numbers of rows of the runs that are prepared."""
     evaluated = []
-    schedule = diffusax.pipelines.tasks.start.compute_schedule
+    schedule = diffusax.pipelines.tasks.setup.compute_schedule
 
     def counted(*args, **options):
         found = schedule(*args, **options)
@@ -408,7 +408,7 @@ def evaluated(monkeypatch):
             evaluated.append(len(found))
         return found
 
-    monkeypatch.setattr("diffusax.pipelines.tasks.start.compute_schedule", counted)
+    monkeypatch.setattr("diffusax.pipelines.tasks.setup.compute_schedule", counted)
     return evaluated
 
 

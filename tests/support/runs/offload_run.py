@@ -15,8 +15,9 @@ import numpy as np
 import diffusax
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.runtime.programs.compilations import count_compilations
-from diffusax.runtime.programs.program import PROGRAMS, forget_executables
+from diffusax.runtime.programs.program import PROGRAMS
 from support.adapted import random_adapter
+from support.compiled_programs import forget_executables
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "seed": 3, "guidance_scale": 3.0}
 OFFLOADED = ("text_encoder", "vae")

@@ -86,7 +86,7 @@ class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
             self,
             params,
             schedule,
-            programs.begin(eps, level, clean, signal),
+            programs.initial_latents(eps, level, clean, signal),
             Conditions(self._context(params, prompt_ids, neg_prompt_ids)),
             guided(guidance_scale, b),
             prng_seed,

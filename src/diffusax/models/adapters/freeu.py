@@ -44,12 +44,12 @@ def freeu_rows(freeu: FreeU | None, *shape: int) -> np.ndarray | None:
     return None if freeu is None else np.tile(np.array(freeu, np.float32), (*shape, 1))
 
 
-def of_level(freeu: jax.Array | None, level: int) -> jax.Array | None:
+def of_level(freeu: jax.Array, level: int) -> jax.Array | None:
     """Returns the s and b of a level on the way up, 2 or b 2; None if FreeU does not change it.
 
     freeu: 4 or b 4, in `FreeU`'s order.
     """
-    return None if freeu is None or level >= LEVELS else freeu[..., level::LEVELS]
+    return None if level >= LEVELS else freeu[..., level::LEVELS]
 
 
 def apply_freeu(x: jax.Array, skip: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:

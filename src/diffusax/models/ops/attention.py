@@ -93,7 +93,7 @@ def _by_platform(
             *shapes,
             biased="bias" in more,
             plain=plain,
-            capability=cuda_capability(),
+            capability=cuda_capability() if platform == "cuda" else None,
         )
 
     return by_platform(choose, {n: bound(form) for n, form in LOWERINGS.items()}, q, k, v, more)

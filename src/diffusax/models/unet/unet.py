@@ -214,5 +214,6 @@ class UNet2DConditionModel(UNetEncoder):
             taken = [skips.pop() for _ in up.resnets]
             size = (skips[-1].shape[1], skips[-1].shape[2]) if skips else None
             run_up = functools.partial(up, size=size, remat=inner)
-            x = rematerialized(run_up, whole)(x, taken, temb, context, of_level(freeu, level))
+            numbers = None if freeu is None else of_level(freeu, level)
+            x = rematerialized(run_up, whole)(x, taken, temb, context, numbers)
         return self.conv_out(silu(self.conv_norm_out(x)))

@@ -6,15 +6,16 @@ The calls' arguments, their order and defaults are diffusers'; those after the s
 from diffusax.pipelines.classes.bases import StableDiffusion, StableDiffusionXL
 from diffusax.pipelines.families.family import CONTROLNET, IMAGE_PROMPTS
 from diffusax.pipelines.pipeline import diffusers_methods
-from diffusax.pipelines.plan.arguments import TENSORS, documented
+from diffusax.pipelines.pipeline.call import documented
+from diffusax.pipelines.plan.arguments import TENSORS
 from diffusax.pipelines.tasks.steering import (
     control_image_to_image,
     control_inpaint,
     control_text_to_image,
 )
 
-# `documented` makes each call from its declaration: `read_call` checks the arguments by the types
-# in pipelines/plan/arguments.py, and `DiffusionPipeline._generate` makes the images.
+# `documented` (pipeline/call.py) makes each call from its declaration: it checks the arguments by
+# their types (plan/arguments.py), and generates the images.
 # fmt: off
 
 

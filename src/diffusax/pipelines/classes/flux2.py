@@ -5,12 +5,13 @@ The call's arguments, their order and defaults are diffusers'; those after the s
 
 from diffusax.pipelines.classes.bases import Flux2Klein
 from diffusax.pipelines.pipeline import diffusers_methods
-from diffusax.pipelines.plan.arguments import TENSORS, documented
+from diffusax.pipelines.pipeline.call import documented
+from diffusax.pipelines.plan.arguments import TENSORS
 from diffusax.pipelines.tasks.inpainting import inpaint
 from diffusax.pipelines.tasks.tasks import image_to_image, text_to_image
 
-# `documented` makes each call from its declaration: `read_call` checks the arguments by the types
-# in pipelines/plan/arguments.py, and `DiffusionPipeline._generate` makes the images.
+# `documented` (pipeline/call.py) makes each call from its declaration: it checks the arguments by
+# their types (plan/arguments.py), and generates the images.
 # fmt: off
 
 

@@ -6,13 +6,13 @@ The calls' arguments, their order and defaults are diffusers'; those after the s
 from typing import Any
 
 from diffusax.pipelines.families import UNCONDITIONAL
+from diffusax.pipelines.pipeline.call import documented
 from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
-from diffusax.pipelines.plan.arguments import documented
 from diffusax.pipelines.tasks.tasks import unconditional
 from diffusax.samplers import DDIMScheduler, Scheduler
 
-# `documented` makes each call from its declaration: `read_call` checks the arguments by the types
-# in pipelines/plan/arguments.py, and `DiffusionPipeline._generate` makes the images.
+# `documented` (pipeline/call.py) makes each call from its declaration: it checks the arguments by
+# their types (plan/arguments.py), and generates the images.
 # fmt: off
 
 

@@ -19,6 +19,7 @@ from diffusax.pipelines.families.placement import device_of, put_params
 from diffusax.pipelines.plan.arguments import Call, as_list, match_length
 from diffusax.runtime.copies import Copyable
 from diffusax.runtime.devices.mesh import mesh_of, replicated
+from diffusax.runtime.switches import is_traced
 
 ROLES = ("denoiser", "controlnet", "text_encoder")
 """The components that take adapters."""
@@ -219,17 +220,16 @@ class _Stacks:
     ) -> Layers:
         """Returns a component's stack on its devices; that of the same LoRAs is made once."""
         leaf = jax.tree.leaves(c.params[component])[0]
-        place = mesh = c.mesh_for(component)
-        if mesh is None:
-            several = mesh_of(leaf)
-            place = device_of(leaf) if several is None else replicated(several)
+        place = c.mesh_for(component)
+        if place is None and not is_traced(leaf):
+            place = getattr(leaf, "sharding", None)
         key = (tuple(loras.values()), tuple(networks.items()), leaf.dtype, place, shape)
         with self._lock:
             kept = self._found.setdefault(component, {})
             found = kept.pop(key, None)
             if found is None:
                 layers = stack(loras, networks, {component: shape})[component]
-                found = _put(c, component, layers, leaf.dtype, place)
+                found = _put(c, component, layers, leaf)
             # The last to be used is the last of all.
             kept[key] = found
             while len(kept) > _KEPT:
@@ -244,7 +244,9 @@ class _Stacks:
                     del kept[key]
 
 
-def _put(c: Any, name: str, layers: Layers, dtype: Any, place: Any) -> Layers:
+def _put(c: Any, name: str, layers: Layers, leaf: Any) -> Layers:
+    """Puts a component's stack where its parameters are. leaf: one of these."""
+    dtype = leaf.dtype
     cast = {
         path: layer._replace(down=layer.down.astype(dtype), up=layer.up.astype(dtype))
         for path, layer in layers.items()
@@ -253,14 +255,16 @@ def _put(c: Any, name: str, layers: Layers, dtype: Any, place: Any) -> Layers:
     with jax.ensure_compile_time_eval():
         if (mesh := c.mesh_for(name)) is not None:
             return put_params(mesh, c.family.role(name), c.networks[name], cast)
-        return jax.device_put(cast, place)
+        several = mesh_of(leaf)
+        return jax.device_put(cast, device_of(leaf) if several is None else replicated(several))
 
 
 def adaptable_networks(c: Any) -> dict[str, Any]:
     """Returns the networks of a pipeline's components that take adapters, unless freed."""
-    freed = () if c.encoded is None else c.encoded.encoders
-    own = (name for name in c.networks if c.family.role(name) in ROLES and name not in freed)
-    return {name: c.networks[name] for name in own}
+    networks: dict[str, Any] = c.adaptable
+    if c.encoded is None:
+        return networks
+    return {name: net for name, net in networks.items() if name not in c.encoded.encoders}
 
 
 def resolve_adapters(c: Any, call: Call) -> tuple[Any, Call]:
@@ -290,7 +294,8 @@ def choose_adapters(c: Any, call: Call) -> tuple[Call, Mixture | None]:
         # What is wholly in the parameters needs no program with adapters.
         left = {name: weight for name, weight in active.items() if weight is not None}
         call = dataclasses.replace(call, adapters=left)
-    rows = [_checked(c, row) for row in as_list(call.adapters)]
+    rows = tuple(_checked(c, row) for row in as_list(call.adapters))
+    call = dataclasses.replace(call, adapter_rows=rows)
     names = [name for name in store.names_of(rows) if store.adapters[name].changes]
     if not names:
         return call, None
@@ -340,7 +345,9 @@ def call_adapters(c: Any, call: Call, prompts: int) -> CallAdapters | None:
     """
     if call.adapters is None:
         return None
-    rows = [_checked(c, row) for row in as_list(call.adapters)]
+    rows = call.adapter_rows
+    if rows is None:
+        rows = [_checked(c, row) for row in as_list(call.adapters)]
     rows = match_length("adapters", rows, prompts)
     known = c.adapters.adapters
     loras = {name: known[name] for name in c.adapters.names_of(rows) if known[name].components}

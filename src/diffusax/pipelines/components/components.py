@@ -15,14 +15,13 @@ from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.autoencoders.pixels import pixels
 from diffusax.models.network import Network, Params, fit
 from diffusax.networks import Model
-from diffusax.pipelines.components.adapters import AdapterStore
+from diffusax.pipelines.components.adapters import ROLES, AdapterStore
 from diffusax.pipelines.components.ip_adapters import IPAdapterStore
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role
 from diffusax.pipelines.families.placement import device_of, put_params, to_host
 from diffusax.pipelines.plan.plan import Decoding
 from diffusax.runtime.devices.layouts import in_order
 from diffusax.samplers.processes import Kind, check_process
-from diffusax.samplers.runs import without_run
 
 OFFLOADED = ("text_encoder", "autoencoder", "image_encoder")
 """The roles of components that may stay in the host's memory except for their turn."""
@@ -126,6 +125,11 @@ class Components:
         """The networks of the models."""
         return {name: model.network for name, model in self.models.items()}
 
+    @functools.cached_property
+    def adaptable(self) -> dict[str, Network]:
+        """The networks that take adapters, by component; see `adaptable_networks`."""
+        return {name: n for name, n in self.networks.items() if self.family.role(name) in ROLES}
+
     @property
     def controlnets(self) -> list[str]:
         """The names of the ControlNets, in order."""
@@ -149,8 +153,10 @@ class Components:
         )
 
     @functools.cached_property
-    def sampler(self) -> Any:
-        """The scheduler that makes the schedules of calls, without the state of a loop by hand.
+    def fitting_scheduler(self) -> Any:
+        """The scheduler, which is for these networks, without the state of a loop by hand.
+
+        Calls make their schedules by it.
 
         Raises:
             ValueError: there is none, or the networks were trained with another process.
@@ -159,7 +165,7 @@ class Components:
         # CosXL is trained as EDM is, and its checkpoints may come with any scheduler.
         if self.process is not None and not self.options.get("is_cosxl_edit"):
             check_process(f"scheduler={self.scheduler.class_name}", self.scheduler, self.process)
-        return without_run(self.scheduler)
+        return self.scheduler.without_run()
 
     @functools.cached_property
     def local_mesh(self) -> Mesh | None:
@@ -240,7 +246,7 @@ class Components:
         there = self.family.names("denoiser")[0] in self.models
         return self.denoiser.context_dim if there else None
 
-    @property
+    @functools.cached_property
     def text_encoders(self) -> list[tuple[Any, Network, str]]:
         """The tokenizer, the network and the name of each text encoder that is loaded.
 
@@ -296,6 +302,12 @@ class Components:
         self.require(self.autoencoder_name)
         return self.models[self.autoencoder_name]
 
+    @property
+    def tiled(self) -> bool:
+        """Whether the autoencoder is set to decode and encode large images in tiles."""
+        model = self.models.get(self.autoencoder_name or "")
+        return model is not None and model.switches.tiling
+
     @functools.cached_property
     def latents(self) -> LatentFormat:
         """The format of the latents: channels, pixels per latent, and options of their decoding."""
@@ -310,13 +322,10 @@ class Components:
         rows, columns = self.denoiser.sample_size
         return rows * self.latents.factor, columns * self.latents.factor
 
-    def decoding(self, *, normalize: bool = True) -> Decoding:
-        """Returns the options of the decoder.
-
-        normalize: whether to apply latents_mean and latents_std where the autoencoder has them,
-        besides the scaling factor.
-        """
-        return Decoding(self.latents.upcast, normalize and self.latents.normalize)
+    @functools.cached_property
+    def decoding(self) -> Decoding:
+        """The options of the decoder."""
+        return Decoding(self.latents.upcast, self.latents.normalize)
 
 
 def on_host(params: Params) -> bool:

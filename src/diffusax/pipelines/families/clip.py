@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
+from diffusax.boundary.convert import checked_texts
 from diffusax.pipelines.plan.plan import Texts, Tokens
-from diffusax.text.prompts import PromptTokens, tokenize_prompts
-from diffusax.text.vocabulary import checked_texts
+from diffusax.text.prompts import tokenize_prompts
 
 
 def tokenize(
@@ -23,23 +23,13 @@ def tokenize(
             windows; None where there are none.
     """
     windows = None if length is None else max(length // tokenizers[0].model_max_length, 1)
-
-    tokens = _all_tokens(tokenizers, texts, call, windows)
-    counts = {t.input_ids.shape[1] for t in tokens}
-    if len(counts) > 1:
-        tokens = _all_tokens(tokenizers, texts, call, max(counts))
-    return Tokens(tuple(t.input_ids for t in tokens), tokens[0].weights)
-
-
-def _all_tokens(
-    tokenizers: Sequence[Any], texts: Texts, call: Any, windows: int | None
-) -> list[PromptTokens]:
-    """Returns the tokens for each text encoder, of so many windows where these are given."""
-    options: dict[str, Any] = {"long_prompt": call.long_prompt, "windows": windows}
-    return [
-        tokenize_prompts(tokenizer, given, weighting=call.prompt_weighting, **options)
-        for tokenizer, given in zip(tokenizers, texts)
-    ]
+    options = {"long_prompt": call.long_prompt, "weighting": call.prompt_weighting}
+    pairs = list(zip(tokenizers, texts))
+    found = [tokenize_prompts(*pair, windows=windows, **options) for pair in pairs]
+    counts = [tokens.input_ids.shape[1] for tokens in found]
+    if len(set(counts)) > 1:
+        found = [tokenize_prompts(*pair, windows=max(counts), **options) for pair in pairs]
+    return Tokens(tuple(tokens.input_ids for tokens in found), found[0].weights)
 
 
 def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:

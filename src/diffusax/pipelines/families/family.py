@@ -68,19 +68,8 @@ IMAGE_PROMPTS: tuple[Component, ...] = (
 """The components with which IP-Adapters read images."""
 
 
-def trained_size(components: Any, call: Any) -> tuple[int, int]:
-    """Returns the height and width in pixels that the denoiser was trained at."""
-    size: tuple[int, int] = components.default_size
-    return size
-
-
 def any_length(components: Any, call: Any) -> None:
     """Returns None: prompts of all lengths may share a batch."""
-
-
-def own_schedule(components: Any, call: Any, size: tuple[int, int]) -> dict[str, Any]:
-    """Returns no options: the noise levels are the scheduler's own."""
-    return {}
 
 
 def none_unused(components: Any, call: Any, run: Any) -> tuple[()]:
@@ -131,10 +120,12 @@ class Family:
     """How long the embeddings of a call's prompts are: `OneLength` or `OwnLengths`."""
     batch_key: Callable[..., Any] = any_length
     """A function (components, call) -> a key that the prompts of one batch must have in common."""
-    default_size: Callable[..., tuple[int, int]] = trained_size
-    """A function (components, call) -> the height and width in pixels of a call that gives none."""
-    schedule_options: Callable[..., dict[str, Any]] = own_schedule
-    """A function (components, call, size) -> options of `Scheduler.schedule`, such as mu."""
+    default_size: Callable[..., tuple[int, int]] | None = None
+    """A function (components, call) -> the height and width in pixels of a call that gives none;
+    None for those that the denoiser was trained at."""
+    schedule_options: Callable[..., dict[str, Any]] | None = None
+    """A function (components, call, size) -> options of `Scheduler.schedule`, such as mu; None
+    where the noise levels are the scheduler's own."""
     guidance: ClassifierFree = dataclasses.field(default_factory=ClassifierFree)
     """How the predictions of branches are guided: `ClassifierFree` or `TrueCFG`."""
     start: WholeSteps = dataclasses.field(default_factory=WholeSteps)

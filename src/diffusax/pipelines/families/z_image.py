@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.boundary.convert import checked_texts
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Params
@@ -34,7 +35,6 @@ from diffusax.pipelines.families.transformer import (
 from diffusax.pipelines.plan.guidance import above_zero, apply_guidance, limit_norm
 from diffusax.pipelines.plan.plan import Conditions, Encoders, Prompt, StepInputs, Texts, Tokens
 from diffusax.text.language_tokenizer import Qwen2Tokenizer
-from diffusax.text.vocabulary import checked_texts
 
 _SHORTEST, _LONGEST = 64, 512
 

@@ -24,7 +24,7 @@ from diffusax.models.layers.embeddings import guidance_scale_embedding
 from diffusax.models.network import floating_dtype
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, check_call
-from diffusax.pipelines.tasks.start import check_memory, count_images, image_size
+from diffusax.pipelines.tasks.setup import check_memory, count_images, image_size
 from diffusax.runtime.random.noise import draw_like
 
 log = logging.getLogger(__name__)

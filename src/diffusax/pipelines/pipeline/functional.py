@@ -13,6 +13,7 @@ from diffusax.models.adapters.low_rank import Layers
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.families import Denoiser, Family
+from diffusax.pipelines.pipeline.call import prepare_call
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import (
     Conditions,
@@ -25,7 +26,6 @@ from diffusax.pipelines.plan.plan import (
 )
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.sample import LoadedDenoiser, differentiably, sample
-from diffusax.pipelines.tasks.prepare import prepare_call
 from diffusax.pipelines.tasks.prompts import (
     encode_adapted,
     given_embeds,
@@ -34,7 +34,8 @@ from diffusax.pipelines.tasks.prompts import (
     token_groups,
 )
 from diffusax.pipelines.tasks.tasks import Task
-from diffusax.runtime.programs.program import Program, make_room
+from diffusax.runtime.programs.program import Program
+from diffusax.runtime.programs.room import make_room
 from diffusax.runtime.switches import (
     call_under_own_switches,
     in_auto_axes,

@@ -101,7 +101,8 @@ class LoraMethods:
         where: dict[str, Any] = {"weight_name": weight_name, "subfolder": subfolder}
         where |= {"revision": revision, "token": token, "cache_dir": cache_dir}
         where["local_files_only"] = local_files_only
-        where |= take_keywords("load_lora_weights", keywords)[1]
+        if keywords:
+            where |= take_keywords("load_lora_weights", keywords)[1]
         file = read_lora(pretrained_model_name_or_path_or_dict, **where)
         networks = adaptable_networks(self.parts)
         lacking = [c.name for c in self.parts.family.components if c.name not in networks]

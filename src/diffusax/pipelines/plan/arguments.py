@@ -24,9 +24,8 @@ from diffusax.boundary.convert import (
 )
 from diffusax.boundary.options import Fraction, ImageCount, Pixels, Scale, Steps
 from diffusax.boundary.tensors import as_numpy, wants_tensors
-from diffusax.pipelines.plan.descriptions import DESCRIPTIONS
 from diffusax.pipelines.plan.generators import check_no_key, seed_of
-from diffusax.runtime.switches import check_untraced, under_own_switches
+from diffusax.runtime.switches import check_untraced
 
 Texts = str | list[str] | None
 Coordinate = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
@@ -125,6 +124,9 @@ class Call:
     """The names of the arguments that are not their defaults."""
     generators: Any = ()
     """PyTorch's generators and seeds, which draw the noise; `seed` has the seeds of all."""
+    adapter_rows: Any = None
+    """`adapters` as dictionaries of checked names and weights, for all prompts or for each; None
+    before `resolve_adapters`."""
     tensors: bool = False
     """Whether latents and what callbacks see are tensors of PyTorch instead of JAX's arrays."""
     own_arguments: Any = dataclasses.field(default_factory=dict)
@@ -175,30 +177,6 @@ _CALL_TRACED = (
 )
 
 
-def documented(call: Any) -> Any:
-    """Makes a pipeline's `__call__` from a declaration of its arguments with a summary sentence.
-
-    The call checks its arguments by `read_call` and passes them to `DiffusionPipeline._generate`.
-    It also takes callback and callback_steps, which diffusers' calls take without declaring them.
-    The descriptions of the arguments are added to the docstring.
-    """
-    names = [name for name in inspect.signature(call).parameters if name in DESCRIPTIONS]
-    lines = [f"            {name}: {DESCRIPTIONS[name]}" for name in names]
-    raises = [
-        "            ValueError: an argument that cannot be; says which, and what can.",
-        "            FloatingPointError: the latents or images are not finite.",
-    ]
-    sections = ["", "", "        Args:", *lines, "", "        Raises:", *raises, "        "]
-    call.__doc__ += "\n".join(sections)
-
-    @under_own_switches
-    @functools.wraps(call)
-    def called(self: Any, *args: Any, **given: Any) -> Any:
-        return self._generate(read_call(self, args, given, declared=call))
-
-    return called
-
-
 def read_call(
     pipe: Any,
     args: tuple[Any, ...],
@@ -209,7 +187,7 @@ def read_call(
 ) -> Call:
     """Returns the call of a pipeline with these arguments, which are checked and converted.
 
-    Every call also takes callback and callback_steps, whether its signature has them or not.
+    Every call also takes callback and callback_steps, whether its declaration has them or not.
 
     Args:
         pipe: the pipeline.
@@ -222,29 +200,35 @@ def read_call(
         ValueError: an argument is not valid; names it, its value and what is valid.
         TypeError: they do not fit the signature; names the method.
     """
-    signature, defaults, call = _declaration(declared or inspect.unwrap(type(pipe).__call__))
-    undeclared = _OLDER.keys() & given.keys() - signature.parameters.keys()
-    values = {name: given.pop(name) for name in undeclared}
+    signature, call = _declaration(declared or inspect.unwrap(type(pipe).__call__))
     try:
-        values |= signature.bind(pipe, *args, **given).arguments
+        values = signature.bind(pipe, *args, **given).arguments
     except TypeError as error:
         raise TypeError(f"{type(pipe).__name__}.__call__() {error}") from None
     del values["self"]
     if pure:
         return check_call(values, call)
     check_untraced(values, _CALL_TRACED)
-    named = frozenset(name for name, value in values.items() if _differs(value, defaults[name]))
+    defaults = signature.parameters
+    changed = [name for name, value in values.items() if _differs(value, defaults[name].default)]
     tensors = wants_tensors(pipe._tensors, *values.values())
-    return dataclasses.replace(_converted(values, call), given=named, tensors=tensors)
+    return dataclasses.replace(_converted(values, call), given=frozenset(changed), tensors=tensors)
 
 
 @functools.cache
-def _declaration(call: Any) -> tuple[inspect.Signature, dict[str, Any], Call]:
-    """Returns the signature of a pipeline's call, its defaults, and the call that has all these."""
+def _declaration(call: Any) -> tuple[inspect.Signature, Call]:
+    """Returns the signature of a pipeline's call, with the older arguments, and its defaults."""
     signature = inspect.signature(call)
-    defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
-    known = {name: value for name, value in defaults.items() if value is not signature.empty}
-    return signature, {**_OLDER, **defaults}, check_call(known)
+    declared = {**signature.parameters}
+    older = {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in _OLDER.items()
+        if name not in declared
+    }
+    known = {n: p.default for n, p in declared.items() if p.default is not signature.empty}
+    rest = {n: declared.pop(n) for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD}
+    every = [*declared.values(), *older.values(), *rest.values()]
+    return signature.replace(parameters=every), check_call(known)
 
 
 def _differs(value: Any, default: Any) -> bool:

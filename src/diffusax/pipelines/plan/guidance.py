@@ -44,35 +44,23 @@ def instruct(text_scale: float, image_scale: float) -> tuple[float, ...]:
     return (text_scale - image_scale, image_scale - 1.0)
 
 
-def per_row(
-    weights: Sequence[float], rows: int, padded: int, interval: tuple[float, float] = (0.0, 1.0)
-) -> np.ndarray:
-    """Returns the weights of each row, padded k-1, zero outside the interval and in padding rows.
-
-    rows: the rows of the run. padded: the rows of the table with its padding. interval: the start
-    and end of guidance, in fractions of the rows (Kynkäänniemi et al. 2024).
-    """
-    table = np.zeros((padded, len(weights)), np.float32)
-    table[round(interval[0] * rows) : round(interval[1] * rows)] = weights
-    return table
-
-
-def call_rows(
+def weights_by_row(
     call: Any, weights: Sequence[float], timesteps: np.ndarray, padded: int
 ) -> np.ndarray:
-    """Returns the weights of each row of a call's run, padded k-1; see `per_row`.
+    """Returns the weights of guidance at each row of a call's run, padded k-1.
 
-    They are zero outside guidance_start and guidance_end, and after the time cfg_truncation, where
-    0 is noise and 1 an image (diffusers pipeline_z_image.py, the denoising loop).
+    They are zero in padding rows, outside guidance_start and guidance_end, in fractions of the rows
+    (Kynkäänniemi et al. 2024), and after the time cfg_truncation, where 0 is noise and 1 an image
+    (diffusers pipeline_z_image.py, the denoising loop).
 
-    timesteps: those of the rows, from 1000 to 0.
+    timesteps: those of the rows, from 1000 to 0. padded: the rows of the table with its padding.
     """
-    interval = call.guidance_start, call.guidance_end
-    table = per_row(weights, len(timesteps), padded, interval)
-    last = call.cfg_truncation
+    rows, last = len(timesteps), call.cfg_truncation
+    table = np.zeros((padded, len(weights)), np.float32)
+    table[round(call.guidance_start * rows) : round(call.guidance_end * rows)] = weights
     if last is not None and last <= 1:
         times = (1000 - timesteps.astype(np.float32)) / 1000
-        table[: len(times)][times > last] = 0
+        table[:rows][times > last] = 0
     return table
 
 
@@ -151,7 +139,7 @@ def _number(leaf: Any) -> Any:
     return leaf.astype(jnp.float32) if isinstance(leaf, jax.Array) else np.asarray(leaf, np.float32)
 
 
-def guide_with(
+def guidance_by(
     own: Callable[..., jax.Array],
     rule: Any,
     row: jax.Array,
@@ -173,7 +161,7 @@ def guide_with(
     if rule is None:
         return own
 
-    def guide(predictions: jax.Array, inputs: Any) -> jax.Array:
+    def combine(predictions: jax.Array, inputs: Any) -> jax.Array:
         b, k = predictions.shape[:2]
         if k == 1:
             return predictions[:, 0]
@@ -185,7 +173,7 @@ def guide_with(
         guided = jax.vmap(_guide_image, in_axes=axes)(rule, predictions, steps)
         return rescale_guided(predictions[:, 0], guided, inputs.rescale)
 
-    return guide
+    return combine
 
 
 def _guide_image(rule: Any, predictions: jax.Array, step: GuidanceStep) -> jax.Array:

@@ -139,11 +139,13 @@ class Plan(NamedTuple):
     table: Table
     step_inputs: StepInputs
     noise: Any
-    """One random key per image (b), or the noise of the row that is run next (b h w c)."""
+    """One random key per image, b, from which the noise of each row is drawn."""
     inpainting: Inpainting | None = None
     guide: Any = None
     """The call's own rule of guidance as a tree of numbers, see `guidance.as_rule`; None for the
     denoiser's."""
+    row_noise: Any = None
+    """PyTorch's numbers for the row that is run next, b h w c; None where the keys are used."""
 
 
 class Later(NamedTuple):
@@ -184,9 +186,8 @@ class PreparedRun:
     decoding: Decoding
     decoder_condition: DecoderCondition | None = None
     """The image and the mask that the decoder reads beside the latents; None for most decoders."""
-    finish: Callable[[Images], Images] | None = None
-    """A function from the decoded images to the result of the call; None where they are the
-    same."""
+    overlay: Callable[[Images], Images] | None = None
+    """Pastes the decoded images into those that they were cropped from; None where none was."""
     guidance_scale: float | None = None
     """The guidance scale that a callback has set; None where the call's own applies."""
     loras: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -18,7 +18,7 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.families.policies import negatives_first, of_branch
 from diffusax.pipelines.plan.arguments import Call, as_list, read_numbers
-from diffusax.pipelines.plan.guidance import call_rows
+from diffusax.pipelines.plan.guidance import weights_by_row
 from diffusax.pipelines.plan.plan import Conditions, PreparedRun
 from diffusax.pipelines.run.images import check_latents
 from diffusax.pipelines.run.sample import OnRow
@@ -302,5 +302,5 @@ def _reweigh(run: PreparedRun, call: Call, c: Components, scale: float) -> Prepa
         (before,) = guidance.weights(c, call) or (0.0,)
         weights = [run.weights[0] + now[0] - before, *run.weights[1:]]
     rows = len(run.plan.step_inputs.rescale)
-    table = call_rows(call, weights, run.schedule.timesteps, rows)
+    table = weights_by_row(call, weights, run.schedule.timesteps, rows)
     return dataclasses.replace(_with_step_inputs(run, weights=table), guidance_scale=scale)

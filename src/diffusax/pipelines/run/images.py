@@ -42,7 +42,7 @@ def decode_result(
         FloatingPointError: the latents or the images are not finite.
     """
     images = to_output(c, latents, run.decoding, run.decoder_condition, call.output_type)
-    return result_of(call, images, run.finish, flags=flags)
+    return result_of(call, images, run.overlay, flags=flags)
 
 
 def to_output(
@@ -73,8 +73,7 @@ def to_output(
             latents = programs.own_latents(*own, latents, normalize=decoding.normalize)
             return jnp.transpose(latents, (0, 3, 1, 2))
         return c.latents.outward(latents)
-    tiled = c.autoencoder_name is not None and c.autoencoder_model.switches.tiling
-    images, finite = decode(c, latents, decoding, condition, tiled=tiled)
+    images, finite = decode(c, latents, decoding, condition, tiled=c.tiled)
     if not np.asarray(finite).all():
         culprit = "images" if np.isfinite(np.asarray(latents)).all() else "latents"
         raise FloatingPointError(_not_finite(c, culprit))
@@ -89,16 +88,16 @@ def to_output(
     return np.asarray(images)
 
 
-def result_of(call: Call, images: Any, finish: Callable[[Any], Any] | None, *, flags: bool) -> Any:
+def result_of(call: Call, images: Any, overlay: Callable[[Any], Any] | None, *, flags: bool) -> Any:
     """Returns what a call returns.
 
     Args:
         call: the call.
         images: what `to_output` gave.
-        finish: see `PreparedRun.finish`.
+        overlay: see `PreparedRun.overlay`.
         flags: see `DiffusionPipeline.returns_flags`.
     """
-    images = images if finish is None else finish(images)
+    images = images if overlay is None else overlay(images)
     if call.tensors and call.output_type == "latent":
         images = as_tensor(images)
     if call.return_dict:
@@ -179,7 +178,8 @@ def encode_pixels(
         **options: scale and normalize.
     """
     vae, params = c.autoencoder, c.autoencoder_params
-    factor = vae.config.downsampling if _in_tiles(c) else 0
+    in_tiles = c.tiled and vae.class_name in TILED_ENCODERS
+    factor = vae.config.downsampling if in_tiles else 0
     tile = tile_of(vae.config, factor) if factor else 0
     if max(pixels.shape[1:3]) <= tile * factor or not factor:
         given = vae, params, pixels, noise
@@ -193,10 +193,6 @@ def encode_pixels(
     moments = tiled_encode(encode_tile, pixels, tile=tile, factor=factor)
     latents: jax.Array = programs.sample_moments(vae, params, moments, noise, **options)
     return latents
-
-
-def _in_tiles(c: Components) -> bool:
-    return c.autoencoder.class_name in TILED_ENCODERS and c.autoencoder_model.switches.tiling
 
 
 def check_latents(

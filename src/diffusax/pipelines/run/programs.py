@@ -25,7 +25,7 @@ from diffusax.models.layers.layers import ArrangedLinear
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.plan.branches import AdjacentLanes, Branches, lane_inputs
-from diffusax.pipelines.plan.guidance import guide_with
+from diffusax.pipelines.plan.guidance import guidance_by
 from diffusax.pipelines.plan.plan import (
     Conditions,
     DecoderCondition,
@@ -43,15 +43,15 @@ from diffusax.samplers import Schedule, Table, init_state, run
 def denoise(
     denoiser: Denoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
 ) -> jax.Array:
-    """Runs the rows start..stop of the plan's table, compiled; see `advance`.
+    """Runs the rows start..stop of the plan's table, compiled; see `run_rows`.
 
     state: 6 b h w c, the latents in slot 0. The plan's control images are embedded by
     `embed_control`.
     """
-    return advance(denoiser, params, state, plan, start, stop)
+    return run_rows(denoiser, params, state, plan, start, stop)
 
 
-def advance(
+def run_rows(
     denoiser: Denoiser,
     params: Params,
     state: jax.Array,
@@ -73,15 +73,15 @@ def advance(
     conditions = jax.tree.map(branches.from_branches, plan.conditions)
     params = arrange_kernels(denoiser, params)
     conditions = denoiser.prepare(params, conditions, plan.step_inputs)
-    row_keys = jnp.issubdtype(plan.noise.dtype, jax.dtypes.prng_key)
 
     def model(x: jax.Array, timestep: jax.Array, i: jax.Array) -> jax.Array:
         inputs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.step_inputs)
-        guide = guide_with(denoiser.guide, plan.guide, i, timestep, x)
-        return guided(predict, guide, params, x, timestep, conditions, inputs, branches)
+        combine = guidance_by(denoiser.guide, plan.guide, i, timestep, x)
+        return guided(predict, combine, params, x, timestep, conditions, inputs, branches)
 
     def draw(i: jax.Array) -> jax.Array:
-        return draw_rows(plan.noise, state.shape[2:], i + 1) if row_keys else plan.noise
+        given = plan.row_noise
+        return draw_rows(plan.noise, state.shape[2:], i + 1) if given is None else given
 
     constrain = None if plan.inpainting is None else keep_known(plan.inpainting)
     return run(model, state, plan.table, start, stop, draw, constrain)
@@ -95,7 +95,7 @@ def arrange_kernels(denoiser: Denoiser, params: Params) -> Params:
 
 def guided(
     predict: Callable[..., jax.Array],
-    guide: Callable[..., jax.Array],
+    combine: Callable[..., jax.Array],
     params: Params,
     x: jax.Array,
     timestep: jax.Array,
@@ -107,7 +107,7 @@ def guided(
 
     Args:
         predict: a denoiser, or a function with its arguments.
-        guide: the denoiser's `guide`, or a rule with its arguments, see `guide_with`.
+        combine: the denoiser's `guide`, or a rule with its arguments, see `guidance_by`.
         params: the parameters by component.
         x: b h w c, the scaled latents.
         timestep: a scalar or b.
@@ -119,7 +119,7 @@ def guided(
     b = x.shape[0]
     t = branches.from_images(jnp.broadcast_to(timestep, (b,)))
     y = predict(params, branches.from_images(x), t, conditions, lane_inputs(inputs, branches, b))
-    return guide(branches.to_branches(y.astype(jnp.float32)[..., : x.shape[-1]]), inputs)
+    return combine(branches.to_branches(y.astype(jnp.float32)[..., : x.shape[-1]]), inputs)
 
 
 def keep_known(known: Inpainting) -> Callable[..., jax.Array]:
@@ -151,7 +151,9 @@ def embed_control(
 
 
 @jax.jit
-def begin(noise: jax.Array, scale: Any, clean: jax.Array | None, signal: Any) -> jax.Array:
+def initial_latents(
+    noise: jax.Array, scale: Any, clean: jax.Array | None, signal: Any
+) -> jax.Array:
     """Returns the latents at the start of a run, signal * clean + scale * noise, b h w c.
 
     clean: latents b h w c, or fewer, which are repeated; None for pure noise.

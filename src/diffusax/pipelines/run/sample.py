@@ -1,7 +1,7 @@
 """Runs a plan to latents.
 
 Every caller runs `sample`: calls, compilation ahead of time, gradients, tracing and callbacks. They
-differ in its argument `advance`, which goes through the rows from the first state to the last.
+differ in its argument `loop`, which goes through the rows from the first state to the last.
 """
 
 import dataclasses
@@ -58,44 +58,44 @@ def load_denoiser(
     return LoadedDenoiser(c.denoiser, params, c.mesh)
 
 
-Advance = Callable[[LoadedDenoiser, jax.Array, Plan], jax.Array]
+Loop = Callable[[LoadedDenoiser, jax.Array, Plan], jax.Array]
 """A function (denoiser, the sampler's state, a plan on the devices) -> the state after the rows."""
 OnRow = Callable[[int, jax.Array, PreparedRun], tuple[jax.Array, PreparedRun, bool]]
 """A function (row, this process's state, run) -> (state, run, stop) that is called after each
 row."""
 
 
-def sample(model: LoadedDenoiser, plan: Plan, advance: Advance) -> jax.Array:
+def sample(model: LoadedDenoiser, plan: Plan, loop: Loop) -> jax.Array:
     """Returns the latents after a run, b h w c; on a mesh, those of this process's images.
 
     Args:
         model: the denoiser with its parameters and devices.
         plan: the run, with arrays on the host or on any device.
-        advance: goes through the rows: `at_once`, `differentiably`, or in pieces as in `run_plan`.
+        loop: goes through the rows: `at_once`, `differentiably`, or in pieces as in `run_plan`.
     """
     placed = place(model, plan)
-    state = advance(model, programs.first_state(placed.latents), placed)
+    state = loop(model, programs.first_state(placed.latents), placed)
     latents: jax.Array = programs.final_latents(state)
     return latents if model.mesh is None else own_images(model.mesh, latents, len(plan.latents))
 
 
-def at_once(rows: int) -> Advance:
+def at_once(rows: int) -> Loop:
     """Returns a function that runs all rows in one dispatch of the compiled program."""
-    return functools.partial(_run_rows, start=0, stop=rows)
+    return functools.partial(_denoise, start=0, stop=rows)
 
 
-def differentiably(rows: int) -> Advance:
+def differentiably(rows: int) -> Loop:
     """Returns a function that runs all rows with static bounds, so that reverse gradients exist.
 
     For a gradient, activations are computed again instead of being kept in memory.
     """
 
-    def advance(model: LoadedDenoiser, state: jax.Array, plan: Plan) -> jax.Array:
-        return programs.advance(
+    def loop(model: LoadedDenoiser, state: jax.Array, plan: Plan) -> jax.Array:
+        return programs.run_rows(
             model.denoiser, model.params, state, plan, 0, rows, rematerialize=True
         )
 
-    return advance
+    return loop
 
 
 def place(model: LoadedDenoiser, plan: Plan, before: Plan | None = None) -> Plan:
@@ -152,38 +152,58 @@ def run_plan(
     shared = mesh is not None and mesh != mesh.local_mesh
     if (shown.disable or shared) and on_row is None and row_noise is None and not run.later:
         return sample(model, run.plan, at_once(n))
-    single = on_row is not None or row_noise is not None
-
-    later = {one.row: one for one in run.later}
-
-    def advance(model: LoadedDenoiser, state: jax.Array, placed: Plan) -> jax.Array:
-        now, row, size = run, 0, 1
-        images = len(run.plan.latents)
-        while row < n and not interrupted():
-            if row in later:
-                now, placed = _with_later_prompts(model, now, placed, later[row])
-            stop, began = row + 1 if single else min(row + size, n), time.perf_counter()
-            stop = min([stop, *(start for start in later if start > row)])
-            noise = {} if row_noise is None else {"noise": put(mesh, row_noise(row))}
-            state = _run_rows(model, state, placed._replace(**noise), row, stop)
-            if on_row is not None:
-                own = state if mesh is None else own_images(mesh, state, images, 1)
-                changed, after, stopped = on_row(row, own, now)
-                state = state if changed is own else put(mesh, changed, 1)
-                if stopped:
-                    break
-                if after.plan is not now.plan and stop < n:
-                    control = after.plan.conditions.control
-                    same = control is now.plan.conditions.control
-                    placed = place(model, after.plan, placed if same else None)
-                now = after
-            _update_bar(shown, state, stop - row, first=row == 0, desc=bar.get("desc"))
-            size *= 1 + (time.perf_counter() - began < _SECONDS_PER_PIECE)
-            row = stop
-        return state
-
+    between = _Between(on_row, row_noise, interrupted, shown, bar.get("desc"))
     with shown:
-        return sample(model, run.plan, advance)
+        return sample(model, run.plan, functools.partial(_in_pieces, run, between))
+
+
+class _Between(NamedTuple):
+    """What comes between the rows of a run."""
+
+    on_row: OnRow | None
+    row_noise: Callable[[int], Any] | None
+    """Returns PyTorch's noise of a row, b h w c."""
+    interrupted: Callable[[], bool]
+    bar: Any
+    description: str | None
+    """The text of the bar, once the program is compiled."""
+
+
+def _in_pieces(
+    run: PreparedRun, between: _Between, model: LoadedDenoiser, state: jax.Array, placed: Plan
+) -> jax.Array:
+    """Runs all rows, a few at a time; returns the state after the last, or where it is stopped."""
+    n, images, mesh = len(run.schedule.rows), len(run.plan.latents), model.mesh
+    single = between.on_row is not None or between.row_noise is not None
+    later = {one.row: one for one in run.later}
+    row, size = 0, 1
+    while row < n and not between.interrupted():
+        if row in later:
+            run, placed = _with_later_prompts(model, run, placed, later[row])
+        stop, began = row + 1 if single else min(row + size, n), time.perf_counter()
+        stop = min([stop, *(start for start in later if start > row)])
+        if between.row_noise is not None:
+            placed = placed._replace(row_noise=put(mesh, between.row_noise(row)))
+        state = _denoise(model, state, placed, row, stop)
+        if between.on_row is not None:
+            own = state if mesh is None else own_images(mesh, state, images, 1)
+            changed, after, stopped = between.on_row(row, own, run)
+            state = state if changed is own else put(mesh, changed, 1)
+            if stopped:
+                break
+            if after.plan is not run.plan and stop < n:
+                placed = _placed_anew(model, after.plan, run.plan, placed)
+            run = after
+        _update_bar(between, state, stop - row, first=row == 0)
+        size *= 1 + (time.perf_counter() - began < _SECONDS_PER_PIECE)
+        row = stop
+    return state
+
+
+def _placed_anew(model: LoadedDenoiser, plan: Plan, before: Plan, placed: Plan) -> Plan:
+    """Returns a changed plan on the devices. placed: the plan `before` on the devices."""
+    same = plan.conditions.control is before.conditions.control
+    return place(model, plan, placed if same else None)
 
 
 def _with_later_prompts(
@@ -194,10 +214,10 @@ def _with_later_prompts(
     return dataclasses.replace(run, plan=plan), place(model, plan, placed)
 
 
-def _run_rows(
+def _denoise(
     model: LoadedDenoiser, state: jax.Array, plan: Plan, start: int, stop: int
 ) -> jax.Array:
-    """Runs the rows start..stop of a plan that lies on the devices, by the compiled program."""
+    """Runs the rows start..stop of a plan on the devices by the compiled program."""
     rows = np.int32(start), np.int32(stop)
     with in_mesh(model.mesh):
         return programs.denoise(model.denoiser, model.params, state, plan, *rows)
@@ -211,14 +231,15 @@ def _first_weights(mesh: Mesh | None, plan: Plan) -> Any:
     return put(mesh, weights[0], 0 if weights.ndim == 3 else NO_IMAGES)
 
 
-def _update_bar(bar: Any, state: jax.Array, rows: int, *, first: bool, desc: str | None) -> None:
+def _update_bar(between: _Between, state: jax.Array, rows: int, *, first: bool) -> None:
+    bar = between.bar
     if bar.disable:
         return
     state.block_until_ready()
     bar.update(rows)
     if first:
         # It may have compiled; the estimate of what is left must not count that.
-        bar.set_description(desc)
+        bar.set_description(between.description)
         bar.unpause()
 
 

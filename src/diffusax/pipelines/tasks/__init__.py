@@ -1,6 +1,5 @@
 """Tasks, which turn the arguments of a call into a plan.
 
-Begin with `prepare`, which runs a task; `start`, which finds what follows from the call and the
-components alone; and `tasks`, which has text to image and image to image. Other tasks change the
-plan in files of their own.
+Begin with `tasks`, which has text to image and image to image, and `setup`, which finds what
+follows from the call and the components alone. Other tasks change the plan in files of their own.
 """

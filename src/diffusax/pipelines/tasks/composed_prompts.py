@@ -16,8 +16,7 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, as_list
 from diffusax.pipelines.plan.plan import Conditions, Later, Prompt
 from diffusax.pipelines.tasks.prompts import count_tokens, embed_prompts
-from diffusax.pipelines.tasks.start import Start
-from diffusax.samplers import Schedule
+from diffusax.pipelines.tasks.setup import Setup
 from diffusax.text.prompt_schedules import schedule, split_parts, text_at
 
 _Texts = tuple[tuple[str, ...], ...]
@@ -66,8 +65,10 @@ class Composition:
         return (*(-scale * w for w in self.weights[1:]), scale * sum(self.weights) - 1.0)
 
 
-def compose(c: Components, call: Call, run: Schedule) -> Composition | None:
+def compose(c: Components, call: Call, rows: int) -> Composition | None:
     """Returns what a call's prompts are at each row; None where they are not in A1111's syntax.
+
+    rows: the number of rows of the run.
 
     Raises:
         ValueError: the prompts of a call are joined of parts with different weights.
@@ -86,7 +87,7 @@ def compose(c: Components, call: Call, run: Schedule) -> Composition | None:
     given = call.negative_prompt
     negatives = None if given is None else [schedule(text, steps) for text in as_list(given)]
     found: list[Stretch] = []
-    for row in range(max(len(run), 1)):
+    for row in range(max(rows, 1)):
         parts = tuple(tuple(text_at(s, row) for s in part) for part in zip(*spans))
         negative = None if negatives is None else tuple(text_at(s, row) for s in negatives)
         if not found or (found[-1].parts, found[-1].negative) != (parts, negative):
@@ -94,12 +95,12 @@ def compose(c: Components, call: Call, run: Schedule) -> Composition | None:
     return Composition(weights.pop(), tuple(found))
 
 
-def embed_composition(start: Start, composition: Composition, branches: int) -> list[Prompt]:
+def embed_composition(setup: Setup, composition: Composition, branches: int) -> list[Prompt]:
     """Returns the embeddings of each stretch, b k ...; all have as many tokens.
 
     branches: k, the parts and one for the negative prompt; 1 for the prompt alone.
     """
-    c, call = start.c, start.call
+    c, call = setup.c, setup.call
     stretches = composition.stretches
     calls = [stretch.calls(call) for stretch in stretches]
     several = len(stretches) > 1 or branches > 2
@@ -108,13 +109,13 @@ def embed_composition(start: Start, composition: Composition, branches: int) -> 
             "prompt has AND or text that changes from step to step, of which encode_first has not "
             "encoded the parts; load the pipeline without it"
         )
-    counts = (count_tokens(c, one, start.prompts) for parts in calls for one in parts)
+    counts = (count_tokens(c, one, setup.prompts) for parts in calls for one in parts)
     length = max(counts) if several else None
     made: dict[Any, Prompt] = {}
     for stretch, parts in zip(stretches, calls):
         key = stretch.parts, stretch.negative
         if key not in made:
-            made[key] = _embedded(start, parts, branches, length)
+            made[key] = _embedded(setup, parts, branches, length)
     return [made[stretch.parts, stretch.negative] for stretch in stretches]
 
 
@@ -139,12 +140,12 @@ def with_equal_sizes(conditions: Conditions, parts: int) -> Conditions:
     return conditions._replace(added={**(conditions.added or {}), "time_ids": equal})
 
 
-def _embedded(start: Start, calls: Sequence[Call], branches: int, length: int | None) -> Prompt:
+def _embedded(setup: Setup, calls: Sequence[Call], branches: int, length: int | None) -> Prompt:
     """Returns the embeddings of the parts of a prompt and of its negative prompt, b k ... ."""
 
     def embed(call: Call, branches: int) -> Prompt:
-        own: dict[str, Any] = {"adapters": start.adapters, "length": length}
-        return embed_prompts(start.c, call, start.prompts, branches=branches, **own)
+        own: dict[str, Any] = {"adapters": setup.adapters, "length": length}
+        return embed_prompts(setup.c, call, setup.prompts, branches=branches, **own)
 
     if len(calls) == 1:
         return embed(calls[0], branches)

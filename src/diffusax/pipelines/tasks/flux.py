@@ -17,7 +17,7 @@ from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.images import check_latents
 from diffusax.pipelines.tasks.references import looking_at
-from diffusax.pipelines.tasks.start import are_latents, image_size, require_channels, start_run
+from diffusax.pipelines.tasks.setup import are_latents, image_size, require_channels, set_up
 from diffusax.pipelines.tasks.steering import control_weights, repeat_for_prompts
 from diffusax.pipelines.tasks.tasks import (
     encode,
@@ -64,15 +64,15 @@ def fill(c: Components, call: Call) -> PreparedRun:
             "masked_image_latents must be None: give image and mask_image, which are encoded"
         )
     height, width = image_size(c, call)
-    start = start_run(c, call, (height, width), from_image=True)
-    b, shape, noise = start.images, start.shape, start.noise
+    setup = set_up(c, call, (height, width), from_image=True)
+    b, shape, noise = setup.images, setup.shape, setup.noise
     pixels = read_pixels(c, call, height, width)
     mask = to_mask(required(call, "mask_image"), height, width, factor=c.latents.multiple)
     if are_latents(pixels):
         raise ValueError("image must be pixels, not latents, as its white part is left out")
     if call.latents is None:
         clean = encode(c, noise, pixels, b)
-        x = noised(start.schedule, clean, noise.draw("start", shape))
+        x = noised(setup.schedule, clean, noise.draw("start", shape))
     else:
         x = check_latents(c.latents, call.latents, b, *shape[:2])
     masked = encode(c, noise, pixels * (1 - mask), b, purpose="masked")
@@ -80,7 +80,7 @@ def fill(c: Components, call: Call) -> PreparedRun:
     folded = cut.transpose(0, 1, 3, 2, 4).reshape(len(mask), *shape[:2], factor**2)
     folded = np.tile(folded, (b // len(mask), 1, 1, 1))
     channels = programs.join_channels(masked, folded)
-    return prepare_run(start, x, channels=channels)
+    return prepare_run(setup, x, channels=channels)
 
 
 def kontext(c: Components, call: Call) -> PreparedRun:
@@ -91,11 +91,11 @@ def kontext(c: Components, call: Call) -> PreparedRun:
     """
     require_channels(c, c.latents.channels, "Kontext")
     call = _with_area(c, call)
-    start = start_run(c, call, image_size(c, call))
+    setup = set_up(c, call, image_size(c, call))
     references = []
     if call.image is not None:
-        references = [encode(c, None, _reference(c, call), start.images)]
-    return looking_at(prepare_run(start, pure_noise(start)), references)
+        references = [encode(c, None, _reference(c, call), setup.images)]
+    return looking_at(prepare_run(setup, pure_noise(setup)), references)
 
 
 def control(c: Components, call: Call) -> PreparedRun:
@@ -108,8 +108,8 @@ def control(c: Components, call: Call) -> PreparedRun:
     images = _images(call, len(nets))
     call = _with_size_of_tensors(call, images)
     height, width = image_size(c, call)
-    start = start_run(c, call, (height, width))
-    b = start.images
+    setup = set_up(c, call, (height, width))
+    b = setup.images
     for i, given in enumerate(images):
         if _is_raw(given):
             pixels = as_numpy(given).astype(np.float32).transpose(0, 2, 3, 1)
@@ -117,9 +117,9 @@ def control(c: Components, call: Call) -> PreparedRun:
             pixels = read_pixels(c, dataclasses.replace(call, image=given), height, width)
         pixels = repeat_for_prompts(pixels, b, call.num_images_per_prompt or 1)
         if nets[i].config.conditioning_embedding_channels is None:
-            pixels = encode(c, start.noise, pixels[:, 0], b, purpose="control")[:, None]
+            pixels = encode(c, setup.noise, pixels[:, 0], b, purpose="control")[:, None]
         hints.append(pixels)
-    run = prepare_run(start, pure_noise(start))
+    run = prepare_run(setup, pure_noise(setup))
     plan = run.plan
     conditions = control_conditions(plan.conditions, tuple(hints), _modes(nets, call))
     inputs = plan.step_inputs._replace(control=control_weights(nets, call, run))

@@ -21,7 +21,7 @@ from diffusax.models.adapters.image_prompts import ImagePrompt, cross_attentions
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, read_numbers
-from diffusax.pipelines.tasks.start import Start
+from diffusax.pipelines.tasks.setup import Setup
 from diffusax.runtime.programs.program import Program
 
 
@@ -33,13 +33,13 @@ class Features(NamedTuple):
     """The same for images of zeros, which the branches without the prompt see."""
 
 
-def image_prompts(start: Start, branches: int) -> tuple[ImagePrompt, ...]:
+def image_prompts(setup: Setup, branches: int) -> tuple[ImagePrompt, ...]:
     """Returns what each IP-Adapter sees in each image and branch.
 
     Raises:
         ValueError: no IP-Adapter is loaded, or the arguments do not fit those that are.
     """
-    c, call, prompts = start.c, start.call, start.prompts
+    c, call, prompts = setup.c, setup.call, setup.prompts
     if call.ip_adapter_image is None and call.ip_adapter_image_embeds is None:
         raise ValueError("ip_adapter_masks need ip_adapter_image or ip_adapter_image_embeds")
     store = c.ip_adapters
@@ -60,7 +60,7 @@ def image_prompts(start: Start, branches: int) -> tuple[ImagePrompt, ...]:
         tokens = project_images(
             adapter.projection, params, features, branches=branches, repeats=rows
         )
-        made.append(_image_prompt(start, tokens, store.scales[i], masks[i], i))
+        made.append(_image_prompt(setup, tokens, store.scales[i], masks[i], i))
     return tuple(made)
 
 
@@ -261,7 +261,7 @@ def _read_masks(masks: Any, count: int) -> list[np.ndarray | None]:
 
 
 def _image_prompt(
-    start: Start, tokens: jax.Array, scales: np.ndarray, mask: np.ndarray | None, i: int
+    setup: Setup, tokens: jax.Array, scales: np.ndarray, mask: np.ndarray | None, i: int
 ) -> ImagePrompt:
     """Returns what one IP-Adapter sees. scales: l n. mask: (1 or p) n h w, or None."""
     b, n = tokens.shape[0], tokens.shape[2]
@@ -272,7 +272,7 @@ def _image_prompt(
                 f"ip_adapter_masks (index {i})"
             )
         return ImagePrompt(tokens, np.tile(scales, (b, 1, 1, 1)))
-    if len(mask) not in (1, start.prompts) or mask.shape[1] != n:
+    if len(mask) not in (1, setup.prompts) or mask.shape[1] != n:
         raise ValueError(
             f"ip_adapter_masks must have the shape (1, {n}, height, width) at index {i}, one mask "
             f"for each image (got {mask.shape})"
@@ -283,7 +283,7 @@ def _image_prompt(
             f"index {i}"
         )
     scales = np.broadcast_to(scales, (len(scales), n))
-    smaller = (downsample_mask(mask, queries) for queries in _query_counts(start.c, start.size))
+    smaller = (downsample_mask(mask, queries) for queries in _query_counts(setup.c, setup.size))
     masks = tuple(np.repeat(x, b // len(x), axis=0)[:, None] for x in smaller)
     return ImagePrompt(tokens, np.tile(scales, (b, 1, 1, 1)), masks)
 

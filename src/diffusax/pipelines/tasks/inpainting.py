@@ -15,12 +15,12 @@ from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.images import check_latents
 from diffusax.pipelines.tasks.prompts import prompt_for_each_image
 from diffusax.pipelines.tasks.references import with_inpainted
-from diffusax.pipelines.tasks.start import (
+from diffusax.pipelines.tasks.setup import (
     are_latents,
     image_size,
     pixel_size,
     require_channels,
-    start_run,
+    set_up,
 )
 from diffusax.pipelines.tasks.tasks import (
     check_count,
@@ -42,11 +42,11 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     """
     call = c.family.inpaint.resize(c, prompt_for_each_image(call), image_size)
     size = height, width = _inpainted_size(c, call)
-    start = start_run(c, call, size, from_image=True)
+    setup = set_up(c, call, size, from_image=True)
     # diffusers puts the image back without noise after the last row, also where denoising_end or
     # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
-    start = dataclasses.replace(start, schedule=start.schedule.ending_clean)
-    b, shape, schedule, noise = start.images, start.shape, start.schedule, start.noise
+    setup = dataclasses.replace(setup, schedule=setup.schedule.ending_clean)
+    b, shape, schedule, noise = setup.images, setup.shape, setup.schedule, setup.noise
     crop = crop_options(call, height, width)
     pixels = read_pixels(c, call, height, width, **crop)
     crop_mask: dict[str, Any] = {**crop, "factor": c.latents.multiple}
@@ -70,7 +70,7 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
         x = clean
     elif whole or given is not None:
         x = eps if given is None else given
-        x = programs.begin(x, np.float32(schedule.init_noise_sigma), None, None)
+        x = programs.initial_latents(x, np.float32(schedule.init_noise_sigma), None, None)
     else:
         x = noised(schedule, clean, eps)
 
@@ -88,13 +88,13 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     else:
         masked = _masked_latents(c, call, noise, pixels, mask, b)
         own["channels"] = programs.join_channels(small, masked)
-    run = prepare_run(start, x, **own)
+    run = prepare_run(setup, x, **own)
     run = with_inpainted(c, call, run, clean)
     shown = None if call.output_type == "latent" else c.family.inpaint.decoder(c, pixels, mask)
     if shown is not None:
         shown = DecoderCondition(*(np.tile(x, (b // len(x), 1, 1, 1)) for x in shown))
-    finish = _overlay(call, crop["crops_coords"]) if call.padding_mask_crop is not None else None
-    return dataclasses.replace(run, decoder_condition=shown, finish=finish)
+    overlay = _overlay(call, crop["crops_coords"]) if call.padding_mask_crop is not None else None
+    return dataclasses.replace(run, decoder_condition=shown, overlay=overlay)
 
 
 def crop_options(call: Call, height: int, width: int) -> dict[str, Any]:

@@ -159,17 +159,14 @@ def _encode_call_texts(
         tokens = tokens._replace(adapters=np.tile(adapters.weights, (len(prefixes), 1)))
     options: dict[str, Any] = {"groups": len(prefixes)}
     options["clip_skip"] = call.clip_skip if "" in prefixes else None
-
-    def ready() -> tuple[Params, ...]:
-        return tuple(map(c.ready, names))
-
     own_devices = c.encoder_mesh is not None
     with in_mesh(c.encoder_mesh) if own_devices else contextlib.nullcontext():
         if c.text_cache is None:
-            encoded = encode_texts(c.family, networks, ready(), tokens, layers, **options)
+            ready = tuple(map(c.ready, names))
+            encoded = encode_texts(c.family, networks, ready, tokens, layers, **options)
         else:
             params = tuple(c.params[name] for name in names)
-            options["ready"] = ready
+            options["ready"] = lambda: tuple(map(c.ready, names))
             encoded = c.text_cache.encode(c.family, networks, params, tokens, layers, **options)
     # From the host they go wherever the denoiser is.
     return dict(zip(prefixes, jax.device_get(encoded) if own_devices else encoded))

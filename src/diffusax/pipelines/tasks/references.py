@@ -19,7 +19,7 @@ from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.images import encode_pixels
-from diffusax.pipelines.tasks.start import are_latents
+from diffusax.pipelines.tasks.setup import are_latents
 
 
 def with_references(c: Components, call: Call, run: PreparedRun) -> PreparedRun:

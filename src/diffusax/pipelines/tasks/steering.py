@@ -13,17 +13,17 @@ from diffusax.models.network import Network
 from diffusax.models.unet.controlnet import guess_scales
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, as_list, match_length
-from diffusax.pipelines.plan.plan import PreparedRun
+from diffusax.pipelines.plan.plan import Decoding, PreparedRun
 from diffusax.pipelines.tasks.inpainting import crop_options, inpaint
 from diffusax.pipelines.tasks.prompts import prompt_for_each_image
-from diffusax.pipelines.tasks.start import count_images
+from diffusax.pipelines.tasks.setup import count_images
 from diffusax.pipelines.tasks.tasks import Task, image_to_image, text_to_image
 
 
 def controlled(task: Task) -> Task:
     """Returns the task with the images in `control_image` added to its plan."""
 
-    def run(c: Components, call: Call) -> PreparedRun:
+    def with_control(c: Components, call: Call) -> PreparedRun:
         if task is text_to_image:
             # diffusers calls the ControlNet's image `image` where there is no other.
             call = dataclasses.replace(call, control_image=call.image, image=None)
@@ -33,22 +33,22 @@ def controlled(task: Task) -> Task:
         if task is text_to_image:
             height, width = images[0].shape[2:4]
             call = dataclasses.replace(call, height=height, width=width)
-        prepared = task(c, call)
-        plan = prepared.plan
-        weights = control_weights(c.denoiser.controlnets, call, prepared)
+        run = task(c, call)
+        plan = run.plan
+        weights = control_weights(c.denoiser.controlnets, call, run)
         inputs = plan.step_inputs._replace(control=weights)
         conditions = plan.conditions._replace(control=images)
         return dataclasses.replace(
-            prepared,
+            run,
             plan=plan._replace(conditions=conditions, step_inputs=inputs),
             # pipeline_controlnet_inpaint_sd_xl.py of diffusers applies only the scaling_factor.
-            decoding=c.decoding(normalize=task is not inpaint),
+            decoding=_only_scaled(run) if task is inpaint else run.decoding,
             # Its pipelines with a ControlNet do not pass the image to the decoder either.
             decoder_condition=None,
         )
 
-    run.__name__ = f"control_{task.__name__}"
-    return run
+    with_control.__name__ = f"control_{task.__name__}"
+    return with_control
 
 
 control_text_to_image = controlled(text_to_image)
@@ -165,8 +165,13 @@ def adapter_text_to_image(c: Components, call: Call) -> PreparedRun:
         run,
         plan=run.plan._replace(conditions=conditions, step_inputs=inputs),
         # pipeline_stable_diffusion_xl_adapter.py of diffusers applies only the scaling_factor.
-        decoding=c.decoding(normalize=False),
+        decoding=_only_scaled(run),
     )
+
+
+def _only_scaled(run: PreparedRun) -> Decoding:
+    """Returns the options of the decoder without the statistics of the autoencoder's latents."""
+    return dataclasses.replace(run.decoding, normalize=False)
 
 
 def _adapter_images(c: Components, call: Call, adapters: list[Network]) -> list[np.ndarray]:

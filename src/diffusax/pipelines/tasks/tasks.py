@@ -15,10 +15,18 @@ from diffusax.pipelines.components.adapters import CallAdapters
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan import guidance
 from diffusax.pipelines.plan.arguments import Call
-from diffusax.pipelines.plan.plan import Conditions, Inpainting, Plan, PreparedRun, StepInputs
+from diffusax.pipelines.plan.plan import (
+    Conditions,
+    Inpainting,
+    Later,
+    Plan,
+    PreparedRun,
+    StepInputs,
+)
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.images import check_latents, encode_pixels
 from diffusax.pipelines.tasks.composed_prompts import (
+    Composition,
     compose,
     embed_composition,
     later_conditions,
@@ -27,14 +35,14 @@ from diffusax.pipelines.tasks.composed_prompts import (
 from diffusax.pipelines.tasks.image_prompts import image_prompts
 from diffusax.pipelines.tasks.prompts import embed_prompts, prompt_for_each_image
 from diffusax.pipelines.tasks.references import with_references
-from diffusax.pipelines.tasks.start import (
-    Start,
+from diffusax.pipelines.tasks.setup import (
+    Setup,
     are_latents,
     image_size,
     make_schedule,
     pixel_size,
     require_channels,
-    start_run,
+    set_up,
 )
 from diffusax.runtime.random.noise import Noise, TorchNoise, noise_source
 from diffusax.samplers import Schedule
@@ -48,8 +56,8 @@ Task = Callable[[Components, Call], PreparedRun]
 def text_to_image(c: Components, call: Call) -> PreparedRun:
     """Prepares a run that generates images from prompts, and from images to look at, if any."""
     require_channels(c, c.latents.channels, "text to image")
-    start = start_run(c, call, image_size(c, call))
-    run = prepare_run(start, pure_noise(start))
+    setup = set_up(c, call, image_size(c, call))
+    run = prepare_run(setup, pure_noise(setup))
     if call.image is not None:
         run = with_references(c, call, run)
     return run
@@ -77,15 +85,15 @@ def _start_from_images(c: Components, call: Call, **rows: Any) -> PreparedRun:
     call = prompt_for_each_image(call)
     call = c.family.resize(c, call, image_size)
     pixels = read_pixels(c, call, call.height, call.width)
-    start = start_run(c, call, pixel_size(c, pixels), **rows)
+    setup = set_up(c, call, pixel_size(c, pixels), **rows)
     if call.latents is not None:
-        x = check_latents(c.latents, call.latents, start.images, *start.shape[:2])
+        x = check_latents(c.latents, call.latents, setup.images, *setup.shape[:2])
     else:
         options = {"normalize": c.latents.normalize, "per_seed": True}
-        x = encode(c, start.noise, pixels, start.images, **options)
+        x = encode(c, setup.noise, pixels, setup.images, **options)
         if call.denoising_start is None:
-            x = noised(start.schedule, x, start.noise.draw("start", start.shape))
-    return prepare_run(start, x)
+            x = noised(setup.schedule, x, setup.noise.draw("start", setup.shape))
+    return prepare_run(setup, x)
 
 
 def instruct(c: Components, call: Call) -> PreparedRun:
@@ -94,22 +102,22 @@ def instruct(c: Components, call: Call) -> PreparedRun:
     call = prompt_for_each_image(call)
     call = c.family.edits.resize(c, call, image_size)
     pixels = read_pixels(c, call, call.height, call.width)
-    start = start_run(c, call, pixel_size(c, pixels))
+    setup = set_up(c, call, pixel_size(c, pixels))
     is_edit = c.options.get("is_cosxl_edit", False)
-    image = encode(c, None, pixels, start.images, scale=is_edit)
-    x = pure_noise(start)
+    image = encode(c, None, pixels, setup.images, scale=is_edit)
+    x = pure_noise(setup)
 
     weights: tuple[float, ...] = ()
-    scale = 1.0 if call.guidance_scale is None else call.guidance_scale
+    scale = _scale(call)
     if scale > 1 and call.image_guidance_scale >= 1:
         weights = guidance.instruct(scale, call.image_guidance_scale)
     order = (0, 0, None) if weights else (0,)
     (channels,) = programs.stack_branches(((image,),), order=order, repeats=1)
-    return prepare_run(start, x, channels=channels, weights=weights)
+    return prepare_run(setup, x, channels=channels, weights=weights)
 
 
 def prepare_run(
-    start: Start,
+    setup: Setup,
     latents: Any,
     *,
     channels: Any = None,
@@ -119,59 +127,84 @@ def prepare_run(
     """Completes a run: encodes the prompts, and computes the inputs of each step.
 
     Args:
-        start: the facts of the run.
+        setup: the facts of the run.
         latents: the latents at the start of the run, b h w c.
         channels: see `Conditions`.
         inpainting: see `Plan`.
         weights: the weights of guidance; by default those of classifier-free guidance, where the
             call asks for it.
     """
-    c, call, schedule, adapters = start.c, start.call, start.schedule, start.adapters
-    scale = 1.0 if call.guidance_scale is None else call.guidance_scale
-    texts = compose(c, call, schedule) if call.prompt_weighting else None
-    reweigh = None
-    if texts is not None and not texts.is_plain:
+    c, call, schedule = setup.c, setup.call, setup.schedule
+    composition = compose(c, call, len(schedule)) if call.prompt_weighting else None
+    joined = None if composition is None or composition.is_plain else composition
+    if joined is not None:
         _check_joined(call, weights)
-        weights, reweigh = texts.guidance(max(scale, 1.0)), texts.guidance
-    if weights is None:
+        weights = joined.guidance(max(_scale(call), 1.0))
+    elif weights is None:
         weights = c.family.guidance.weights(c, call)
-    branches = 1 + len(weights)
-    if texts is None:
-        prompts = [embed_prompts(c, call, start.prompts, branches=branches, adapters=adapters)]
+    conditions, later = _conditions(setup, composition, 1 + len(weights))
+    table = programs.device_table(schedule)
+    plan = Plan(
+        latents,
+        conditions._replace(channels=channels),
+        table,
+        _step_inputs(setup, weights, len(table.timestep)),
+        setup.noise.keys,
+        inpainting,
+        None if call.guide is None else _rule(c, call, weights),
+    )
+    return PreparedRun(
+        plan,
+        schedule,
+        setup.noise,
+        weights,
+        c.decoding,
+        loras={} if setup.adapters is None else setup.adapters.loras,
+        ip_adapters=c.ip_adapters.placed(c).layers if conditions.images else (),
+        later=later,
+        reweigh=None if joined is None else joined.guidance,
+    )
+
+
+def _conditions(
+    setup: Setup, composition: Composition | None, branches: int
+) -> tuple[Conditions, tuple[Later, ...]]:
+    """Encodes the prompts and image prompts to the conditions of a run, and those of later rows.
+
+    composition: the prompts, where they are in A1111's syntax. branches: those of guidance.
+    """
+    c, call = setup.c, setup.call
+    scales = np.full(setup.images, _scale(call), np.float32)
+    if composition is None:
+        own: Any = {"branches": branches, "adapters": setup.adapters}
+        prompts = [embed_prompts(c, call, setup.prompts, **own)]
     else:
-        prompts = embed_composition(start, texts, branches)
-    scales = np.full(start.images, scale, np.float32)
+        prompts = embed_composition(setup, composition, branches)
     # One entry, unless the prompt changes from step to step: the others then begin at later rows.
-    in_order = [c.family.conditions(c, call, prompt, start.size, scales) for prompt in prompts]
-    if reweigh is not None:
-        in_order = [with_equal_sizes(conditions, len(weights)) for conditions in in_order]
-    conditions = in_order[0]._replace(channels=channels)
+    found = [c.family.conditions(c, call, prompt, setup.size, scales) for prompt in prompts]
+    if composition is not None and not composition.is_plain:
+        found = [with_equal_sizes(conditions, branches - 1) for conditions in found]
+    first = found[0]
     has_images = call.ip_adapter_image is not None or call.ip_adapter_image_embeds is not None
     if has_images or call.ip_adapter_masks is not None:
-        conditions = conditions._replace(images=image_prompts(start, branches))
+        first = first._replace(images=image_prompts(setup, branches))
+    return first, () if composition is None else later_conditions(composition, found)
 
-    table = programs.device_table(schedule)
-    padded = len(table.timestep)
+
+def _step_inputs(setup: Setup, weights: tuple[float, ...], padded: int) -> StepInputs:
+    """Returns the inputs of each row. weights: those of guidance. padded: the table's rows."""
+    c, call, adapters = setup.c, setup.call, setup.adapters
     rescale = call.cfg_normalization or call.guidance_rescale
-    inputs = StepInputs(
-        guidance.call_rows(call, weights, schedule.timesteps, padded),
+    return StepInputs(
+        guidance.weights_by_row(call, weights, setup.schedule.timesteps, padded),
         np.full(padded, rescale, np.float32),
         freeu=None if c.freeu is None else freeu_rows(c.freeu, padded),
         adapters=None if adapters is None else _adapter_rows(adapters, call, padded),
     )
-    rule = None if call.guide is None else _rule(c, call, weights)
-    plan = Plan(latents, conditions, table, inputs, start.noise.keys, inpainting, rule)
-    return PreparedRun(
-        plan,
-        schedule,
-        start.noise,
-        weights,
-        c.decoding(),
-        loras={} if adapters is None else adapters.loras,
-        ip_adapters=c.ip_adapters.placed(c).layers if conditions.images else (),
-        later=() if texts is None else later_conditions(texts, in_order),
-        reweigh=reweigh,
-    )
+
+
+def _scale(call: Call) -> float:
+    return 1.0 if call.guidance_scale is None else call.guidance_scale
 
 
 def _check_joined(call: Call, weights: tuple[float, ...] | None) -> None:
@@ -249,20 +282,20 @@ def encode(
     return programs.tile(encode_pixels(c, pixels, eps, **options), b)
 
 
-def pure_noise(start: Start) -> Any:
+def pure_noise(setup: Setup) -> Any:
     """Returns the latents at the start of a run from pure noise, given or drawn, b h w c."""
-    given = start.call.latents
+    given = setup.call.latents
     if given is None:
-        x = start.noise.draw("start", start.shape)
+        x = setup.noise.draw("start", setup.shape)
     else:
-        x = check_latents(start.c.latents, given, start.images, *start.shape[:2])
-    return programs.begin(x, np.float32(start.schedule.init_noise_sigma), None, None)
+        x = check_latents(setup.c.latents, given, setup.images, *setup.shape[:2])
+    return programs.initial_latents(x, np.float32(setup.schedule.init_noise_sigma), None, None)
 
 
 def noised(schedule: Schedule, clean: Any, noise: Any) -> Any:
     """Returns the latents at the start of a run that begins with noised latents of an image."""
     signal, level = schedule.levels[0].astype(np.float32)
-    return programs.begin(noise, level, clean, signal)
+    return programs.initial_latents(noise, level, clean, signal)
 
 
 def read_pixels(
@@ -307,9 +340,9 @@ def unconditional(c: Components, call: Call) -> PreparedRun:
     schedule = make_schedule(c, call, size)
     noise = noise_source(call.noise, call.seed, call.batch_size, call.generators)
     start = noise.draw("start", c.latents.shape(*size))
-    x = programs.begin(start, np.float32(schedule.init_noise_sigma), None, None)
+    x = programs.initial_latents(start, np.float32(schedule.init_noise_sigma), None, None)
     table = programs.device_table(schedule)
     padded = len(table.timestep)
-    inputs = StepInputs(guidance.per_row((), len(schedule), padded), np.zeros(padded, np.float32))
+    inputs = StepInputs(np.zeros((padded, 0), np.float32), np.zeros(padded, np.float32))
     plan = Plan(x, Conditions(None), table, inputs, noise.keys)
-    return PreparedRun(plan, schedule, noise, (), c.decoding())
+    return PreparedRun(plan, schedule, noise, (), c.decoding)

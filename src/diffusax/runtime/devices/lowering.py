@@ -93,7 +93,7 @@ def platform_for(arrays: Iterable[Any]) -> str:
         if sharding is not None and getattr(x, "committed", True):
             return platform_of(next(iter(sharding.device_set)))
     mesh = jax.sharding.get_mesh()
-    return lowering_platforms(None if mesh.empty else mesh)[0]
+    return platform_of(_default_device() if mesh.empty else mesh.devices.flat[0])
 
 
 def _default_device() -> Any:

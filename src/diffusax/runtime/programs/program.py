@@ -3,15 +3,12 @@
 import contextlib
 import contextvars
 import functools
-import gc
 import hashlib
 import inspect
 import itertools
 import logging
-import math
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +33,6 @@ log = logging.getLogger(__name__)
 PROGRAMS: dict[str, "Program"] = {}
 """The programs that can be compiled ahead of time and saved, by name."""
 
-_ALL: "weakref.WeakSet[Program]" = weakref.WeakSet()
 _CLOCK = itertools.count()
 _LOCK = threading.Lock()
 _REQUESTS: contextvars.ContextVar[list["Request"] | None] = contextvars.ContextVar(
@@ -144,7 +140,7 @@ class Program:
         self._options = {"static_argnums": 0, "donate_argnums": donated, **options}
         self._function = function
         self._any_shape = self._jit()
-        _ALL.add(self)
+        room.ALL.add(self)
         if shape_of:
             PROGRAMS[self.name] = self
 
@@ -156,9 +152,9 @@ class Program:
         """Returns the request of a call with these arguments."""
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = bound.arguments
-        static = tuple((name, given[name]) for name in self.static)
-        return Request(self, static, tuple(given[name] for name in self.dynamic))
+        value_of = bound.arguments.__getitem__
+        static = tuple(zip(self.static, map(value_of, self.static)))
+        return Request(self, static, tuple(map(value_of, self.dynamic)))
 
     def call(self, request: Request) -> tuple[Any, bool]:
         """Returns the function's result, and whether JAX had to compile it for these shapes."""
@@ -214,6 +210,22 @@ class Program:
         """The number of shapes for which JAX has compiled the program in a call."""
         return sum(compiled.jitted is not None for compiled in list(self._cache.values()))
 
+    def uses(self) -> list[tuple[Shape, int, int]]:
+        """Returns the shapes that JAX has compiled, with the time of the last use and the bytes."""
+        with _LOCK:
+            found = self._cache.items()
+            return [(shape, c.used, c.bytes) for shape, c in found if c.jitted is not None]
+
+    def release(self, shape: Shape) -> None:
+        """Releases what JAX has compiled for calls of this shape."""
+        with _LOCK:
+            compiled = self._cache.get(shape)
+            if compiled is None:
+                return
+            compiled.jitted, compiled.bytes = None, 0
+            if compiled.is_empty:
+                del self._cache[shape]
+
     def _unrecorded(self, request: Request) -> Any:
         """Calls the program without recording the programs that it calls, which are parts of it."""
         token = _REQUESTS.set(None)
@@ -227,7 +239,7 @@ class Program:
         began = time.perf_counter()
         if (watcher := _WATCHER.get()) is not None:
             watcher()
-        make_room()
+        room.make_room()
         check_compilation_cache()
         jitted, code = self._jit(compiler_options=compiler_options() or None), 0
         given = request.static, *request.dynamic
@@ -294,55 +306,6 @@ def compile_request(request: Request, mesh: Mesh | None = None) -> jax.stages.Co
         compiled = lower(request).compile(compiler_options(mesh) or None)
     request.program.keep(key(request), Executable(compiled, request, mesh))
     return compiled
-
-
-def make_room() -> None:
-    """Releases what JAX has compiled while it takes more than its limit, the longest unused first.
-
-    If that is not enough, it clears JAX's own caches, which hold the programs of all other jitted
-    functions of the process.
-    """
-    if _fullness() <= 1:
-        return
-    dropped = 0
-    while _fullness() > room.ENOUGH and (count := _drop_oldest()):
-        dropped += count
-        gc.collect()
-    log.info("let go of the programs of %d shapes, which were not used for longest", dropped)
-    if _fullness() > 1:
-        jax.clear_caches()
-        gc.collect()
-        log.info("cleared all of JAX's caches of compiled programs")
-
-
-def forget_executables() -> None:
-    """Releases all executables, whether compiled ahead of time, compiled in a call, or loaded."""
-    for program in list(_ALL):
-        program.forget_all()
-
-
-def _fullness() -> float:
-    code = sum(compiled.bytes for program in list(_ALL) for compiled in [*program._cache.values()])
-    return room.fullness(code)
-
-
-def _drop_oldest() -> int:
-    """Releases a quarter of what JAX has compiled for calls, and returns the number of shapes."""
-    with _LOCK:
-        found = [
-            (compiled.used, program, shape)
-            for program in list(_ALL)
-            for shape, compiled in program._cache.items()
-            if compiled.jitted is not None
-        ]
-        found.sort(key=lambda entry: entry[0])
-        oldest = found[: math.ceil(len(found) / 4)]
-        for _, program, shape in oldest:
-            compiled = program._cache[shape]
-            compiled.jitted, compiled.bytes = None, 0
-            if compiled.is_empty:
-                del program._cache[shape]
-    return len(oldest)
 
 
 def call_shape(request: Request) -> Shape:

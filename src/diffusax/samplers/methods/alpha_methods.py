@@ -4,8 +4,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from diffusax.samplers.methods.predictions import epsilon_from, x0_from
-from diffusax.samplers.rows import M1, M2, M3, M4, M5, NOISE, RAW, P, Row, X
+from diffusax.samplers.rows import M1, M2, M3, M4, M5, NOISE, RAW, P, Row, X, epsilon_from, x0_from
 from diffusax.samplers.terms import Terms
 
 SIGMA_DATA = 0.5

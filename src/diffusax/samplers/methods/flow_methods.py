@@ -5,8 +5,7 @@ The network predicts the velocity eps - x0 of x = (1 - sigma) x0 + sigma eps.
 
 import numpy as np
 
-from diffusax.samplers.methods.predictions import x0_from
-from diffusax.samplers.rows import M1, M2, NOISE, RAW, P, Row, X
+from diffusax.samplers.rows import M1, M2, NOISE, RAW, P, Row, X, x0_from
 from diffusax.samplers.terms import Terms
 
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.noise_levels import sigmas_to_timesteps
-from diffusax.samplers.rows import M1, M2, M3, NOISE, P, Row, X
+from diffusax.samplers.rows import M1, M2, M3, NOISE, P, Row, X, epsilon_from, x0_from
 from diffusax.samplers.terms import Terms
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)

@@ -8,7 +8,7 @@ import numpy as np
 from diffusax.boundary.tensors import for_reader
 from diffusax.samplers.methods import alpha_methods
 from diffusax.samplers.rows import NOISE, Row
-from diffusax.samplers.runs import Request, Run
+from diffusax.samplers.runs import Run, RunOptions
 from diffusax.samplers.schedulers.discrete import DiscreteScheduler, limits_of
 from diffusax.samplers.schedulers.options import (
     Beta,
@@ -62,9 +62,9 @@ class DDPMScheduler(BoundedScheduler):
 
     custom_timesteps = property(_custom_timesteps)
 
-    def _run(self, request: Request) -> Run:
+    def _run(self, wanted: RunOptions) -> Run:
         limits = limits_of(self)
-        timesteps = self._integer_timesteps(request)
+        timesteps = self._integer_timesteps(wanted)
         return Run(
             alpha_methods.ddpm(self, timesteps, variance_type=self.variance_type, limits=limits)
         )
@@ -84,17 +84,17 @@ class DDIMScheduler(BoundedScheduler):
 
     final_alpha_cumprod = property(_final_alpha_cumprod)  # type: ignore[assignment]
 
-    def _run(self, request: Request) -> Run:
+    def _run(self, wanted: RunOptions) -> Run:
         limits = limits_of(self)
-        timesteps = self._integer_timesteps(request)
-        stride = self.num_train_timesteps // request.steps
+        timesteps = self._integer_timesteps(wanted)
+        stride = self.num_train_timesteps // wanted.steps
         rows = alpha_methods.ddim(
             self,
             timesteps,
             stride=stride,
-            eta=request.eta,
+            eta=wanted.eta,
             limits=limits,
-            clipped=request.use_clipped_model_output,
+            clipped=wanted.use_clipped_model_output,
         )
         last = alpha_methods.alpha_after(self, timesteps[-1] - stride)
         return Run(rows, last_level=alpha_methods.alpha_level(last))
@@ -160,15 +160,15 @@ class PNDMScheduler(DiscreteScheduler):
 
     final_alpha_cumprod = property(_final_alpha_cumprod)  # type: ignore[assignment]
 
-    def _run(self, request: Request) -> Run:
-        n, begin = request.steps, request.begin
+    def _run(self, wanted: RunOptions) -> Run:
+        n, begin = wanted.steps, wanted.begin
         if n < 4 and not self.skip_prk_steps:
             raise ValueError(
                 "the number of steps (num_inference_steps) must be at least 4 with "
                 f"skip_prk_steps=False (got {n})"
             )
         stride = self.num_train_timesteps // n
-        ascending = self._integer_timesteps(request)[::-1]
+        ascending = self._integer_timesteps(wanted)[::-1]
         prk, plms = alpha_methods.pndm_timesteps(
             ascending, stride, skip_prk_steps=self.skip_prk_steps
         )
@@ -201,9 +201,9 @@ class LCMScheduler(BoundedScheduler):
 
     final_alpha_cumprod = property(_final_alpha_cumprod)  # type: ignore[assignment]
 
-    def _run(self, request: Request) -> Run:
+    def _run(self, wanted: RunOptions) -> Run:
         limits = limits_of(self)
-        timesteps = self._distilled_timesteps(request)
+        timesteps = self._distilled_timesteps(wanted)
         scaling = self.timestep_scaling
         return Run(alpha_methods.lcm(self, timesteps, timestep_scaling=scaling, limits=limits))
 
@@ -212,17 +212,17 @@ class LCMScheduler(BoundedScheduler):
         noise = row.x[NAMES.index("NOISE")]
         return (Terms(row.x) - noise * NOISE).coefficients / np.sqrt(1 - noise**2)
 
-    def _distilled_timesteps(self, request: Request) -> np.ndarray:
+    def _distilled_timesteps(self, wanted: RunOptions) -> np.ndarray:
         """Returns timesteps evenly spaced among those of the distillation, up to the strength.
 
         Raises:
             ValueError: there are fewer timesteps than steps.
         """
-        n, strength = request.steps, request.strength
-        if request.timesteps is not None:
+        n, strength = wanted.steps, wanted.strength
+        if wanted.timesteps is not None:
             skipped = n - min(int(n * strength), n)
-            return request.timesteps.astype(int)[skipped:]
-        grid = self._grid(request.original_inference_steps, strength)
+            return wanted.timesteps.astype(int)[skipped:]
+        grid = self._grid(wanted.original_inference_steps, strength)
         if n > len(grid):
             raise ValueError(
                 "the number of steps (num_inference_steps) must be at most original_inference_steps"
@@ -262,11 +262,11 @@ class TCDScheduler(LCMScheduler):
         options = {"method": {"eta": eta}, "generator": generator}
         return self._step(model_output, timestep, sample, return_dict, **options)
 
-    def _run(self, request: Request) -> Run:
-        if not 0 <= request.eta <= 1:
-            raise ValueError(f"eta must be between 0 and 1 (got {request.eta:g})")
-        timesteps = self._distilled_timesteps(request)
-        rows = alpha_methods.tcd(self, timesteps, eta=request.eta)
+    def _run(self, wanted: RunOptions) -> Run:
+        if not 0 <= wanted.eta <= 1:
+            raise ValueError(f"eta must be between 0 and 1 (got {wanted.eta:g})")
+        timesteps = self._distilled_timesteps(wanted)
+        rows = alpha_methods.tcd(self, timesteps, eta=wanted.eta)
         return Run(rows, last_level=alpha_methods.alpha_level(alpha_methods.alpha_after(self, 0)))
 
     def _grid(self, original_inference_steps: int | None, strength: float) -> np.ndarray:

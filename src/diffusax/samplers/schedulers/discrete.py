@@ -12,7 +12,7 @@ from diffusax.samplers import noise_levels
 from diffusax.samplers.by_hand import as_jax, check_alike
 from diffusax.samplers.methods.alpha_methods import Limits
 from diffusax.samplers.processes import Diffusion, Process
-from diffusax.samplers.runs import Request
+from diffusax.samplers.runs import RunOptions
 from diffusax.samplers.schedulers.options import Beta, Betas, BetaSchedule, Offset, Spacing
 from diffusax.samplers.schedulers.scheduler import Scheduler
 
@@ -93,21 +93,21 @@ class DiscreteScheduler(Scheduler, sampler=False):
         """alpha-bar after the last step."""
         return 1.0 if getattr(self, "set_alpha_to_one", True) else float(self.alphas_cumprod[0])
 
-    def _integer_timesteps(self, request: Request) -> np.ndarray:
+    def _integer_timesteps(self, wanted: RunOptions) -> np.ndarray:
         """Returns the timesteps of a run, rounded: n.
 
         Raises:
             ValueError: a timestep is beyond the last one of the training.
         """
-        timesteps = request.timesteps
+        timesteps = wanted.timesteps
         if timesteps is None:
             timesteps = noise_levels.spaced_timesteps(
-                request.steps, self.num_train_timesteps, self.timestep_spacing, self.steps_offset
+                wanted.steps, self.num_train_timesteps, self.timestep_spacing, self.steps_offset
             )
         timesteps = timesteps.round().astype(int)
         if timesteps[0] >= self.num_train_timesteps:
             raise ValueError(
-                f"{request.steps} steps with timestep_spacing={self.timestep_spacing!r} and "
+                f"{wanted.steps} steps with timestep_spacing={self.timestep_spacing!r} and "
                 f"steps_offset={self.steps_offset} would begin at timestep {timesteps[0]}, beyond "
                 f"num_train_timesteps={self.num_train_timesteps}; use fewer steps or 'trailing'"
             )

@@ -11,7 +11,7 @@ from diffusax.samplers.methods import sigma_methods, snr_methods
 from diffusax.samplers.noise_levels import exponential_sigmas, karras_sigmas, rounded
 from diffusax.samplers.processes import Kind
 from diffusax.samplers.rows import RAW, X
-from diffusax.samplers.runs import Request, Run
+from diffusax.samplers.runs import Run, RunOptions
 from diffusax.samplers.schedulers.discrete import limits_of
 from diffusax.samplers.schedulers.options import (
     FinalSigma,
@@ -102,8 +102,8 @@ class EDMEulerScheduler(EDMScheduler):
         """Returns the sigma that a run at these sigmas ends at."""
         return float(sigmas[-1]) if self.final_sigmas_type == "sigma_min" else 0.0
 
-    def _run(self, request: Request) -> Run:
-        timesteps, sigmas = self._levels(request.steps)
+    def _run(self, wanted: RunOptions) -> Run:
+        timesteps, sigmas = self._levels(wanted.steps)
         last = self._last(sigmas)
         rows = sigma_methods.euler(
             timesteps, np.append(sigmas, last), self._x0, self._epsilon, self._in_scale
@@ -134,8 +134,8 @@ class EDMDPMSolverMultistepScheduler(EDMScheduler):
         if self.algorithm_type == "sde-dpmsolver++" and self.solver_order == 3:
             raise ValueError("solver_order=3 is not defined for 'sde-dpmsolver++'; use 1 or 2")
 
-    def _run(self, request: Request) -> Run:
-        timesteps, sigmas = self._levels(request.steps)
+    def _run(self, wanted: RunOptions) -> Run:
+        timesteps, sigmas = self._levels(wanted.steps)
         to_zero = self.final_sigmas_type == "zero"
         levels = [
             snr_methods.Level(1.0, sigma, -np.log(sigma), self._in_scale(sigma))
@@ -152,5 +152,5 @@ class EDMDPMSolverMultistepScheduler(EDMScheduler):
             to_zero,
             limits_of(self),
         )
-        rows = snr_methods.dpm_multistep(solver, timesteps, levels, begin=request.begin)
+        rows = snr_methods.dpm_multistep(solver, timesteps, levels, begin=wanted.begin)
         return Run(rows, self._init_sigma(), levels[-1][:2])

@@ -11,7 +11,7 @@ from msgspec import Meta
 from diffusax.samplers import noise_levels
 from diffusax.samplers.methods import flow_methods
 from diffusax.samplers.processes import Flow
-from diffusax.samplers.runs import Request, Run, check_highest
+from diffusax.samplers.runs import Run, RunOptions, check_highest
 from diffusax.samplers.schedulers.discrete import check_one_spacing, respaced
 from diffusax.samplers.schedulers.options import Count, Positive, Terminal, TimeShift
 from diffusax.samplers.schedulers.scheduler import Scheduler
@@ -115,40 +115,40 @@ class SpacedFlowMatchScheduler(FlowMatchScheduler, sampler=False):
     def _check_custom(self, name: str, values: np.ndarray) -> None:
         check_highest(name, values, 1 if name == "sigmas" else self.num_train_timesteps)
 
-    def _levels(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
+    def _levels(self, wanted: RunOptions) -> tuple[np.ndarray, np.ndarray]:
         """Returns the timesteps, n, and sigmas, n+1, of a run."""
         total = self.num_train_timesteps
-        sigmas = self._shifted(self._unshifted(request), request.mu)
+        sigmas = self._shifted(self._unshifted(wanted), wanted.mu)
         if self.shift_terminal:
             sigmas = noise_levels.stretched(sigmas, self.shift_terminal)
         spaced = respaced(self, len(sigmas), sigmas.astype(np.float64))
         sigmas = (sigmas if spaced is None else spaced).astype(np.float32)
         timesteps = sigmas * total
-        if request.timesteps is not None:
-            timesteps = request.timesteps.astype(np.float32)
+        if wanted.timesteps is not None:
+            timesteps = wanted.timesteps.astype(np.float32)
         if self.invert_sigmas:
             sigmas = 1 - sigmas
             timesteps = sigmas * total
         last = np.float32(self.invert_sigmas)
         return timesteps.astype(np.float64), np.append(sigmas, last).astype(np.float64)
 
-    def _run_by(self, method: Callable[[np.ndarray, np.ndarray], Any], request: Request) -> Run:
+    def _run_by(self, method: Callable[[np.ndarray, np.ndarray], Any], wanted: RunOptions) -> Run:
         """Returns the run whose rows a method makes of timesteps and sigmas."""
-        timesteps, sigmas = self._levels(request)
+        timesteps, sigmas = self._levels(wanted)
         return Run(method(timesteps, sigmas), last_level=(1 - sigmas[-1], sigmas[-1]))
 
-    def _unshifted(self, request: Request) -> np.ndarray:
+    def _unshifted(self, wanted: RunOptions) -> np.ndarray:
         """Returns the caller's sigmas, those of the caller's timesteps, or evenly spaced ones.
 
         The ends of the latter are shifted already, and so shifted twice, as in diffusers.
         """
         total = self.num_train_timesteps
-        if request.sigmas is not None:
-            return request.sigmas.astype(np.float32)
-        if request.timesteps is not None:
-            return request.timesteps.astype(np.float32) / total
+        if wanted.sigmas is not None:
+            return wanted.sigmas.astype(np.float32)
+        if wanted.timesteps is not None:
+            return wanted.timesteps.astype(np.float32) / total
         high, low = self.forward_process.ends()
-        return np.linspace(high * total, low * total, request.steps) / total
+        return np.linspace(high * total, low * total, wanted.steps) / total
 
     def _shifted(self, sigmas: np.ndarray, mu: float | None) -> np.ndarray:
         if mu is None:
@@ -186,10 +186,10 @@ class FlowMatchEulerDiscreteScheduler(SpacedFlowMatchScheduler):
             raise ValueError("per_token_timesteps must be None; all tokens share a timestep here")
         return self._step(model_output, timestep, sample, return_dict, generator=generator)
 
-    def _run(self, request: Request) -> Run:
+    def _run(self, wanted: RunOptions) -> Run:
         stochastic = self.stochastic_sampling
         method = flow_methods.euler_stochastic if stochastic else flow_methods.euler
-        return self._run_by(method, request)
+        return self._run_by(method, wanted)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,8 +208,8 @@ class FlowMatchLCMScheduler(SpacedFlowMatchScheduler):
         ),
     }
 
-    def _run(self, request: Request) -> Run:
-        return self._run_by(flow_methods.euler_stochastic, request)
+    def _run(self, wanted: RunOptions) -> Run:
+        return self._run_by(flow_methods.euler_stochastic, wanted)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,10 +219,10 @@ class FlowMatchHeunDiscreteScheduler(FlowMatchScheduler):
     order = 2
     step = step_with_churn  # type: ignore[assignment]
 
-    def _run(self, request: Request) -> Run:
+    def _run(self, wanted: RunOptions) -> Run:
         total = self.num_train_timesteps
         high, low = self.forward_process.ends()
-        sigmas = np.linspace(high * total, low * total, request.steps) / total
+        sigmas = np.linspace(high * total, low * total, wanted.steps) / total
         sigmas = self.forward_process.shifted(sigmas).astype(np.float32)
         timesteps = (sigmas * total).astype(np.float64)
         return Run(flow_methods.heun(timesteps, np.append(sigmas, 0.0).astype(np.float64)))

@@ -8,10 +8,9 @@ import jax
 import numpy as np
 
 from diffusax.boundary.tensors import for_reader
-from diffusax.samplers.methods.predictions import x0_from
 from diffusax.samplers.processes import Kind, Process
-from diffusax.samplers.rows import RAW, SLOTS, Row, X
-from diffusax.samplers.runs import Request, Run
+from diffusax.samplers.rows import RAW, SLOTS, Row, X, x0_from
+from diffusax.samplers.runs import Run, RunOptions
 from diffusax.samplers.schedulers.alpha_schedulers import DDIMScheduler
 from diffusax.samplers.schedulers.flow_schedulers import FlowMatchEulerDiscreteScheduler
 from diffusax.samplers.schedulers.options import Options
@@ -128,7 +127,7 @@ class FunctionScheduler(Scheduler, sampler=False):
             given = {k: v for k, v in like.to_config().items() if k != "_class_name"}
             like = kind.from_config(given, **options)
         own = {name: getattr(like, name) for name in _OWN_ATTRIBUTES}
-        own |= {"num_train_timesteps": like.num_train_timesteps, "like": like._without_run()}
+        own |= {"num_train_timesteps": like.num_train_timesteps, "like": like.without_run()}
         own |= {"prediction_type": like.prediction_type, "class_name": _name(function)}
         for name, value in own.items():
             object.__setattr__(self, name, value)
@@ -189,11 +188,11 @@ class FunctionScheduler(Scheduler, sampler=False):
     def _check_custom(self, name: str, values: np.ndarray) -> None:
         self.like._check_custom(name, values)
 
-    def _run(self, request: Request) -> Run:
-        whole = self.like._run(request._replace(begin=0))
+    def _run(self, wanted: RunOptions) -> Run:
+        whole = self.like._run(wanted._replace(begin=0))
         levels = np.array([row.level for row in whole.rows] + [whole.last_level], np.float64)
         rows = tuple(self._template(row) for row in whole.rows)
-        steps = Steps(rows, levels, request.begin // self.order, request.eta)
+        steps = Steps(rows, levels, wanted.begin // self.order, wanted.eta)
         try:
             found = list(self.function(steps))
         except TypeError as error:

@@ -9,7 +9,7 @@ from diffusax.boundary.tensors import for_reader
 from diffusax.samplers.by_hand import as_jax
 from diffusax.samplers.methods import sa_method, snr_methods
 from diffusax.samplers.methods.alpha_methods import alpha_level
-from diffusax.samplers.runs import Request, Run, number
+from diffusax.samplers.runs import Run, RunOptions, number
 from diffusax.samplers.schedulers.discrete import limits_of
 from diffusax.samplers.schedulers.options import Options, UpperBounded, adopt
 from diffusax.samplers.schedulers.scheduler import SCHEDULERS, Scheduler
@@ -67,7 +67,7 @@ class SASolverScheduler(SNRScheduler):
         run = self._hand_run
         if run is None:
             return for_reader(super().sigmas)
-        _, levels = self._timed_levels(Request(len(run)))
+        _, levels = self._timed_levels(RunOptions(len(run)))
         ratios = [(1.0 if self.use_flow_sigmas else level.alpha, level.sigma) for level in levels]
         return for_reader(np.array([sigma / alpha for alpha, sigma in ratios], np.float32))
 
@@ -93,14 +93,14 @@ class SASolverScheduler(SNRScheduler):
         t = int(timestep)
         return float(200 <= t <= 800) if self.tau_func is None else number("tau", self.tau_func(t))
 
-    def _timed_levels(self, request: Request) -> tuple[np.ndarray, list[snr_methods.Level]]:
+    def _timed_levels(self, wanted: RunOptions) -> tuple[np.ndarray, list[snr_methods.Level]]:
         """Returns the timesteps, n, and the levels, n+1, of a run."""
-        timesteps = self._spaced(request, self.timestep_spacing, self.steps_offset)
-        timesteps, levels = self._levels(request, timesteps, to_zero=False, own_last=True)
+        timesteps = self._spaced(wanted, self.timestep_spacing, self.steps_offset)
+        timesteps, levels = self._levels(wanted, timesteps, to_zero=False, own_last=True)
         return np.trunc(timesteps.round() if self.use_karras_sigmas else timesteps), levels
 
-    def _run(self, request: Request) -> Run:
-        timesteps, levels = self._timed_levels(request)
+    def _run(self, wanted: RunOptions) -> Run:
+        timesteps, levels = self._timed_levels(wanted)
         solver = sa_method.SA(
             *self._predictions(),
             self.predictor_order,
@@ -110,7 +110,7 @@ class SASolverScheduler(SNRScheduler):
             self.lower_order_final,
             limits_of(self),
         )
-        rows = sa_method.sa_solver(solver, timesteps, levels, begin=request.begin)
+        rows = sa_method.sa_solver(solver, timesteps, levels, begin=wanted.begin)
         if not self.use_flow_sigmas:
             # Noise is added by timesteps, which spacings of the sigmas leave between two.
             rows = [dataclasses.replace(row, level=self._level_at(row.timestep)) for row in rows]

@@ -10,7 +10,7 @@ import numpy as np
 from diffusax.boundary.messages import SCHEDULER, hinting
 from diffusax.samplers.processes import Kind, Process
 from diffusax.samplers.rows import Schedule
-from diffusax.samplers.runs import Request, Run, cached_schedule, checked_options, whole_number
+from diffusax.samplers.runs import Run, RunOptions, cached_schedule, checked_options, whole_number
 from diffusax.samplers.schedulers.files import SchedulerFiles
 from diffusax.samplers.schedulers.options import (
     NO_OPTIONS,
@@ -259,7 +259,7 @@ class Scheduler(Stepped, SchedulerFiles):
             if name == "timesteps" and getattr(self, option, False):
                 raise ValueError(f"timesteps cannot be given with {option}=True; set it to False")
 
-    def _run(self, request: Request) -> Run:
+    def _run(self, wanted: RunOptions) -> Run:
         raise TypeError(f"{type(self).__name__} is not a sampler; use one of its subclasses")
 
 

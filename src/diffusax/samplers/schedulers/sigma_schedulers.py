@@ -12,10 +12,9 @@ from diffusax.boundary.tensors import for_reader
 from diffusax.runtime.random.brownian import Motion
 from diffusax.samplers import noise_levels
 from diffusax.samplers.methods import sigma_methods
-from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.processes import Kind
-from diffusax.samplers.rows import Row
-from diffusax.samplers.runs import Request, Run
+from diffusax.samplers.rows import Row, epsilon_from, x0_from
+from diffusax.samplers.runs import Run, RunOptions
 from diffusax.samplers.schedulers.discrete import DiscreteScheduler, respaced, spacings
 from diffusax.samplers.schedulers.options import (
     Beta,
@@ -48,13 +47,13 @@ class SigmaScheduler(DiscreteScheduler, sampler=False):
     scales_input = True
     second_output = "pred_original_sample"
 
-    def _levels(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
+    def _levels(self, wanted: RunOptions) -> tuple[np.ndarray, np.ndarray]:
         """Returns the timesteps, n, and sigmas, n+1, of a run."""
         every = self.diffusion.sigmas
-        if request.sigmas is not None:
-            sigmas = noise_levels.rounded(request.sigmas)
+        if wanted.sigmas is not None:
+            sigmas = noise_levels.rounded(wanted.sigmas)
             return noise_levels.sigmas_to_timesteps(sigmas[:-1], every), sigmas
-        n, timesteps = request.steps, request.timesteps
+        n, timesteps = wanted.steps, wanted.timesteps
         if timesteps is None:
             timesteps = noise_levels.spaced_timesteps(
                 n, self.num_train_timesteps, self.timestep_spacing, self.steps_offset
@@ -104,8 +103,8 @@ class EulerAncestralDiscreteScheduler(SigmaScheduler):
     def _timesteps_dtype(self, *, begun: bool) -> Any:
         return np.float32 if begun else np.float64
 
-    def _run(self, request: Request) -> Run:
-        timesteps, sigmas = self._levels(request)
+    def _run(self, wanted: RunOptions) -> Run:
+        timesteps, sigmas = self._levels(wanted)
         rows = sigma_methods.euler_ancestral(timesteps, sigmas, self.prediction_type)
         return self._result(rows, sigmas)
 
@@ -126,8 +125,8 @@ class LMSDiscreteScheduler(RespacedScheduler):
     heeds_ends = False
     begins_whole = True
 
-    def _run(self, request: Request) -> Run:
-        timesteps, sigmas = self._levels(request)
+    def _run(self, wanted: RunOptions) -> Run:
+        timesteps, sigmas = self._levels(wanted)
         return self._result(sigma_methods.lms(timesteps, sigmas, self.prediction_type), sigmas)
 
     def step(  # type: ignore[override]
@@ -179,10 +178,10 @@ class EulerDiscreteScheduler(RespacedScheduler):
             return untimed
         return untimed._replace(timesteps=np.log(untimed.sigmas[:-1]) / 4)
 
-    def _run(self, request: Request) -> Run:
-        timesteps, sigmas = self._levels(request)
+    def _run(self, wanted: RunOptions) -> Run:
+        timesteps, sigmas = self._levels(wanted)
         if self.process == "continuous":
-            if request.timesteps is not None:
+            if wanted.timesteps is not None:
                 raise ValueError(
                     "timesteps cannot be given with timestep_type='continuous'; give sigmas"
                 )
@@ -207,8 +206,8 @@ class HeunDiscreteScheduler(RespacedScheduler):
     clip_sample: bool = False
     clip_sample_range: Positive = 1.0
 
-    def _run(self, request: Request) -> Run:
-        timesteps, sigmas = self._levels(request)
+    def _run(self, wanted: RunOptions) -> Run:
+        timesteps, sigmas = self._levels(wanted)
         clip = self.clip_sample_range if self.clip_sample else np.inf
         rows = sigma_methods.heun(timesteps, sigmas, self.prediction_type, clip=clip)
         return self._result(rows, sigmas)
@@ -239,8 +238,8 @@ class KDPM2DiscreteScheduler(RespacedScheduler):
         """The logarithms of the sigmas of the training, float32."""
         return for_reader(noise_levels.log_sigmas(self.diffusion.sigmas))
 
-    def _run(self, request: Request) -> Run:
-        timesteps, sigmas = self._levels(request)
+    def _run(self, wanted: RunOptions) -> Run:
+        timesteps, sigmas = self._levels(wanted)
         if self.use_karras_sigmas:
             timesteps = timesteps.round()
         return self._result(self._rows(timesteps, sigmas, self.diffusion.sigmas), sigmas)
@@ -336,8 +335,8 @@ class DPMSolverSDEScheduler(RespacedScheduler):
     def _timesteps_dtype(self, *, begun: bool) -> Any:
         return np.float64
 
-    def _run(self, request: Request) -> Run:
-        timesteps, sigmas = self._levels(request)
+    def _run(self, wanted: RunOptions) -> Run:
+        timesteps, sigmas = self._levels(wanted)
         every = self.diffusion.sigmas
         rows = sigma_methods.dpm_sde(timesteps, sigmas, self.prediction_type, every)
         steps = sigma_methods.brownian_steps(sigmas)

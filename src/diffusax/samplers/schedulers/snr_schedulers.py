@@ -11,9 +11,9 @@ from diffusax.boundary.tensors import for_reader
 from diffusax.samplers import noise_levels
 from diffusax.samplers.methods import snr_methods
 from diffusax.samplers.methods.alpha_methods import Limits
-from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.processes import Flow, Process
-from diffusax.samplers.runs import Request, Run, check_highest
+from diffusax.samplers.rows import epsilon_from, x0_from
+from diffusax.samplers.runs import Run, RunOptions, check_highest
 from diffusax.samplers.schedulers.discrete import DiscreteScheduler, limits_of, respaced, spacings
 from diffusax.samplers.schedulers.options import (
     AnyPrediction,
@@ -129,35 +129,35 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
             return Flow(self.flow_shift, self.num_train_timesteps)
         return self.diffusion
 
-    def _flow_sigmas(self, request: Request, spaced: np.ndarray | None) -> np.ndarray:
+    def _flow_sigmas(self, wanted: RunOptions, spaced: np.ndarray | None) -> np.ndarray:
         """Returns the sigmas of flow matching: n. spaced: the result of `respaced`."""
-        shift = self._shift(request)
-        n, total = request.steps, self.num_train_timesteps
+        shift = self._shift(wanted)
+        n, total = wanted.steps, self.num_train_timesteps
         sigmas = 1.0 - np.linspace(1, 1 / total, n + 1)
         return noise_levels.shifted(sigmas, shift)[::-1][:-1]
 
-    def _shift(self, request: Request) -> float:
+    def _shift(self, wanted: RunOptions) -> float:
         """Returns the shift of flow matching's sigmas."""
         return self.flow_shift
 
-    def _spaced(self, request: Request, spacing: str, offset: int) -> np.ndarray:
+    def _spaced(self, wanted: RunOptions, spacing: str, offset: int) -> np.ndarray:
         """Returns the caller's timesteps, or evenly spaced ones down from the clipped lambda."""
-        if request.timesteps is not None:
-            return request.timesteps
+        if wanted.timesteps is not None:
+            return wanted.timesteps
         total, alphas = self.num_train_timesteps, self.diffusion.alphas_cumprod
         lambdas = np.log(alphas) / 2 - np.log(1 - alphas) / 2
         last = total - int(np.searchsorted(lambdas[::-1], self.lambda_min_clipped))
-        return noise_levels.interior_timesteps(request.steps, total, last, spacing, offset)
+        return noise_levels.interior_timesteps(wanted.steps, total, last, spacing, offset)
 
     def _levels(
-        self, request: Request, timesteps: np.ndarray, *, to_zero: bool, own_last: bool = False
+        self, wanted: RunOptions, timesteps: np.ndarray, *, to_zero: bool, own_last: bool = False
     ) -> tuple[np.ndarray, list[snr_methods.Level]]:
         """Returns the timesteps, n, and the levels, n+1, of a run.
 
         to_zero: whether it ends at zero. own_last: whether it otherwise ends at its own lowest
         sigma, where it has its own spacing of sigmas, and not at the schedule's.
         """
-        n, every = request.steps, self.diffusion.sigmas
+        n, every = wanted.steps, self.diffusion.sigmas
         spaced = respaced(self, n, every[::-1])
         lu = getattr(self, "use_lu_lambdas", False)
         if lu and not self.use_karras_sigmas:
@@ -165,7 +165,7 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
             spaced = np.exp(np.linspace(float(log_every[-1]), float(log_every[0]), n))
         last = every[0]
         if self.use_flow_sigmas:
-            sigmas = self._flow_sigmas(request, spaced)
+            sigmas = self._flow_sigmas(wanted, spaced)
             timesteps = sigmas * self.num_train_timesteps
             last = sigmas[-1] if own_last else last
         elif spaced is None:
@@ -195,15 +195,15 @@ class ShiftedSNRScheduler(SNRScheduler, sampler=False):
     use_dynamic_shifting: bool = False
     time_shift_type: TimeShift = "exponential"
 
-    def _shift(self, request: Request) -> float:
-        if request.mu is None:
+    def _shift(self, wanted: RunOptions) -> float:
+        if wanted.mu is None:
             return self.flow_shift
         if self.time_shift_type != "exponential":
             raise ValueError(
                 f"{self.class_name} takes mu only with time_shift_type='exponential' (got "
                 f"{self.time_shift_type!r})"
             )
-        return float(np.exp(request.mu))
+        return float(np.exp(wanted.mu))
 
 
 VarianceType = Literal[
@@ -272,14 +272,14 @@ class DPMSolverSinglestepScheduler(DPMSolverScheduler):
                 "thresholding with use_flow_sigmas=True needs algorithm_type='dpmsolver++'"
             )
 
-    def _run(self, request: Request) -> Run:
-        timesteps = self._spaced(request, "linspace", 0)
+    def _run(self, wanted: RunOptions) -> Run:
+        timesteps = self._spaced(wanted, "linspace", 0)
         solver = self._solver()
-        timesteps, levels = self._levels(request, timesteps, to_zero=solver.to_zero)
+        timesteps, levels = self._levels(wanted, timesteps, to_zero=solver.to_zero)
         if self.use_karras_sigmas:
             timesteps = timesteps.round()
         timesteps = np.trunc(timesteps)
-        rows = snr_methods.dpm_singlestep(solver, timesteps, levels, begin=request.begin)
+        rows = snr_methods.dpm_singlestep(solver, timesteps, levels, begin=wanted.begin)
         return Run(rows, last_level=levels[-1][:2])
 
 
@@ -303,15 +303,15 @@ class DPMSolverMultistepScheduler(DPMSolverScheduler):
         if self.algorithm_type == "sde-dpmsolver" and self.solver_order == 3:
             raise ValueError("solver_order=3 is not defined for 'sde-dpmsolver'; use 1 or 2")
 
-    def _run(self, request: Request) -> Run:
-        timesteps = self._spaced(request, self.timestep_spacing, self.steps_offset)
+    def _run(self, wanted: RunOptions) -> Run:
+        timesteps = self._spaced(wanted, self.timestep_spacing, self.steps_offset)
         solver = self._solver()
-        timesteps, levels = self._levels(request, timesteps, to_zero=solver.to_zero)
+        timesteps, levels = self._levels(wanted, timesteps, to_zero=solver.to_zero)
         rounds = self.use_karras_sigmas or self.use_lu_lambdas
         if rounds and self.beta_schedule != "squaredcos_cap_v2":
             timesteps = timesteps.round()
         timesteps = np.trunc(timesteps)
-        rows = snr_methods.dpm_multistep(solver, timesteps, levels, begin=request.begin)
+        rows = snr_methods.dpm_multistep(solver, timesteps, levels, begin=wanted.begin)
         return Run(rows, last_level=levels[-1][:2])
 
 
@@ -355,16 +355,16 @@ class UniPCMultistepScheduler(ShiftedSNRScheduler):
             )
         check_highest(name, values, 1)
 
-    def _flow_sigmas(self, request: Request, spaced: np.ndarray | None) -> np.ndarray:
+    def _flow_sigmas(self, wanted: RunOptions, spaced: np.ndarray | None) -> np.ndarray:
         if spaced is not None:
             return spaced / (spaced + 1)
-        sigmas = request.sigmas
+        sigmas = wanted.sigmas
         if sigmas is None:
-            sigmas = np.linspace(1, 1 / self.num_train_timesteps, request.steps + 1)[:-1]
-        if request.mu is None:
+            sigmas = np.linspace(1, 1 / self.num_train_timesteps, wanted.steps + 1)[:-1]
+        if wanted.mu is None:
             sigmas = noise_levels.shifted(sigmas, self.flow_shift)
         else:
-            sigmas = noise_levels.time_shifted(sigmas, request.mu, self.time_shift_type)
+            sigmas = noise_levels.time_shifted(sigmas, wanted.mu, self.time_shift_type)
         if self.shift_terminal:
             sigmas = noise_levels.stretched(sigmas, self.shift_terminal)
         # Without signal the log-SNR is infinite.
@@ -372,10 +372,10 @@ class UniPCMultistepScheduler(ShiftedSNRScheduler):
             sigmas = np.append(sigmas[0] - _LEAST_SIGNAL, sigmas[1:])
         return sigmas
 
-    def _run(self, request: Request) -> Run:
-        timesteps = self._spaced(request, self.timestep_spacing, self.steps_offset)
+    def _run(self, wanted: RunOptions) -> Run:
+        timesteps = self._spaced(wanted, self.timestep_spacing, self.steps_offset)
         to_zero = self.final_sigmas_type == "zero"
-        timesteps, levels = self._levels(request, timesteps, to_zero=to_zero, own_last=True)
+        timesteps, levels = self._levels(wanted, timesteps, to_zero=to_zero, own_last=True)
         if self.use_karras_sigmas and not self.use_flow_sigmas:
             timesteps = timesteps.round()
         solver = snr_methods.UniPC(
@@ -388,7 +388,7 @@ class UniPCMultistepScheduler(ShiftedSNRScheduler):
             # diffusers limits no sample where the noise is integrated.
             limits_of(self) if self.predict_x0 else Limits(),
         )
-        rows = snr_methods.unipc(solver, np.trunc(timesteps), levels, begin=request.begin)
+        rows = snr_methods.unipc(solver, np.trunc(timesteps), levels, begin=wanted.begin)
         return Run(rows, last_level=levels[-1][:2])
 
 
@@ -408,13 +408,13 @@ class DEISMultistepScheduler(ShiftedSNRScheduler):
         adopt(self, "solver_type", ("midpoint", "heun", "bh1", "bh2"), "logrho")
         super().__post_init__()
 
-    def _run(self, request: Request) -> Run:
-        timesteps = self._spaced(request, self.timestep_spacing, self.steps_offset)
-        timesteps, levels = self._levels(request, timesteps, to_zero=False, own_last=True)
+    def _run(self, wanted: RunOptions) -> Run:
+        timesteps = self._spaced(wanted, self.timestep_spacing, self.steps_offset)
+        timesteps, levels = self._levels(wanted, timesteps, to_zero=False, own_last=True)
         if self.use_karras_sigmas:
             timesteps = timesteps.round()
         solver = snr_methods.DEIS(
             *self._predictions(), self.solver_order, self.lower_order_final, limits_of(self)
         )
-        rows = snr_methods.deis(solver, np.trunc(timesteps), levels, begin=request.begin)
+        rows = snr_methods.deis(solver, np.trunc(timesteps), levels, begin=wanted.begin)
         return Run(rows, last_level=levels[-1][:2])

@@ -339,8 +339,8 @@ class Stepped:
     def _hand_run(self) -> HandRun | None:
         return self.__dict__.get("_run_by_hand")
 
-    def _without_run(self) -> Self:
-        """Returns an equal scheduler whose attributes are this one's, but for the run."""
+    def without_run(self) -> Self:
+        """Returns an equal scheduler without the run by hand, which holds samples, to be kept."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.__dict__.pop("_run_by_hand", None)

@@ -20,7 +20,7 @@ from diffusax.pipelines.classes.auto import (
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.components.loading import class_for, load_scheduler, with_class_options
 from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
-from diffusax.pipelines.tasks.start import pixel_range
+from diffusax.pipelines.tasks.setup import pixel_range
 from diffusax.pipelines.tasks.tasks import instruct
 from diffusax.samplers import Scheduler, fitting_samplers, sampler_name
 

@@ -1,8 +1,7 @@
-"""Prepares the run of a call by its task, and says which arguments of the call change nothing.
+"""Warns of arguments of a call that change nothing.
 
-A reader who follows a call needs `prepare_call` alone. diffusers is silent about unused arguments.
-Here each is a warning of the logger `diffusax`; where an argument can only be a mistake, its own
-check raises an error instead.
+diffusers is silent about them. Here each is a warning of the logger `diffusax`; where an argument
+can only be a mistake, its own check raises an error instead.
 """
 
 import logging
@@ -13,7 +12,6 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import PreparedRun
 from diffusax.pipelines.tasks.tasks import Task, image_to_image, instruct, text_to_image
-from diffusax.runtime.switches import in_mesh
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +32,7 @@ _OF_TEXTS = (
 _ATTENTION = ("cross_attention_kwargs", "joint_attention_kwargs", "attention_kwargs")
 _SECOND = ("prompt_2", "negative_prompt_2")
 
-
-_ALWAYS_USED = frozenset(
+ALWAYS_USED = frozenset(
     {
         *("prompt", "height", "width", "num_inference_steps", "num_images_per_prompt"),
         *("seed", "generator", "noise", "output_type", "return_dict", "callback_on_step_end"),
@@ -44,14 +41,10 @@ _ALWAYS_USED = frozenset(
 """The arguments that change every call in which no others are given."""
 
 
-def prepare_call(task: Task, c: Components, call: Call) -> PreparedRun:
-    """Returns the run that a task makes of a call, and warns of arguments that it does not use."""
-    with in_mesh(c.local_mesh):
-        run = task(c, call)
-    if not call.given <= _ALWAYS_USED:
-        for line in unused(task, c, call, run):
-            log.warning("%s", line)
-    return run
+def warn_unused(task: Task, c: Components, call: Call, run: PreparedRun) -> None:
+    """Warns of the arguments of a call that its run does not use."""
+    for line in unused(task, c, call, run):
+        log.warning("%s", line)
 
 
 def unused(task: Task, c: Components, call: Call, run: PreparedRun) -> list[str]:

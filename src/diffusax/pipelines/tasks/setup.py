@@ -1,4 +1,4 @@
-"""What a run starts from: the facts that follow from a call and the components alone."""
+"""The setup of a run: the facts that follow from a call and the components alone."""
 
 import dataclasses
 from typing import Any
@@ -17,7 +17,7 @@ from diffusax.samplers.runs import compute_schedule
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class Setup:
     """What follows from a call and the components alone; a task computes it once, first of all."""
 
     c: Components
@@ -38,15 +38,15 @@ class Start:
     """The adapters beside the parameters; None without any."""
 
 
-def start_run(
+def set_up(
     c: Components,
     call: Call,
     size: tuple[int, int],
     *,
     from_image: bool = False,
     strength: float = 1.0,
-) -> Start:
-    """Returns what the run of a call starts from; nothing runs yet.
+) -> Setup:
+    """Returns the setup of a call's run; nothing runs yet.
 
     Args:
         c: the components.
@@ -62,7 +62,7 @@ def start_run(
     prompts = count_prompts(call)
     images = prompts * (call.num_images_per_prompt or 1)
     check_memory(c, images, *size)
-    return Start(
+    return Setup(
         c,
         call,
         prompts=prompts,
@@ -89,7 +89,8 @@ def image_size(c: Components, call: Call) -> tuple[int, int]:
     factor = c.latents.multiple
     size = call.height or 0, call.width or 0
     if not all(size):
-        height, width = c.family.default_size(c, call)
+        own = c.family.default_size
+        height, width = c.default_size if own is None else own(c, call)
         size = call.height or height, call.width or width
     for name, value in zip(("height", "width"), size):
         if value < factor or value % factor:
@@ -136,7 +137,7 @@ def make_schedule(
     Raises:
         ValueError: no rows are left, or the sampler is for networks of another kind.
     """
-    sampler = c.sampler
+    scheduler = c.fitting_scheduler
     custom = call.timesteps is not None or call.sigmas is not None
     options: dict[str, Any] = {
         "steps": None if custom else call.num_inference_steps,
@@ -147,11 +148,12 @@ def make_schedule(
         "strength": strength,
         "use_clipped_model_output": bool(call.use_clipped_model_output),
     }
-    options |= c.family.schedule_options(c, call, size)
+    if c.family.schedule_options is not None:
+        options |= c.family.schedule_options(c, call, size)
     last = call.denoising_end or 0.0
     if not from_image and not 0 < last < 1:
-        return compute_schedule(sampler, **options)
-    whole = compute_schedule(sampler, uncut=True, **options)
+        return compute_schedule(scheduler, **options)
+    whole = compute_schedule(scheduler, uncut=True, **options)
     begin, end = begin_row(c, call, whole) if from_image else 0, len(whole)
     if 0 < last < 1:
         cutoff = _cutoff(c, last)
@@ -159,8 +161,8 @@ def make_schedule(
     if begin >= end:
         raise ValueError(_nothing_left(call, from_image=from_image))
     if (begin, end) == (0, len(whole)):
-        return compute_schedule(sampler, **options)
-    return compute_schedule(sampler, begin=begin, end=end, **options)
+        return compute_schedule(scheduler, **options)
+    return compute_schedule(scheduler, begin=begin, end=end, **options)
 
 
 def begin_row(c: Components, call: Call, whole: Schedule) -> int:
