@@ -1,10 +1,10 @@
-"""Drawings that arrive at random at an engine, by three policies, at several loads.
+"""Requests that arrive at random at an engine, by three policies, at several loads.
 
-Each policy gets the same drawings at the same times: one at a time, whole batches of equals, and a
-running batch. The load is the rate of arrivals over the rate at which one drawing after the other
+Each policy gets the same requests at the same times: one at a time, whole batches of equals, and a
+running batch. The load is the rate of arrivals over the rate at which one request after the other
 can be made. Then the longest gap between steps while programs for another size are compiled, and
 what the engine costs beside calls of the pipeline in a loop. With --server-async, diffusers' own
-example of a server gets the same drawings, too.
+example of a server gets the same requests, too.
     python benchmarks/serve_cpu.py [--jobs 60] [--load 0.5 0.8 1.0 1.5] [--model emoji]
         [--server-async DIFFUSERS/examples/server-async]
 """
@@ -24,16 +24,16 @@ from server_async import ServerAsync
 
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.samplers import scheduler_from_name
+from diffusax.serving import Generation
 from diffusax.serving.catalogue.catalogue import Catalogue
-from diffusax.serving.drawings.drawing import Drawing
-from diffusax.serving.drawings.errors import Busy
 from diffusax.serving.engine.engine import Engine, EngineSettings
 from diffusax.serving.engine.jobs import Event, Job
+from diffusax.serving.requests.errors import Busy
 
 
 @dataclasses.dataclass
 class Times:
-    """When a drawing arrived, was first seen, and was done (time.perf_counter)."""
+    """When a request arrived, was first seen, and was done (time.perf_counter)."""
 
     arrived: float
     first: float | None = None
@@ -60,14 +60,16 @@ def main() -> None:
     parser.add_argument("--model", default="emoji")
     parser.add_argument("--size", type=int, help="pixels; by default the model's own size")
     parser.add_argument("--slow-size", type=int, default=256, help="where a step takes over 100 ms")
-    parser.add_argument("--queue", type=int, default=16, help="drawings that may wait")
-    parser.add_argument("--rounds", type=int, default=12, help="of drawings beside calls")
+    parser.add_argument("--queue", type=int, default=16, help="requests that may wait")
+    parser.add_argument("--rounds", type=int, default=12, help="of requests beside calls")
     parser.add_argument("--server-async", type=Path, help="diffusers' folder of that name")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     print(describe())
     catalogue = Catalogue(args.model)
-    drawings = [Drawing(**call, width=args.size, height=args.size) for call in requests(args.jobs)]
+    generations = [
+        Generation(**call, width=args.size, height=args.size) for call in requests(args.jobs)
+    ]
     engines: dict[str, Any] = {
         name: Engine(
             catalogue, EngineSettings(policy=name, lanes=args.lanes, most_queued=args.queue)
@@ -76,8 +78,8 @@ def main() -> None:
     }
     for name, engine in engines.items():
         began = time.perf_counter()
-        engine.warm(drawings[:3])
-        closed_loop(engine, drawings)
+        engine.warm(generations[:3])
+        closed_loop(engine, generations)
         while engine.state().compiling:
             time.sleep(0.1)
         print(f"{name}: warm after {time.perf_counter() - began:.1f} s", flush=True)
@@ -85,17 +87,17 @@ def main() -> None:
         path = catalogue.entry().path
         checkpoint = EMBEDDED.get(str(path), path)
         engines["server-async"] = ServerAsync(args.server_async, checkpoint)
-        closed_loop(engines["server-async"], drawings[:3])
+        closed_loop(engines["server-async"], generations[:3])
     for engine in engines.values():
-        seconds = closed_loop(engine, drawings)
-        print(f"{engine.settings.policy}: {1 / seconds:.2f} drawings/s without a pause", flush=True)
-    seconds = closed_loop(next(iter(engines.values())), drawings)
+        seconds = closed_loop(engine, generations)
+        print(f"{engine.settings.policy}: {1 / seconds:.2f} requests/s without a pause", flush=True)
+    seconds = closed_loop(next(iter(engines.values())), generations)
     for load in args.load:
-        gaps = np.random.default_rng(args.seed).exponential(seconds / load, len(drawings))
+        gaps = np.random.default_rng(args.seed).exponential(seconds / load, len(generations))
         for name, engine in engines.items():
-            print(f"load {load:.0%}, {name}: {report(engine, drawings, gaps)}", flush=True)
+            print(f"load {load:.0%}, {name}: {report(engine, generations, gaps)}", flush=True)
     engine = engines[args.policies[-1]]
-    print(f"longest gap while another size compiles: {gap_beside(engine, drawings)}", flush=True)
+    print(f"longest gap while another size compiles: {gap_beside(engine, generations)}", flush=True)
     print(
         f"beside a loop of calls: {overhead(engine, catalogue, args.slow_size, args.rounds)}",
         flush=True,
@@ -104,27 +106,27 @@ def main() -> None:
         engine.close()
 
 
-def closed_loop(engine: Engine, drawings: list[Drawing]) -> float:
-    """Returns the mean seconds of a drawing where the queue is never empty nor full."""
+def closed_loop(engine: Engine, generations: list[Generation]) -> float:
+    """Returns the mean seconds of a request where the queue is never empty nor full."""
     began, waiting = time.perf_counter(), []
-    for drawing in drawings:
-        waiting.append(engine.submit(drawing))
+    for generation in generations:
+        waiting.append(engine.submit(generation))
         if len(waiting) > engine.settings.most_queued // 2:
             waiting.pop(0).wait()
     for job in waiting:
         job.wait()
-    return (time.perf_counter() - began) / len(drawings)
+    return (time.perf_counter() - began) / len(generations)
 
 
-def report(engine: Engine, drawings: list[Drawing], gaps: Any) -> str:
-    """Sends drawings after these pauses, and returns what became of them."""
+def report(engine: Engine, generations: list[Generation], gaps: Any) -> str:
+    """Sends requests after these pauses, and returns what became of them."""
     found: list[tuple[Job, Times]] = []
     refused, began = 0, time.perf_counter()
-    for drawing, at in zip(drawings, np.cumsum(gaps), strict=True):
+    for generation, at in zip(generations, np.cumsum(gaps), strict=True):
         time.sleep(max(0.0, began + at - time.perf_counter()))
         times = Times(began + at)
         try:
-            job = engine.submit(drawing)
+            job = engine.submit(generation)
         except Busy:
             refused += 1
             continue
@@ -136,7 +138,7 @@ def report(engine: Engine, drawings: list[Drawing], gaps: Any) -> str:
     return (
         f"to the image {percentiles([t.done - t.arrived for _, t in found])}, to the first preview "
         f"{percentiles([t.first - t.arrived for _, t in found])}, {len(found) / whole:.2f} "
-        f"drawings/s, {refused} refused, longest gap {engine.metrics.longest_gap(whole):.2f} s"
+        f"requests/s, {refused} refused, longest gap {engine.metrics.longest_gap(whole):.2f} s"
     )
 
 
@@ -146,20 +148,20 @@ def percentiles(values: list[float]) -> str:
     return f"{cuts[49]:.2f} / {cuts[98]:.2f} s"
 
 
-def gap_beside(engine: Engine, drawings: list[Drawing]) -> str:
-    """Keeps the engine busy while drawings of a size come that no program is compiled for."""
+def gap_beside(engine: Engine, generations: list[Generation]) -> str:
+    """Keeps the engine busy while requests of a size come that no program is compiled for."""
     own = engine.catalogue.entry()
     # Another number each time, so that no program is found on disk.
     width = own.width + own.multiple * (1 + time.time_ns() % 97)
     began = time.perf_counter()
-    other = engine.submit(dataclasses.replace(drawings[0], width=width, height=own.height))
+    other = engine.submit(dataclasses.replace(generations[0], width=width, height=own.height))
     running: list[Job] = []
-    for drawing in itertools.cycle(drawings):
+    for generation in itertools.cycle(generations):
         running = [job for job in running if not job.is_over]
         if other.is_over:
             break
         if len(running) < 3:
-            running.append(engine.submit(drawing))
+            running.append(engine.submit(generation))
         time.sleep(0.01)
     for job in running:
         job.wait()
@@ -171,8 +173,8 @@ def gap_beside(engine: Engine, drawings: list[Drawing]) -> str:
 
 
 def overhead(engine: Engine, catalogue: Catalogue, size: int, rounds: int) -> str:
-    """Compares drawings one after the other with calls of the pipeline."""
-    drawing = Drawing(
+    """Compares requests one after the other with calls of the pipeline."""
+    generation = Generation(
         prompt="a red apple",
         width=size,
         height=size,
@@ -180,8 +182,8 @@ def overhead(engine: Engine, catalogue: Catalogue, size: int, rounds: int) -> st
         guidance_scale=2.0,
         sampler="euler",
     )
-    engine.warm([drawing])
-    pipe, arguments = catalogue.acquire(engine.catalogue.check(drawing))
+    engine.warm([generation])
+    pipe, arguments = catalogue.acquire(engine.catalogue.check(generation))
     own, pipe.scheduler = pipe.scheduler, scheduler_from_name("euler", pipe.scheduler)
     calls, jobs = [], []
     for seed in range(1 + rounds):
@@ -189,7 +191,7 @@ def overhead(engine: Engine, catalogue: Catalogue, size: int, rounds: int) -> st
         pipe(**arguments, seed=seed)
         calls.append(time.perf_counter() - began)
         began = time.perf_counter()
-        engine.submit(dataclasses.replace(drawing, seed=seed)).wait()
+        engine.submit(dataclasses.replace(generation, seed=seed)).wait()
         jobs.append(time.perf_counter() - began)
     pipe.scheduler = own
     catalogue.release(pipe)

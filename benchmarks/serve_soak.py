@@ -23,11 +23,11 @@ from machine import describe
 from serve_cpu import closed_loop
 
 from diffusax.batch.sizes import memory_in_use
+from diffusax.serving import Generation
 from diffusax.serving.catalogue.catalogue import Catalogue
-from diffusax.serving.drawings.drawing import Drawing
-from diffusax.serving.drawings.errors import Busy
 from diffusax.serving.engine.engine import Engine, EngineSettings
 from diffusax.serving.engine.jobs import Event, Job
+from diffusax.serving.requests.errors import Busy
 
 LEAVE = 1 / 3
 """The part of the clients that leave."""
@@ -39,7 +39,7 @@ PROGRAMS = 2**20
 
 @dataclasses.dataclass
 class Client:
-    """Somebody who waits for a drawing."""
+    """Somebody who waits for a request."""
 
     job: Job
     leaves: float | None
@@ -66,14 +66,14 @@ def main() -> None:
     args = parser.parse_args()
     print(describe())
     engine = Engine(Catalogue(args.model), EngineSettings(lanes=args.lanes, most_queued=32))
-    drawings = [Drawing(**call) for call in requests(60)]
-    engine.warm(drawings[:3])
-    closed_loop(engine, drawings)
+    generations = [Generation(**call) for call in requests(60)]
+    engine.warm(generations[:3])
+    closed_loop(engine, generations)
     while engine.state().compiling:
         time.sleep(0.1)
-    seconds = closed_loop(engine, drawings)
-    print(f"{1 / seconds:.2f} drawings/s without a pause", flush=True)
-    problems = soak(engine, drawings, args.minutes * 60, args.load / seconds, args.shapes)
+    seconds = closed_loop(engine, generations)
+    print(f"{1 / seconds:.2f} requests/s without a pause", flush=True)
+    problems = soak(engine, generations, args.minutes * 60, args.load / seconds, args.shapes)
     engine.close()
     left = [thread.name for thread in threading.enumerate() if thread.name.startswith("diffusax")]
     problems += [f"threads are left: {left}"] if left else []
@@ -82,9 +82,9 @@ def main() -> None:
 
 
 def soak(
-    engine: Engine, drawings: list[Drawing], seconds: float, rate: float, shapes: int
+    engine: Engine, generations: list[Generation], seconds: float, rate: float, shapes: int
 ) -> list[str]:
-    """Sends drawings at a rate for some seconds, and returns what went wrong."""
+    """Sends requests at a rate for some seconds, and returns what went wrong."""
     draw, entry = random.Random(0), engine.catalogue.entry()
     every = [(w, h) for w in range(1, 33) for h in range(1, 33)]
     sizes = [tuple(entry.multiple * side for side in size) for size in draw.sample(every, shapes)]
@@ -96,17 +96,17 @@ def soak(
     while (now := time.monotonic()) < began + seconds:
         if now >= at:
             at += draw.expovariate(rate)
-            drawing = dataclasses.replace(drawings[number % len(drawings)], seed=number)
+            generation = dataclasses.replace(generations[number % len(generations)], seed=number)
             if shaped < shapes * (now - began) / seconds:
                 width, height = sizes[shaped]
-                drawing = dataclasses.replace(drawing, width=width, height=height)
+                generation = dataclasses.replace(generation, width=width, height=height)
             counts["sent"] += 1
             try:
-                job = engine.submit(drawing)
+                job = engine.submit(generation)
             except Busy:
                 counts["refused"] += 1
             else:
-                shaped += drawing.width is not None
+                shaped += generation.width is not None
                 leaves = now + draw.expovariate(0.5) if draw.random() < LEAVE else None
                 clients.append(Client(job, leaves))
                 job.listen(clients[-1].hear, previews=number % 3 == 0)

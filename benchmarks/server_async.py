@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from diffusax.serving.drawings.drawing import Drawing
+from diffusax.serving import Generation
 
 THREADS = 40
 
@@ -38,22 +38,22 @@ class ServerAsync:
         self.settings = SimpleNamespace(policy="server-async", most_queued=2 * THREADS)
         self.metrics = SimpleNamespace(longest_gap=lambda seconds: float("nan"))
 
-    def submit(self, drawing: Drawing) -> "Request":
+    def submit(self, generation: Generation) -> "Request":
         """Begins a request."""
-        return Request(self._threads.submit(self._draw, drawing))
+        return Request(self._threads.submit(self._draw, generation))
 
     def close(self) -> None:
         """Ends the threads."""
         self._threads.shutdown()
 
-    def _draw(self, drawing: Drawing) -> Any:
+    def _draw(self, generation: Generation) -> Any:
         import torch
 
         return self._pipe.generate(
-            prompt=drawing.prompt,
-            num_inference_steps=drawing.num_inference_steps,
-            guidance_scale=drawing.guidance_scale,
-            generator=torch.Generator().manual_seed(drawing.seed or 0),
+            prompt=generation.prompt,
+            num_inference_steps=generation.num_inference_steps,
+            guidance_scale=generation.guidance_scale,
+            generator=torch.Generator().manual_seed(generation.seed or 0),
             output_type="pil",
         )
 

@@ -69,7 +69,7 @@ NAMES = {
         to_yaml train unconditional update_ema write_snapshots
     """,
     "diffusax.serving": """
-        Catalogue Client Engine EngineSettings WebSettings application create_app
+        Catalogue Client Control Engine EngineSettings Generation WebSettings application create_app
     """,
     "diffusax.offline": """
         Settings Stopped Summary generate generate_with_ray open_prompts

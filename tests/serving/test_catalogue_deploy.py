@@ -82,14 +82,14 @@ def proxied(folder, ports):
 @pytest.mark.slow
 @pytest.mark.skipif(NGINX is None, reason="there is no nginx: apt-get install nginx-light")
 def test_nginx_sends_a_client_to_one_of_two_servers(tmp_path):
-    drawing = {"prompt": "a red apple", "num_inference_steps": 1, "seed": 1}
+    generation = {"prompt": "a red apple", "num_inference_steps": 1, "seed": 1}
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(running(keys=KEYS)) for _ in range(2)]
         ports = [server.url.rpartition(":")[2] for server in servers]
         url = stack.enter_context(proxied(tmp_path, ports))
         clients = [Client(url, key) for key in KEYS]
         time.sleep(1)
-        ids = [client.submit(drawing)["id"] for client in clients]
+        ids = [client.submit(generation)["id"] for client in clients]
         used = {next(i for i, one in enumerate(servers) if _has(one, id)) for id in ids}
         assert used == {0, 1}
         for client, id in zip(clients, ids):
@@ -97,9 +97,9 @@ def test_nginx_sends_a_client_to_one_of_two_servers(tmp_path):
                 time.sleep(0.1)
             assert (job["state"], job["error"]) == ("done", None)
             assert client.image(id, 0).startswith(b"\x89PNG")
-        # One that stops tells so, and its clients' new drawings go to the other.
+        # One that stops tells so, and its clients' new requests go to the other.
         servers[0].service.draining = True
-        more = [client.submit(drawing)["id"] for client in clients]
+        more = [client.submit(generation)["id"] for client in clients]
         assert all(_has(servers[1], id) for id in more)
         for client, id in zip(clients, more):
             assert client.job(id)["id"] == id

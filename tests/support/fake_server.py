@@ -24,8 +24,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import diffusax
-from diffusax.serving.drawings.errors import Refused
-from diffusax.serving.drawings.infotext import read_image
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.infotext import read_image
 from diffusax.serving.web.images import open_with_texts
 
 PAGE = Path(diffusax.__file__).parent / "serving/page"

@@ -1,6 +1,6 @@
 """A server: jobs that share running batches, and the catalogue of models that they name.
 
-`drawings` says what clients can ask for, `catalogue` finds and loads models, `engine` owns the
+`generations` says what clients can ask for, `catalogue` finds and loads models, `engine` owns the
 device, and `web` speaks HTTP.
 """
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from diffusax.serving.client import Client as Client
     from diffusax.serving.engine.engine import Engine as Engine
     from diffusax.serving.engine.engine import EngineSettings as EngineSettings
+    from diffusax.serving.requests.generation import Control as Control
+    from diffusax.serving.requests.generation import Generation as Generation
     from diffusax.serving.web.app import create_app as create_app
     from diffusax.serving.web.settings import WebSettings as WebSettings
     from diffusax.serving.with_ray import application as application
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
 _MODULES = {
     "Catalogue": "catalogue.catalogue",
     "Client": "client",
+    "Control": "requests.generation",
     "Engine": "engine.engine",
     "EngineSettings": "engine.engine",
+    "Generation": "requests.generation",
     "WebSettings": "web.settings",
     "application": "with_ray",
     "create_app": "web.app",

@@ -51,7 +51,7 @@ class Client:
     def submit(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Submits a request and returns its job; waits while the server's queue is full.
 
-        fields: those of `serving.drawings.drawing.Drawing` that are given; PIL images as they are.
+        fields: those of `diffusax.serving.Generation` that are given; PIL images as they are.
         """
         data = json.dumps(_encoded(dict(fields))).encode()
         for attempt in range(_ATTEMPTS):

@@ -15,8 +15,8 @@ from diffusax.checkpoints.single_file import configs
 from diffusax.serving.catalogue.calls import adapters_of
 from diffusax.serving.catalogue.catalogue import Catalogue
 from diffusax.serving.catalogue.entries import describe_model
-from diffusax.serving.drawings.drawing import Control, Drawing
-from diffusax.serving.drawings.errors import NotFound, Refused
+from diffusax.serving.requests.errors import NotFound, Refused
+from diffusax.serving.requests.generation import Control, Generation
 from diffusax.training.recipes.base_model import BaseModel
 
 PICTURE = Image.new("RGB", (70, 65), "navy")
@@ -64,13 +64,13 @@ def catalogue(folder):
     return Catalogue("emoji", folder)
 
 
-def acquire(catalogue, drawing):
-    return catalogue.acquire(catalogue.check(drawing))
+def acquire(catalogue, generation):
+    return catalogue.acquire(catalogue.check(generation))
 
 
 def refusal(catalogue, error=Refused, **fields):
     with pytest.raises(error) as caught:
-        catalogue.check(Drawing(**fields))
+        catalogue.check(Generation(**fields))
     return caught.value
 
 
@@ -132,7 +132,7 @@ def test_models_are_found_by_names_alone(catalogue, folder):
 
 
 def test_drawings_get_the_defaults_of_their_model(catalogue):
-    drawn = catalogue.check(Drawing(prompt="a red apple"))
+    drawn = catalogue.check(Generation(prompt="a red apple"))
     values = drawn.num_inference_steps, drawn.guidance_scale, drawn.sampler, drawn.strength
     assert values == (50, 2.0, "ddim", None)
     assert (drawn.width, drawn.height, drawn.model, drawn.task) == (
@@ -141,11 +141,11 @@ def test_drawings_get_the_defaults_of_their_model(catalogue):
         "emoji",
         "text-to-image",
     )
-    over = catalogue.check(Drawing(image=PICTURE, height=128))
+    over = catalogue.check(Generation(image=PICTURE, height=128))
     assert (over.width, over.height, over.strength, over.task) == (64, 128, 0.8, "image-to-image")
-    painted = catalogue.check(Drawing(image=PICTURE, mask_image=MASK, padding_mask_crop=4))
+    painted = catalogue.check(Generation(image=PICTURE, mask_image=MASK, padding_mask_crop=4))
     assert (painted.width, painted.height, painted.task) == (64, 64, "inpainting")
-    edit = catalogue.check(Drawing(model="edit", image=PICTURE))
+    edit = catalogue.check(Generation(model="edit", image=PICTURE))
     assert (edit.image_guidance_scale, edit.task) == (1.5, "edit")
     assert catalogue.check(drawn) == drawn
 
@@ -157,8 +157,8 @@ def test_pictures_are_resampled_once(monkeypatch):
         raise AssertionError("resampled for nothing")
 
     monkeypatch.setattr("diffusax.serving.catalogue.calls.blur", fail)
-    over = catalogue.check(Drawing(image=PICTURE))
-    painted = catalogue.check(Drawing(image=PICTURE, mask_image=MASK, mask_blur=4))
+    over = catalogue.check(Generation(image=PICTURE))
+    painted = catalogue.check(Generation(image=PICTURE, mask_image=MASK, mask_blur=4))
     assert (over.image.size, painted.image.size) == ((64, 64), (70, 65))
     monkeypatch.setattr("diffusax.serving.catalogue.calls.resize", fail)
     pipe, arguments = catalogue.acquire(over)
@@ -211,68 +211,68 @@ def test_what_cannot_be_drawn_is_refused_at_once(catalogue, fields, param, messa
 CONTROL = Control(model="edges", image=PICTURE, scale=0.5, end=0.9)
 BRIEF = {"num_inference_steps": 2, "prompt": "sks apple"}
 TASKS = {
-    "StableDiffusionControlNetInpaintPipeline": Drawing(
+    "StableDiffusionControlNetInpaintPipeline": Generation(
         image=PICTURE, mask_image=MASK, mask_blur=1.0, controls=(CONTROL, CONTROL), **BRIEF
     ),
-    "StableDiffusionPipeline": Drawing(width=128, height=64, **BRIEF),
-    "StableDiffusionImg2ImgPipeline": Drawing(image=PICTURE, strength=1.0, **BRIEF),
-    "StableDiffusionControlNetPipeline": Drawing(controls=(CONTROL,), **BRIEF),
-    "StableDiffusionInstructPix2PixPipeline": Drawing(model="edit", image=PICTURE, **BRIEF),
+    "StableDiffusionPipeline": Generation(width=128, height=64, **BRIEF),
+    "StableDiffusionImg2ImgPipeline": Generation(image=PICTURE, strength=1.0, **BRIEF),
+    "StableDiffusionControlNetPipeline": Generation(controls=(CONTROL,), **BRIEF),
+    "StableDiffusionInstructPix2PixPipeline": Generation(model="edit", image=PICTURE, **BRIEF),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_pipelines_draw_each_task(folder, name):
-    catalogue, drawing = Catalogue("emoji", folder), TASKS[name]
-    pipe, arguments = acquire(catalogue, drawing)
+    catalogue, generation = Catalogue("emoji", folder), TASKS[name]
+    pipe, arguments = acquire(catalogue, generation)
     image = pipe(**arguments, seed=1, adapters={}).images[0]
-    assert (type(pipe).__name__, image.size) == (name, (drawing.width or 64, 64))
+    assert (type(pipe).__name__, image.size) == (name, (generation.width or 64, 64))
     # The model for edits has another text encoder, which the embedding does not fit.
-    assert list(pipe.tokenizer.words) == (["sks"] if drawing.model == "" else [])
+    assert list(pipe.tokenizer.words) == (["sks"] if generation.model == "" else [])
 
 
 def test_pipelines_share_what_is_loaded(folder):
     catalogue = Catalogue("emoji", folder)
-    for name, drawing in TASKS.items():
-        pipe, arguments = acquire(catalogue, drawing)
+    for name, generation in TASKS.items():
+        pipe, arguments = acquire(catalogue, generation)
         assert type(pipe).__name__ == name
-        if drawing.model == "":
-            assert pipe.params["unet"] is acquire(catalogue, Drawing())[0].params["unet"]
+        if generation.model == "":
+            assert pipe.params["unet"] is acquire(catalogue, Generation())[0].params["unet"]
             assert arguments["prompt"] == "sks apple"
 
 
 def test_what_is_least_recently_used_leaves_memory(folder):
     alone = Catalogue("emoji", folder)
-    pipe, _ = acquire(alone, Drawing())
+    pipe, _ = acquire(alone, Generation())
     size = sum(x.nbytes for params in pipe.params.values() for x in _leaves(params))
     catalogue = Catalogue("emoji", folder, memory=int(size * 1.9))
     loaded = lambda: {entry.name for entry in catalogue.models if entry.loaded}  # noqa: E731
-    plain, _ = acquire(catalogue, Drawing())
-    again, _ = acquire(catalogue, Drawing())
+    plain, _ = acquire(catalogue, Generation())
+    again, _ = acquire(catalogue, Generation())
     assert again is plain
-    edit, _ = acquire(catalogue, Drawing(model="edit", image=PICTURE))
+    edit, _ = acquire(catalogue, Generation(model="edit", image=PICTURE))
     assert loaded() == {"emoji", "edit"}
     catalogue.release(plain)
     assert loaded() == {"emoji", "edit"}
     catalogue.release(again)
-    acquire(catalogue, Drawing(model="old/emoji"))
+    acquire(catalogue, Generation(model="old/emoji"))
     assert loaded() == {"edit", "old/emoji"}
     # What is in use stays, and a pipeline that was let go once too often hurts nobody.
     catalogue.release(plain)
-    acquire(catalogue, Drawing())
+    acquire(catalogue, Generation())
     assert loaded() == {"emoji", "edit", "old/emoji"}
     catalogue.release(edit)
     assert loaded() == {"emoji", "old/emoji"}
 
 
 def test_what_was_used_again_stays(folder):
-    pipe, _ = acquire(Catalogue("emoji", folder), Drawing())
+    pipe, _ = acquire(Catalogue("emoji", folder), Generation())
     size = sum(x.nbytes for params in pipe.params.values() for x in _leaves(params))
     catalogue = Catalogue("emoji", folder, memory=int(size * 2.1))
     for model in ("emoji", "edit", "emoji", "old/emoji"):
         image = PICTURE if model == "edit" else None
-        pipe, _ = acquire(catalogue, Drawing(model=model, image=image))
+        pipe, _ = acquire(catalogue, Generation(model=model, image=image))
         catalogue.release(pipe)
     assert {entry.name for entry in catalogue.models if entry.loaded} == {"emoji", "old/emoji"}
 
@@ -293,8 +293,8 @@ def test_loras_are_called_by_the_names_in_their_headers(tmp_path):
     for name in ("cat", "None"):
         with pytest.raises(NotFound, match="is not listed"):
             catalogue.lora(name)
-    drawing = Drawing(prompt="a <lora:owl:0.5:0.25> <lora:a_v1:1>")
-    assert adapters_of(drawing).keys() == {"owl", "a_v1"}
+    generation = Generation(prompt="a <lora:owl:0.5:0.25> <lora:a_v1:1>")
+    assert adapters_of(generation).keys() == {"owl", "a_v1"}
     # What a header says is read again when the file changes.
     save_file(LORA, folder / "b_v1.safetensors", metadata={"ss_output_name": "dog"})
     catalogue.refresh()
@@ -306,7 +306,7 @@ def test_a_folder_is_read_anew(tmp_path, folder):
     models.mkdir()
     shutil.copytree(EMBEDDED["emoji"], models / "one")
     catalogue = Catalogue("one", tmp_path)
-    pipe, _ = acquire(catalogue, Drawing())
+    pipe, _ = acquire(catalogue, Generation())
     shutil.copytree(EMBEDDED["emoji"], models / "two")
     (tmp_path / "lora").mkdir()
     save_file(LORA, tmp_path / "lora" / "new.safetensors")
@@ -317,7 +317,7 @@ def test_a_folder_is_read_anew(tmp_path, folder):
     (models / "one" / "model_index.json").touch()
     catalogue.refresh()
     assert not catalogue.entry("one").loaded
-    other, _ = acquire(catalogue, Drawing())
+    other, _ = acquire(catalogue, Generation())
     assert other is not pipe
     shutil.rmtree(models / "one")
     with pytest.raises(ValueError, match="model 'one' is no longer in"):
@@ -330,7 +330,7 @@ def test_what_has_changed_is_loaded_anew(tmp_path):
     for name, source in (("checkpoints/one", "emoji"), ("controlnet/edges", "emoji-control")):
         shutil.copytree(EMBEDDED[source], tmp_path / name)
     catalogue = Catalogue("one", tmp_path)
-    steered = Drawing(controls=(Control(model="edges", image=PICTURE),))
+    steered = Generation(controls=(Control(model="edges", image=PICTURE),))
     pipe, _ = acquire(catalogue, steered)
     catalogue.refresh()
     assert acquire(catalogue, steered)[0] is pipe
@@ -343,7 +343,7 @@ def test_what_has_changed_is_loaded_anew(tmp_path):
     embedding(tmp_path / "embeddings" / "sks.safetensors")
     for words in (["sks"], []):
         catalogue.refresh()
-        assert list(acquire(catalogue, Drawing())[0].tokenizer.words) == words
+        assert list(acquire(catalogue, Generation())[0].tokenizer.words) == words
         (tmp_path / "embeddings" / "sks.safetensors").unlink(missing_ok=True)
 
 
@@ -361,12 +361,12 @@ def test_a_model_of_the_hub_is_fetched_when_it_is_needed(hub, tmp_path, monkeypa
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     catalogue = Catalogue("someone/emoji")
     assert catalogue.entry().title == "emoji"
-    assert catalogue.check(Drawing()).model == "someone/emoji"
+    assert catalogue.check(Generation()).model == "someone/emoji"
     assert not any(path.endswith(".safetensors") for path in asked)
-    pipe, _ = acquire(catalogue, Drawing())
+    pipe, _ = acquire(catalogue, Generation())
     assert any(path.endswith(".safetensors") for path in asked)
     catalogue.refresh()
-    assert acquire(catalogue, Drawing())[0] is pipe
+    assert acquire(catalogue, Generation())[0] is pipe
 
 
 def test_a_model_that_cannot_be_loaded_says_so(tmp_path):
@@ -374,7 +374,7 @@ def test_a_model_that_cannot_be_loaded_says_so(tmp_path):
     next((tmp_path / "bad" / "vae").glob("*.safetensors")).unlink()
     catalogue = Catalogue(tmp_path / "bad")
     with pytest.raises(Refused, match=r"model 'bad' cannot be loaded: .*vae") as caught:
-        acquire(catalogue, Drawing())
+        acquire(catalogue, Generation())
     assert caught.value.status == 500
 
 

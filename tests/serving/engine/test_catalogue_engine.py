@@ -14,8 +14,8 @@ from support.running_server import mask, picture
 import diffusax
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.serving.catalogue.catalogue import Catalogue
-from diffusax.serving.drawings.drawing import Control, Drawing
 from diffusax.serving.engine.engine import Engine
+from diffusax.serving.requests.generation import Control, Generation
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +90,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_drawings_are_those_of_the_pipelines(engine, folder, name):
     model, fields, call = CASES[name]
-    job = engine.submit(Drawing(model=model, **fields, **BRIEF))
+    job = engine.submit(Generation(model=model, **fields, **BRIEF))
     assert (job.wait(120), job.error) == ("done", None)
     pipe = loaded(folder, model)
     pipe.load_textual_inversion(
@@ -120,7 +120,9 @@ def test_models_that_leave_memory_leave_nothing_there(tmp_path):
         return sum(array.nbytes for array in jax.live_arrays())
 
     def draw(name):
-        job = engine.submit(Drawing(model=name, prompt=f"a cat of {name}", num_inference_steps=2))
+        job = engine.submit(
+            Generation(model=name, prompt=f"a cat of {name}", num_inference_steps=2)
+        )
         stop = job.listen(lambda event: None, previews=True)
         assert (job.wait(120), job.error) == ("done", None)
         stop()

@@ -1,4 +1,4 @@
-"""The engine with the embedded model: drawings, and what may go wrong with them."""
+"""The engine with the embedded model: images, and what may go wrong with them."""
 
 import dataclasses
 import shutil
@@ -15,11 +15,11 @@ from diffusax.batch.run import BatchRun
 from diffusax.runtime.programs.program import PROGRAMS, Program
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.catalogue.catalogue import Catalogue
-from diffusax.serving.drawings.drawing import Drawing
-from diffusax.serving.drawings.errors import Busy, Closing, NotFound, Refused
 from diffusax.serving.engine.engine import Engine, EngineSettings
+from diffusax.serving.requests.errors import Busy, Closing, NotFound, Refused
+from diffusax.serving.requests.generation import Generation
 
-APPLE = Drawing(
+APPLE = Generation(
     prompt="a red apple", seed=1, num_inference_steps=6, guidance_scale=2.0, sampler="euler"
 )
 LONG = dataclasses.replace(APPLE, num_inference_steps=900)
@@ -48,9 +48,9 @@ def folder(tmp_path_factory):
 class Poisoned(Catalogue):
     """A catalogue, some of whose pictures are not finite."""
 
-    def acquire(self, drawing):
-        pipe, arguments = super().acquire(drawing)
-        if drawing.prompt == "poison":
+    def acquire(self, generation):
+        pipe, arguments = super().acquire(generation)
+        if generation.prompt == "poison":
             arguments["latents"] = np.full((1, 8, 8, 8), np.nan, np.float32)
         return pipe, arguments
 
@@ -88,7 +88,7 @@ def test_images_are_those_of_the_pipeline_and_each_can_be_drawn_again(start, cat
     other = engine.submit(dataclasses.replace(APPLE, sampler="dpm++2m", num_inference_steps=4))
     assert job.wait(SECONDS) == other.wait(SECONDS) == "done", job.error
     assert job.seeds == [1, 2, 3]
-    pipe, arguments = catalogue.acquire(job.drawing)
+    pipe, arguments = catalogue.acquire(job.generation)
     own, pipe.scheduler = pipe.scheduler, scheduler_from_name("euler", pipe.scheduler)
     for image, seed in zip(job.images, job.seeds):
         expected = pipe(**arguments, seed=seed).images[0]
@@ -111,7 +111,7 @@ def test_images_are_those_of_the_pipeline_and_each_can_be_drawn_again(start, cat
 def test_a_preview_shows_the_image_that_comes(start):
     engine, seen = start(), []
     job = engine.submit(dataclasses.replace(APPLE, num_inference_steps=60))
-    job.listen(lambda event: event.kind == "preview" and seen.append(event.picture), previews=True)
+    job.listen(lambda event: event.kind == "preview" and seen.append(event.image), previews=True)
     assert job.wait(SECONDS) == "done"
     assert seen
     assert seen[-1].size == (64, 64)

@@ -11,13 +11,13 @@ from PIL import Image
 from diffusax.batch.compiling import Compiler
 from diffusax.batch.sizes import KindSizes
 from diffusax.runtime.devices.memory import is_out_of_memory
-from diffusax.serving.drawings.drawing import Drawing
-from diffusax.serving.drawings.errors import Busy, Failed, Refused
 from diffusax.serving.engine.engine import Engine, EngineSettings
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.metrics import Histogram, Metrics
 from diffusax.serving.engine.parts import refusal
 from diffusax.serving.engine.previews import expected_latents
+from diffusax.serving.requests.errors import Busy, Failed, Refused
+from diffusax.serving.requests.generation import Generation
 
 
 class Kind:
@@ -28,7 +28,7 @@ KIND = Kind()
 
 
 def test_a_listener_hears_the_state_first_and_the_end_once():
-    job, heard = Job(Drawing(seed=5, num_images=2, num_inference_steps=4)), []
+    job, heard = Job(Generation(seed=5, num_images=2, num_inference_steps=4)), []
     stop = job.listen(lambda event: heard.append((event.kind, event.index)))
     job.set_state("running")
     job.set_fraction(0, 0.5)
@@ -47,7 +47,7 @@ def test_a_listener_hears_the_state_first_and_the_end_once():
 
 
 def test_a_listener_that_fails_or_has_gone_harms_nobody():
-    job, heard = Job(Drawing(seed=0)), []
+    job, heard = Job(Generation(seed=0)), []
 
     def fail(event):
         if event.kind != "state":
@@ -117,28 +117,28 @@ class Idle:
     def __init__(self):
         self.end = threading.Event()
 
-    def check(self, drawing):
-        return drawing
+    def check(self, generation):
+        return generation
 
     def entry(self, name):
         return types.SimpleNamespace(loaded=True)
 
-    def acquire(self, drawing):
+    def acquire(self, generation):
         self.end.wait()
         raise Refused("there is no model")
 
 
 def test_pictures_of_those_that_wait_take_bounded_memory():
-    catalogue, large = Idle(), Drawing(image=Image.new("RGB", (1000, 1000)))
+    catalogue, large = Idle(), Generation(image=Image.new("RGB", (1000, 1000)))
     with Engine(catalogue, EngineSettings(most_live_bytes=7_000_000)) as engine:
         jobs = [engine.submit(large) for _ in range(2)]
         full = "images of 2 jobs under way take 6 MB and this one 3, more than 7 in all"
         with pytest.raises(Busy, match=full):
             engine.submit(large)
         # Without pictures there is room; one that is too large beside others is let in alone.
-        for job in [*jobs, engine.submit(Drawing())]:
+        for job in [*jobs, engine.submit(Generation())]:
             job.cancel()
-        engine.submit(Drawing(image=Image.new("RGB", (2000, 2000))))
+        engine.submit(Generation(image=Image.new("RGB", (2000, 2000))))
         catalogue.end.set()
 
 

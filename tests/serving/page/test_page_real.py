@@ -20,8 +20,8 @@ from support.browser import visiting
 from support.running_server import running
 
 import diffusax
-from diffusax.serving.drawings.drawing import Drawing
-from diffusax.serving.drawings.infotext import write_infotext
+from diffusax.serving.requests.generation import Generation
+from diffusax.serving.requests.infotext import write_infotext
 
 pytestmark = pytest.mark.slow
 DATA = Path(diffusax.__file__).parent / "data"
@@ -116,7 +116,7 @@ def test_a_picture_is_drawn_and_its_file_restores_the_settings(visitor):
 
 @pytest.mark.parametrize("sampler", ["dpm++2m", "dpm++2m_karras", "euler", "euler_a", "kdpm2_a"])
 def test_samplers_come_back_from_their_names_in_a1111(visitor, sampler):
-    drawing = Drawing(prompt="a frog", sampler=sampler, num_inference_steps=3, width=8, height=8)
+    drawing = Generation(prompt="a frog", sampler=sampler, num_inference_steps=3, width=8, height=8)
     info = PngInfo()
     info.add_text("parameters", write_infotext(drawing, 1))
     buffer = io.BytesIO()

@@ -13,7 +13,7 @@ from support.running_server import mask, picture, running, sent
 
 import diffusax
 from diffusax.serving.client import ENDED
-from diffusax.serving.drawings.drawing import SEEDS
+from diffusax.serving.requests.generation import SEEDS
 
 FEW = {"num_inference_steps": 3}
 
@@ -285,7 +285,7 @@ def test_a_client_that_goes_away_cancels_its_job(server):
     body = json.dumps({"prompt": "left alone", "num_inference_steps": 200})
     connection.request("POST", "/v1/images/generations", body, {"Content-Type": "application/json"})
     until = time.monotonic() + 30
-    while (newest := server.engine.jobs()[0]).drawing.prompt != "left alone":
+    while (newest := server.engine.jobs()[0]).generation.prompt != "left alone":
         assert time.monotonic() < until
         time.sleep(0.01)
     connection.close()
@@ -297,7 +297,7 @@ def test_a_stream_that_is_left_cancels_its_job(server, openai_client):
     events = openai_client.images.generate(
         prompt="streamed", stream=True, partial_images=3, extra_body={"num_inference_steps": 200}
     )
-    job = next(job for job in server.engine.jobs() if job.drawing.prompt == "streamed")
+    job = next(job for job in server.engine.jobs() if job.generation.prompt == "streamed")
     events.close()
     assert job.wait(10) == "cancelled"
 

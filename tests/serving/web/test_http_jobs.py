@@ -13,8 +13,8 @@ from support.running_server import mask, picture, running, sent
 
 import diffusax
 from diffusax.infotext.files import open_image
-from diffusax.serving.drawings.drawing import Drawing
-from diffusax.serving.drawings.infotext import read_image, write_infotext
+from diffusax.serving.requests.generation import Generation
+from diffusax.serving.requests.infotext import read_image, write_infotext
 from diffusax.serving.web.images import encode
 from diffusax.serving.web.replies import Json, sse
 
@@ -148,7 +148,7 @@ def test_settings_are_read_back_from_a_png(server):
 def test_other_formats_hold_the_settings_in_a_comment(server, kind):
     prompt = "りんご 🍎\nNegative prompt: b"
     data = encode(
-        picture(), kind, text=write_infotext(Drawing(prompt=prompt, width=8, height=8), 5)
+        picture(), kind, text=write_infotext(Generation(prompt=prompt, width=8, height=8), 5)
     )
     assert read_image(open_image(data)).settings["prompt"] == prompt
     assert server.post("/png-info", {"image": sent_bytes(data)}).json["settings"]["seed"] == 5

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from support.running_server import picture, running, sent
 
 from diffusax.images.masks import mask_of
-from diffusax.serving.drawings.errors import Busy, Refused
+from diffusax.serving.requests.errors import Busy, Refused
 from diffusax.serving.web.budget import PixelBudget, take_pixels
 
 
@@ -48,27 +48,27 @@ def test_masks_without_transparency_are_their_greys():
 
 
 def drawing_of(server, ask):
-    """Asks for a drawing, and returns it without waiting for its images."""
+    """Asks for images, and returns it without waiting for its images."""
     before = {job.id for job in server.engine.jobs()}
     answer = ask()
     (job,) = (job for job in server.engine.jobs() if job.id not in before)
     job.cancel()
     assert answer.status < 300, answer.body
-    return job.drawing
+    return job.generation
 
 
 def test_every_api_reads_a_layer_as_a_mask(server):
     fields = {"prompt": "a", "strength": 1.0, "num_inference_steps": 1}
     pictures = {"image": sent(picture()), "mask_image": sent(layer("black"))}
-    drawing = drawing_of(server, lambda: server.post("/jobs", {**fields, **pictures}))
-    assert left_half(drawing.mask_image)
+    generation = drawing_of(server, lambda: server.post("/jobs", {**fields, **pictures}))
+    assert left_half(generation.mask_image)
     pictures = {"init_images": [sent(picture())], "mask": sent(layer("red"))}
     options = {"steps": 1, "denoising_strength": 1.0, "inpainting_fill": 1}
     options |= {"width": 64, "height": 64, "mask_blur": 0}
     for invert in (0, 1):
         given = {**pictures, **options, "inpainting_mask_invert": invert}
-        drawing = drawing_of(server, lambda: server.post("/sdapi/v1/img2img", given))  # noqa: B023
-        assert left_half(drawing.mask_image) != invert
+        generation = drawing_of(server, lambda: server.post("/sdapi/v1/img2img", given))  # noqa: B023
+        assert left_half(generation.mask_image) != invert
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2, 3])
@@ -76,8 +76,8 @@ def test_every_api_reads_a_layer_as_a_mask(server):
 def test_long_thin_pictures_are_drawn_over_in_every_mode(server, mode, size):
     fields = {"init_images": [sent(picture(*size))], "steps": 2, "denoising_strength": 1.0}
     fields |= {"width": 64, "height": 64, "resize_mode": mode}
-    drawing = drawing_of(server, lambda: server.post("/sdapi/v1/img2img", fields))
-    assert drawing.image.size == (64, 64)
+    generation = drawing_of(server, lambda: server.post("/sdapi/v1/img2img", fields))
+    assert generation.image.size == (64, 64)
 
 
 def test_greys_of_16_bits_keep_their_shades_in_every_api(server):
@@ -87,8 +87,8 @@ def test_greys_of_16_bits_keep_their_shades_in_every_api(server):
     text = base64.b64encode(file.getvalue()).decode()
     fields = {"init_images": [text], "steps": 2, "denoising_strength": 1.0}
     fields |= {"width": 64, "height": 64}
-    drawing = drawing_of(server, lambda: server.post("/sdapi/v1/img2img", fields))
-    assert 100 < np.asarray(drawing.image).mean() < 150
+    generation = drawing_of(server, lambda: server.post("/sdapi/v1/img2img", fields))
+    assert 100 < np.asarray(generation.image).mean() < 150
 
 
 def test_the_pixels_of_a_request_are_counted_before_they_are_decoded(server):

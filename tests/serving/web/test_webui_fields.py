@@ -12,9 +12,9 @@ from support.running_server import picture, running, sent
 import diffusax
 from diffusax.pipelines.families.policies import FlowSteps, WholeSteps
 from diffusax.pipelines.tasks.tasks import image_to_image
-from diffusax.serving.drawings.drawing import Drawing
-from diffusax.serving.drawings.errors import Refused
-from diffusax.serving.drawings.strength import step_arguments
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.generation import Generation
+from diffusax.serving.requests.strength import step_arguments
 from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.hires import enlargement, second_pass, settings_of_second_pass
 from diffusax.serving.web.a1111.missing import with_noise
@@ -113,11 +113,11 @@ def cheap(server, monkeypatch):
     """The server, of whose calls nothing is drawn but what the first steps check."""
     from diffusax.serving.web.a1111 import generation
 
-    async def checked(request, work, drawings):
-        found = [server.service.check(drawing) for drawing in drawings]
+    async def checked(request, work, generations):
+        found = [server.service.check(generation) for generation in generations]
         image = Image.new("RGB", (found[0].width, found[0].height))
         jobs = [
-            types.SimpleNamespace(drawing=one, seeds=[one.seed or 0], images=[image], error=None)
+            types.SimpleNamespace(generation=one, seeds=[one.seed or 0], images=[image], error=None)
             for one in found
         ]
         work.add([])
@@ -236,13 +236,13 @@ def test_strengths_leave_a1111s_steps(early):
     start = FlowSteps() if early else WholeSteps()
     family = types.SimpleNamespace(start=start)
     cls = types.SimpleNamespace(family=family, task=image_to_image)
-    drawing = Drawing(image=Image.new("RGB", (8, 8)))
+    generation = Generation(image=Image.new("RGB", (8, 8)))
     for fixed, rule in ((False, "webui"), (True, "exact")):
         for steps in (1, 2, 3, 4, 7, 10, 20, 49, 50, 93, 100):
             for strength in (0.0, 0.04, 0.2, 0.29, 0.3, 0.5, 0.58, 0.75, 0.999, 1.0):
                 given = {"num_inference_steps": steps, "strength": strength, "strength_rule": rule}
                 found = step_arguments(
-                    cls, dataclasses.replace(drawing, **given), diffusax.EulerDiscreteScheduler()
+                    cls, dataclasses.replace(generation, **given), diffusax.EulerDiscreteScheduler()
                 )
                 whole, kept = found["num_inference_steps"], found["strength"]
                 left = whole - start.first_step(whole, kept)
@@ -258,13 +258,13 @@ def test_changes_of_prompts_count_the_steps_that_are_run():
     cls = types.SimpleNamespace(family=family, task=image_to_image)
     given = {"num_inference_steps": 10, "strength": 0.3, "strength_rule": "exact"}
     own = {"prompt": "[a:b:0.5] <lora:x:1>", "negative_prompt": "[c:0.2]", **given}
-    drawing = Drawing(image=Image.new("RGB", (8, 8)), **own)
-    found = step_arguments(cls, drawing, diffusax.HeunDiscreteScheduler())
+    generation = Generation(image=Image.new("RGB", (8, 8)), **own)
+    found = step_arguments(cls, generation, diffusax.HeunDiscreteScheduler())
     assert found["num_inference_steps"] == 33
     assert (found["prompt"], found["negative_prompt"]) == ("[a:b:10]", "[:c:4]")
     # In a second pass numbers count on from the first one's.
     fields = TextToImage(enable_hr=True, hr_scale=1.0, hr_second_pass_steps=4)
-    first = Drawing(
+    first = Generation(
         prompt="[a:b:0.5] [c:d:1.5]", sampler="euler", num_inference_steps=6, width=8, height=8
     )
     entry = types.SimpleNamespace(name="", multiple=8, sampler="euler")

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
 from diffusax.text.lora_tags import add_weights
 
 _MOST = 16

@@ -12,9 +12,9 @@ from diffusax.images.masks import blur, mask_of
 from diffusax.images.reading import load_image
 from diffusax.samplers import Scheduler, scheduler_from_name
 from diffusax.serving.catalogue.entries import Checkpoint, FileEntry
-from diffusax.serving.drawings.drawing import EDIT, IMAGE, INPAINT, TEXT, Drawing
-from diffusax.serving.drawings.errors import Refused
-from diffusax.serving.drawings.strength import check_strength, step_arguments
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.generation import EDIT, IMAGE, INPAINT, TEXT, Generation
+from diffusax.serving.requests.strength import check_strength, step_arguments
 from diffusax.text.lora_tags import read_tags
 
 _NEEDS = (
@@ -29,8 +29,8 @@ _WITH_ETA = ("DDIMScheduler", "TCDScheduler")
 
 
 def complete(
-    checkpoint: Checkpoint, drawing: Drawing, controlnets: Mapping[str, FileEntry]
-) -> Drawing:
+    checkpoint: Checkpoint, generation: Generation, controlnets: Mapping[str, FileEntry]
+) -> Generation:
     """Fills in the defaults of the model for all that a request leaves open.
 
     Its images become upright RGB. Without a mask, width and height are those of the image to start
@@ -38,39 +38,39 @@ def complete(
 
     Args:
         checkpoint: the model.
-        drawing: what to generate.
+        generation: what to generate.
         controlnets: the ControlNets that it names, by name.
 
     Raises:
         Refused: the model cannot generate it; says why, and what the model can do.
     """
-    drawing = _with_images(checkpoint, drawing)
-    task = _task(checkpoint, drawing)
-    if drawing.controls and task == EDIT:
+    generation = _with_images(checkpoint, generation)
+    task = _task(checkpoint, generation)
+    if generation.controls and task == EDIT:
         raise Refused(f"controls must be empty for {checkpoint.entry.name}", param="controls")
-    _check_controls(checkpoint, drawing, controlnets)
-    cls = _class(checkpoint, task, steered=bool(drawing.controls))
+    _check_controls(checkpoint, generation, controlnets)
+    cls = _class(checkpoint, task, steered=bool(generation.controls))
     own = checkpoint.defaults(cls)
     filled: dict[str, Any] = {
         name: own[name]
         for name in ("num_inference_steps", "guidance_scale", "strength", "image_guidance_scale")
-        if getattr(drawing, name) is None and own.get(name) is not None
+        if getattr(generation, name) is None and own.get(name) is not None
     }
-    filled["sampler"] = _sampler(checkpoint, drawing.sampler)
-    filled |= dict(zip(("width", "height"), _size(checkpoint, drawing)))
-    drawing = dataclasses.replace(drawing, model=checkpoint.entry.name, **filled)
-    if drawing.guidance_rescale and "guidance_rescale" not in own:
+    filled["sampler"] = _sampler(checkpoint, generation.sampler)
+    filled |= dict(zip(("width", "height"), _size(checkpoint, generation)))
+    generation = dataclasses.replace(generation, model=checkpoint.entry.name, **filled)
+    if generation.guidance_rescale and "guidance_rescale" not in own:
         raise Refused(
             f"guidance_rescale must be 0 for {_ARTICLES[task]} with {checkpoint.entry.name} "
-            f"(got {drawing.guidance_rescale:g})",
+            f"(got {generation.guidance_rescale:g})",
             param="guidance_rescale",
         )
-    _check_eta(checkpoint, drawing)
-    check_strength(cls, drawing)
-    return _resized(drawing)
+    _check_eta(checkpoint, generation)
+    check_strength(cls, generation)
+    return _resized(generation)
 
 
-def arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) -> dict[str, Any]:
+def arguments(pipeline_class: Any, generation: Generation, scheduler: Scheduler) -> dict[str, Any]:
     """Returns the arguments of a pipeline's call for one image of a completed request.
 
     The seed, the sampler and the adapters are left out, and the prompt is without the tags of
@@ -78,57 +78,57 @@ def arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) -> di
 
     scheduler: the model's.
     """
-    scheduler = scheduler_from_name(drawing.sampler or "", scheduler)
-    own = step_arguments(pipeline_class, drawing, scheduler)
-    return _taken(pipeline_class, {**_settings(drawing), **own, **_images(drawing)})
+    scheduler = scheduler_from_name(generation.sampler or "", scheduler)
+    own = step_arguments(pipeline_class, generation, scheduler)
+    return _taken(pipeline_class, {**_settings(generation), **own, **_images(generation)})
 
 
-def adapters_of(drawing: Drawing) -> dict[str, Any]:
+def adapters_of(generation: Generation) -> dict[str, Any]:
     """Returns the weights of the LoRAs that a request and its prompt name.
 
     Raises:
         Refused: a tag in the prompt cannot be read.
     """
     try:
-        _, named = read_tags(drawing.prompt)
+        _, named = read_tags(generation.prompt)
     except ValueError as error:
         raise Refused(str(error), param="prompt") from None
-    return {**drawing.adapters, **named}
+    return {**generation.adapters, **named}
 
 
-def _settings(drawing: Drawing) -> dict[str, Any]:
+def _settings(generation: Generation) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "prompt": read_tags(drawing.prompt)[0],
-        "negative_prompt": drawing.negative_prompt or None,
-        "num_inference_steps": drawing.num_inference_steps,
-        "eta": drawing.eta or None,
-        "guidance_scale": drawing.guidance_scale,
-        "guidance_rescale": drawing.guidance_rescale,
-        "clip_skip": drawing.clip_skip,
-        "long_prompt": drawing.long_prompt,
-        "prompt_weighting": drawing.prompt_weighting,
-        "height": drawing.height,
-        "width": drawing.width,
-        "image_guidance_scale": drawing.image_guidance_scale,
-        "strength": drawing.strength,
-        "padding_mask_crop": drawing.padding_mask_crop,
+        "prompt": read_tags(generation.prompt)[0],
+        "negative_prompt": generation.negative_prompt or None,
+        "num_inference_steps": generation.num_inference_steps,
+        "eta": generation.eta or None,
+        "guidance_scale": generation.guidance_scale,
+        "guidance_rescale": generation.guidance_rescale,
+        "clip_skip": generation.clip_skip,
+        "long_prompt": generation.long_prompt,
+        "prompt_weighting": generation.prompt_weighting,
+        "height": generation.height,
+        "width": generation.width,
+        "image_guidance_scale": generation.image_guidance_scale,
+        "strength": generation.strength,
+        "padding_mask_crop": generation.padding_mask_crop,
     }
-    if drawing.controls:
-        found["controlnet_conditioning_scale"] = _each(drawing, "scale")
-        found["control_guidance_start"] = _each(drawing, "start")
-        found["control_guidance_end"] = _each(drawing, "end")
+    if generation.controls:
+        found["controlnet_conditioning_scale"] = _each(generation, "scale")
+        found["control_guidance_start"] = _each(generation, "start")
+        found["control_guidance_end"] = _each(generation, "end")
     return found
 
 
-def _images(drawing: Drawing) -> dict[str, Any]:
+def _images(generation: Generation) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if drawing.image is not None:
-        found["image"] = drawing.image
-    if drawing.mask_image is not None:
-        mask = drawing.mask_image
-        found["mask_image"] = blur(mask, drawing.mask_blur) if drawing.mask_blur else mask
-    if drawing.controls:
-        found["image" if drawing.task == TEXT else "control_image"] = _each(drawing, "image")
+    if generation.image is not None:
+        found["image"] = generation.image
+    if generation.mask_image is not None:
+        mask = generation.mask_image
+        found["mask_image"] = blur(mask, generation.mask_blur) if generation.mask_blur else mask
+    if generation.controls:
+        found["image" if generation.task == TEXT else "control_image"] = _each(generation, "image")
     return found
 
 
@@ -138,32 +138,32 @@ def _taken(pipeline_class: Any, given: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in given.items() if k in known and v is not None}
 
 
-def _each(drawing: Drawing, name: str) -> Any:
-    values = [getattr(control, name) for control in drawing.controls]
+def _each(generation: Generation, name: str) -> Any:
+    values = [getattr(control, name) for control in generation.controls]
     return values if len(values) > 1 else values[0]
 
 
-def _with_images(checkpoint: Checkpoint, drawing: Drawing) -> Drawing:
+def _with_images(checkpoint: Checkpoint, generation: Generation) -> Generation:
     """Converts the images to the right modes and drops fields that the model lacks."""
     for name, needs in _NEEDS:
-        if getattr(drawing, name) not in (None, 0, 0.0) and getattr(drawing, needs) is None:
+        if getattr(generation, name) not in (None, 0, 0.0) and getattr(generation, needs) is None:
             raise Refused(f"{name} needs {needs}; give both, or neither", param=name)
     images: dict[str, Any] = {}
-    if drawing.image is not None:
-        images["image"] = _read("image", drawing.image, load_image)
-    if drawing.mask_image is not None:
-        images["mask_image"] = _read("mask_image", drawing.mask_image, mask_of)
+    if generation.image is not None:
+        images["image"] = _read("image", generation.image, load_image)
+    if generation.mask_image is not None:
+        images["mask_image"] = _read("mask_image", generation.mask_image, mask_of)
     controls = tuple(
         dataclasses.replace(control, image=_read("controls", control.image, load_image))
-        for control in drawing.controls
+        for control in generation.controls
     )
     if "mask_image" in images and images["mask_image"].size != images["image"].size:
         images["mask_image"] = images["mask_image"].resize(images["image"].size)
     edits = checkpoint.entry.kind == EDIT
-    scale = drawing.image_guidance_scale if edits else None
+    scale = generation.image_guidance_scale if edits else None
     if edits and scale is None:
         scale = checkpoint.entry.image_guidance_scale
-    return dataclasses.replace(drawing, controls=controls, image_guidance_scale=scale, **images)
+    return dataclasses.replace(generation, controls=controls, image_guidance_scale=scale, **images)
 
 
 def _read(name: str, image: Any, read: Callable[[Any], Any]) -> Any:
@@ -176,9 +176,9 @@ def _read(name: str, image: Any, read: Callable[[Any], Any]) -> Any:
         raise Refused(str(error), param=name) from None
 
 
-def _task(checkpoint: Checkpoint, drawing: Drawing) -> str:
+def _task(checkpoint: Checkpoint, generation: Generation) -> str:
     """Returns the task; raises Refused unless the model can do it."""
-    entry, task = checkpoint.entry, drawing.task
+    entry, task = checkpoint.entry, generation.task
     if task in entry.tasks:
         return task
     mend = {
@@ -186,7 +186,7 @@ def _task(checkpoint: Checkpoint, drawing: Drawing) -> str:
         INPAINT: "give it an image and a mask_image",
         IMAGE: "give it an image",
     }[entry.kind]
-    named = "image" if drawing.image is None else "mask_image"
+    named = "image" if generation.image is None else "mask_image"
     raise Refused(
         f"model {entry.name!r} is made for {_ARTICLES[entry.kind]}, not for {_ARTICLES[task]}; "
         f"{mend}, or name another model",
@@ -202,10 +202,10 @@ def _class(checkpoint: Checkpoint, task: str, *, steered: bool) -> Any:
 
 
 def _check_controls(
-    checkpoint: Checkpoint, drawing: Drawing, controlnets: Mapping[str, FileEntry]
+    checkpoint: Checkpoint, generation: Generation, controlnets: Mapping[str, FileEntry]
 ) -> None:
     """Raises Refused for ControlNets that are made for another family of models."""
-    for control in drawing.controls:
+    for control in generation.controls:
         width = controlnets[control.model].context_dim
         if None not in (width, checkpoint.context_dim) and width != checkpoint.context_dim:
             raise Refused(
@@ -237,24 +237,25 @@ def _sampler(checkpoint: Checkpoint, name: str | None) -> str:
     return name
 
 
-def _check_eta(checkpoint: Checkpoint, drawing: Drawing) -> None:
+def _check_eta(checkpoint: Checkpoint, generation: Generation) -> None:
     """Raises Refused for an eta that the sampler would not read."""
-    scheduler = scheduler_from_name(drawing.sampler or "", checkpoint.scheduler)
-    if drawing.eta and scheduler.class_name not in _WITH_ETA:
+    scheduler = scheduler_from_name(generation.sampler or "", checkpoint.scheduler)
+    if generation.eta and scheduler.class_name not in _WITH_ETA:
         raise Refused(
-            f"eta must be 0 for the sampler {drawing.sampler!r} (got {drawing.eta:g}); ddim and "
+            f"eta must be 0 for the sampler {generation.sampler!r} (got {generation.eta:g}); ddim "
+            "and "
             "tcd have it",
             param="eta",
         )
 
 
-def _size(checkpoint: Checkpoint, drawing: Drawing) -> tuple[int, int]:
+def _size(checkpoint: Checkpoint, generation: Generation) -> tuple[int, int]:
     """Returns width and height in pixels."""
     entry, factor = checkpoint.entry, checkpoint.entry.multiple
     own = entry.width, entry.height
-    if drawing.image is not None and drawing.padding_mask_crop is None:
-        own = tuple(max(side // factor, 1) * factor for side in drawing.image.size)
-    size = drawing.width or own[0], drawing.height or own[1]
+    if generation.image is not None and generation.padding_mask_crop is None:
+        own = tuple(max(side // factor, 1) * factor for side in generation.image.size)
+    size = generation.width or own[0], generation.height or own[1]
     for name, value in zip(("width", "height"), size):
         if value < factor or value % factor:
             low = max(value // factor, 1) * factor
@@ -265,13 +266,13 @@ def _size(checkpoint: Checkpoint, drawing: Drawing) -> tuple[int, int]:
     return size
 
 
-def _resized(drawing: Drawing) -> Drawing:
+def _resized(generation: Generation) -> Generation:
     """Resizes the image to start from to the size to generate, except for inpainting."""
-    if drawing.task not in (IMAGE, EDIT):
-        return drawing
-    size = drawing.height or 0, drawing.width or 0
+    if generation.task not in (IMAGE, EDIT):
+        return generation
+    size = generation.height or 0, generation.width or 0
     try:
-        image = resize(drawing.image, *size, mode="crop")
+        image = resize(generation.image, *size, mode="crop")
     except ValueError as error:
         raise Refused(str(error), param="image") from None
-    return dataclasses.replace(drawing, image=image)
+    return dataclasses.replace(generation, image=image)

@@ -20,8 +20,8 @@ from diffusax.serving.catalogue.entries import (
 )
 from diffusax.serving.catalogue.folders import Found, find_files
 from diffusax.serving.catalogue.residents import Residents
-from diffusax.serving.drawings.drawing import Drawing, typed
-from diffusax.serving.drawings.errors import NotFound
+from diffusax.serving.requests.errors import NotFound
+from diffusax.serving.requests.generation import Generation, typed
 
 log = logging.getLogger(__name__)
 
@@ -139,21 +139,21 @@ class Catalogue:
             return self._loras[named[0]]
         return _look_up(self._loras, name, "adapters", "LoRA")
 
-    def check(self, drawing: Drawing) -> Drawing:
+    def check(self, generation: Generation) -> Generation:
         """Checks a request and fills in the defaults of its model; loads nothing.
 
         Raises:
             Refused: its model cannot generate it; says why.
             NotFound: the catalogue lacks its model, or a ControlNet or LoRA that it names.
         """
-        drawing = typed(drawing)
-        checkpoint = self._checkpoint(drawing.model)
-        nets = {c.model: self._controlnet(c.model) for c in drawing.controls}
-        for name in adapters_of(drawing):
+        generation = typed(generation)
+        checkpoint = self._checkpoint(generation.model)
+        nets = {c.model: self._controlnet(c.model) for c in generation.controls}
+        for name in adapters_of(generation):
             self.lora(name)
-        return complete(checkpoint, drawing, nets)
+        return complete(checkpoint, generation, nets)
 
-    def acquire(self, drawing: Drawing) -> tuple[Any, dict[str, Any]]:
+    def acquire(self, generation: Generation) -> tuple[Any, dict[str, Any]]:
         """Returns the pipeline for a request that `check` returned, and the arguments of its call.
 
         Loads the model if it is not in memory, and keeps it there until `release`. The arguments
@@ -163,10 +163,10 @@ class Catalogue:
             Refused: the model cannot be loaded; says why.
             NotFound: the catalogue no longer has something that it names.
         """
-        nets = [self._controlnet(control.model) for control in drawing.controls]
-        model = self._checkpoint(drawing.model)
-        pipe = self._residents.acquire(model, drawing.task, nets, self.embeddings)
-        return pipe, arguments(type(pipe), drawing, model.scheduler)
+        nets = [self._controlnet(control.model) for control in generation.controls]
+        model = self._checkpoint(generation.model)
+        pipe = self._residents.acquire(model, generation.task, nets, self.embeddings)
+        return pipe, arguments(type(pipe), generation, model.scheduler)
 
     def release(self, pipe: Any) -> None:
         """Releases a pipeline, once for each `acquire`."""

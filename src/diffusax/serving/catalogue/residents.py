@@ -12,7 +12,7 @@ import jax
 from diffusax.runtime.devices.memory import device_memory
 from diffusax.serving.catalogue.entries import Checkpoint, FileEntry
 from diffusax.serving.catalogue.loading import LoadedControlNet, LoadedModel
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
 
 log = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from diffusax.batch.sizes import KindSizes, memory_in_use
 from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.serving.catalogue.adapters import Adapters
 from diffusax.serving.catalogue.calls import adapters_of
-from diffusax.serving.drawings.drawing import Drawing
-from diffusax.serving.drawings.errors import Busy, Closing, NotFound, Refused
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.metrics import Metrics
 from diffusax.serving.engine.parts import Part
 from diffusax.serving.engine.previews import Previews
+from diffusax.serving.requests.errors import Busy, Closing, NotFound, Refused
+from diffusax.serving.requests.generation import Generation
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Engine:
     methods.
 
         with Engine(Catalogue("emoji")) as engine:
-            job = engine.submit(Drawing(prompt="a red apple"))
+            job = engine.submit(Generation(prompt="a red apple"))
             job.wait()
             image = job.images[0]
     """
@@ -132,7 +132,7 @@ class Engine:
 
     def submit(
         self,
-        drawing: Drawing,
+        generation: Generation,
         *,
         client: str = "",
         priority: int = 0,
@@ -142,11 +142,11 @@ class Engine:
         """Adds a request to the queue and returns its job.
 
         Args:
-            drawing: what to generate.
+            generation: what to generate.
             client: who asks for it; clients have equal shares of the device.
             priority: jobs with a higher one come first.
             deadline: the seconds within which it must be done; never more than the settings'.
-            checked: whether the catalogue's `check` returned `drawing`.
+            checked: whether the catalogue's `check` returned `generation`.
 
         Raises:
             Refused: it cannot be generated; says why.
@@ -156,12 +156,12 @@ class Engine:
             Closing: the engine takes no more jobs.
         """
         try:
-            drawing = drawing if checked else self.catalogue.check(drawing)
+            generation = generation if checked else self.catalogue.check(generation)
             given = [s for s in (deadline, self.settings.deadline) if s is not None]
             until = time.time() + min(given) if given else None
             with self._lock:
-                self._check_room(client, drawing)
-                return self._add(drawing, client=client, priority=priority, deadline=until)
+                self._check_room(client, generation)
+                return self._add(generation, client=client, priority=priority, deadline=until)
         except Refused:
             self.metrics.count_job("refused")
             raise
@@ -199,15 +199,15 @@ class Engine:
             **self._device_state(),
         )
 
-    def warm(self, drawings: Iterable[Drawing]) -> None:
+    def warm(self, generations: Iterable[Generation]) -> None:
         """Generates these and compiles all sizes of their batches; later ones need not wait.
 
         Raises:
             Refused: one of them cannot be generated.
             Closing: the engine takes no more jobs.
         """
-        for drawing in drawings:
-            checked = self.catalogue.check(drawing)
+        for generation in generations:
+            checked = self.catalogue.check(generation)
             with self._lock:
                 self._check_open()
                 job = self._add(checked, warms=True)
@@ -255,7 +255,7 @@ class Engine:
         if self._closing:
             raise Closing("the server is about to end; ask again later", retry_after=10.0)
 
-    def _check_room(self, client: str, drawing: Drawing) -> None:
+    def _check_room(self, client: str, generation: Generation) -> None:
         self._check_open()
         live = [job for job in self._jobs.values() if not job.is_over]
         soonest = min((job.eta for job in live if job.eta), default=1.0)
@@ -264,7 +264,7 @@ class Engine:
             raise Busy(
                 f"the queue is full with {self.settings.most_queued} jobs; ask again later", **again
             )
-        given, held = _given_bytes(drawing), sum(map(count_bytes, live))
+        given, held = _given_bytes(generation), sum(map(count_bytes, live))
         if given and held and given + held > self.settings.most_live_bytes:
             raise Busy(
                 f"the images of {len(live)} jobs under way take {held / 1e6:.0f} MB and this one "
@@ -318,12 +318,12 @@ class Engine:
             Exception: whatever is wrong with the request; see `parts.refusal`.
         """
         assert isinstance(part, Part)
-        drawing, lanes = part.job.drawing, self.settings.lanes
-        part.pipe, arguments = self.catalogue.acquire(drawing)
-        weights = self._adapters.load(part.pipe, adapters_of(drawing), self.catalogue)
+        generation, lanes = part.job.generation, self.settings.lanes
+        part.pipe, arguments = self.catalogue.acquire(generation)
+        weights = self._adapters.load(part.pipe, adapters_of(generation), self.catalogue)
         arguments = {**arguments, "adapters": weights, "seed": part.job.seeds[part.index]}
         texts = self._texts.setdefault(part.pipe.parts.adapters, TextCache())
-        part.take_call(part.pipe, drawing.sampler, (), arguments, texts=texts)
+        part.take_call(part.pipe, generation.sampler, (), arguments, texts=texts)
         run = part.prepare()
         if len(run.weights) >= lanes:
             raise Refused(
@@ -357,10 +357,10 @@ class Engine:
             job.first_step = time.time()
             self.metrics.to_first_step.add(job.first_step - job.created)
 
-    def _add(self, drawing: Drawing, *, warms: bool = False, **given: Any) -> Job:
-        if drawing.seed is None:
-            drawing = dataclasses.replace(drawing, seed=secrets.randbits(32))
-        job = Job(drawing, on_change=self._changed, engine=self.settings.name, **given)
+    def _add(self, generation: Generation, *, warms: bool = False, **given: Any) -> Job:
+        if generation.seed is None:
+            generation = dataclasses.replace(generation, seed=secrets.randbits(32))
+        job = Job(generation, on_change=self._changed, engine=self.settings.name, **given)
         self._jobs[job.id] = job
         options: Any = {"catalogue": self.catalogue, "previews": self._previews}
         options |= {"on_rows": self._computed, "warms": warms}
@@ -394,12 +394,12 @@ class Engine:
 
 def count_bytes(job: Job) -> int:
     """Returns the bytes of a job's images, generated and given."""
-    return _given_bytes(job.drawing) + _bytes([*job.images, job.preview])
+    return _given_bytes(job.generation) + _bytes([*job.images, job.preview])
 
 
-def _given_bytes(drawing: Drawing) -> int:
-    controls = [control.image for control in drawing.controls]
-    return _bytes([drawing.image, drawing.mask_image, *controls])
+def _given_bytes(generation: Generation) -> int:
+    controls = [control.image for control in generation.controls]
+    return _bytes([generation.image, generation.mask_image, *controls])
 
 
 def _bytes(images: Iterable[Any]) -> int:

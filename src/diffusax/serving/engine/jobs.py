@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from diffusax.serving.drawings.drawing import SEEDS, Drawing
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.generation import SEEDS, Generation
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Event(NamedTuple):
     job: "Job"
     index: int = 0  # type: ignore[assignment]
     """The image that a preview or an image is of."""
-    picture: Any = None
+    image: Any = None
     """The preview or the image, a PIL image."""
 
 
@@ -39,7 +39,7 @@ class Job:
 
     def __init__(
         self,
-        drawing: Drawing,
+        generation: Generation,
         *,
         client: str = "",
         priority: int = 0,
@@ -50,7 +50,7 @@ class Job:
         """Makes a job that is queued.
 
         Args:
-            drawing: what to generate, with its seed and all values of its model.
+            generation: what to generate, with its seed and all values of its model.
             client: who asks for it.
             priority: jobs with a higher one come first.
             deadline: the time (time.time) at which it fails if it is not done.
@@ -59,9 +59,9 @@ class Job:
         """
         self.id = f"{engine}." * bool(engine) + secrets.token_urlsafe(16)
         """A name that nobody can guess."""
-        self.drawing, self.client, self.priority = drawing, client, priority
+        self.generation, self.client, self.priority = generation, client, priority
         self.deadline = deadline
-        self.seeds = [((drawing.seed or 0) + i) % SEEDS for i in range(drawing.num_images)]
+        self.seeds = [((generation.seed or 0) + i) % SEEDS for i in range(generation.num_images)]
         """The seed of each image."""
         self.created: float = time.time()
         """When it was submitted (time.time)."""
@@ -75,12 +75,12 @@ class Job:
         """The number of queued jobs before it; 0 is next."""
         self.eta: float | None = None
         """The seconds that it will take from now, if that is known."""
-        self.images: list[Any] = [None] * drawing.num_images
+        self.images: list[Any] = [None] * generation.num_images
         """The images that are done, PIL images; None for the others."""
         self.preview: Any = None
         """The latest preview, a small PIL image."""
         self.error: Refused | None = None
-        self._fractions = [0.0] * drawing.num_images
+        self._fractions = [0.0] * generation.num_images
         self._listeners: dict[int, tuple[Callback, bool]] = {}
         self._on_change, self._wanted = on_change, False
         self._lock = threading.RLock()
@@ -94,7 +94,7 @@ class Job:
     @property
     def steps(self) -> int:
         """The steps of all images."""
-        return (self.drawing.num_inference_steps or 1) * len(self.images)
+        return (self.generation.num_inference_steps or 1) * len(self.images)
 
     @property
     def steps_done(self) -> int:

@@ -9,11 +9,11 @@ from typing import Any
 from diffusax.batch.image import Image
 from diffusax.batch.request import Request, State
 from diffusax.runtime.devices.memory import is_out_of_memory
-from diffusax.serving.drawings.drawing import Drawing
-from diffusax.serving.drawings.errors import Failed, NotFound, Refused, TooLate
-from diffusax.serving.drawings.strength import count_steps
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.previews import Previews
+from diffusax.serving.requests.errors import Failed, NotFound, Refused, TooLate
+from diffusax.serving.requests.generation import Generation
+from diffusax.serving.requests.strength import count_steps
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Part(Request):
             key=job.client,
             priority=job.priority,
             deadline=job.deadline,
-            work=_work(job.drawing),
+            work=_work(job.generation),
             warms=warms,
         )
         self.job, self.index, self.created = job, index, job.created
@@ -64,7 +64,7 @@ class Part(Request):
     def is_loaded(self) -> bool:
         """Whether its model is in memory, so that preparing it is fast."""
         try:
-            return bool(self._catalogue.entry(self.job.drawing.model).loaded)
+            return bool(self._catalogue.entry(self.job.generation.model).loaded)
         except NotFound:
             # It has left the catalogue since; preparing the part says so.
             return True
@@ -125,12 +125,12 @@ class Part(Request):
             self.job.set_image(self.index, images[0])
 
 
-def _work(drawing: Drawing) -> float:
+def _work(generation: Generation) -> float:
     """Estimates what an image of a job costs: rows times lanes times megapixels."""
-    guided = drawing.guidance_scale is None or drawing.guidance_scale > 1
-    lanes = 1 + guided + (drawing.image_guidance_scale is not None)
-    pixels = (drawing.width or 512) * (drawing.height or 512)
-    return count_steps(drawing) * lanes * pixels / 2**20
+    guided = generation.guidance_scale is None or generation.guidance_scale > 1
+    lanes = 1 + guided + (generation.image_guidance_scale is not None)
+    pixels = (generation.width or 512) * (generation.height or 512)
+    return count_steps(generation) * lanes * pixels / 2**20
 
 
 def refusal(error: BaseException) -> Refused:

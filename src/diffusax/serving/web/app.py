@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from diffusax.serving.catalogue.catalogue import Catalogue
-from diffusax.serving.drawings.errors import NotFound, Refused
 from diffusax.serving.engine.engine import Engine
+from diffusax.serving.requests.errors import NotFound, Refused
 from diffusax.serving.web import capabilities, health, hub, jobs, metrics, openai
 from diffusax.serving.web.a1111 import generation, lists
 from diffusax.serving.web.a1111.state import A1111

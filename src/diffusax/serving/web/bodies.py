@@ -11,7 +11,7 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
 
 _MOST_FIELDS, _MOST_FILES = 100, 20
 _DEEPEST = 32

@@ -5,7 +5,7 @@ import contextvars
 import threading
 from collections.abc import Iterator
 
-from diffusax.serving.drawings.errors import Busy, Refused
+from diffusax.serving.requests.errors import Busy, Refused
 
 _REQUEST: contextvars.ContextVar["_Request | None"] = contextvars.ContextVar(
     "request", default=None

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from diffusax.boundary.convert import Mismatch, Words, by_type, convert, field_types, in_words
-from diffusax.serving.drawings.drawing import (
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.generation import (
     ControlSettings,
     ImageSettings,
     Prompt,
@@ -17,7 +18,6 @@ from diffusax.serving.drawings.drawing import (
     TextSettings,
     Weights,
 )
-from diffusax.serving.drawings.errors import Refused
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class ControlFields(ControlSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DrawingFields(Settings):
+class GenerationFields(Settings):
     """What to generate. Fields that are left out take the model's own values."""
 
     image: SentImage | None = None

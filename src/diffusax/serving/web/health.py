@@ -5,7 +5,7 @@ import dataclasses
 from starlette.requests import Request
 from starlette.responses import Response
 
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.replies import Json
 from diffusax.serving.web.service import service_of

@@ -7,11 +7,11 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from diffusax.serving.drawings.drawing import Drawing, Pixels, Text
-from diffusax.serving.drawings.errors import Refused
-from diffusax.serving.drawings.infotext import write_infotext
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.generation import Generation, Pixels, Text
+from diffusax.serving.requests.infotext import write_infotext
 from diffusax.serving.web.bodies import content_type, read_bytes, read_json
-from diffusax.serving.web.fields import DrawingFields, read_fields
+from diffusax.serving.web.fields import GenerationFields, read_fields
 from diffusax.serving.web.images import decode_base64, encode, image_from_bytes
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.service import (
@@ -21,7 +21,7 @@ from diffusax.serving.web.service import (
     images_of,
     in_thread,
     service_of,
-    to_drawing,
+    to_generation,
 )
 
 _MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp")
@@ -43,7 +43,7 @@ class HubFields:
 
     inputs: Annotated[Text, Meta(description="A prompt, or an image in base64.")]
     parameters: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """scheduler, target_size {width, height}, and the fields of `Drawing`."""
+    """scheduler, target_size {width, height}, and the fields of `Generation`."""
     options: Any = None
 
 
@@ -72,20 +72,20 @@ async def generate(request: Request) -> Response:
         data = fields.inputs if is_image else None
         if not is_image:
             values["prompt"] = fields.inputs
-    drawing = await in_thread(_drawing, service, name, data, values)
-    [job] = await in_thread(service.submit, [drawing], client_of(request))
+    generation = await in_thread(_generation, service, name, data, values)
+    [job] = await in_thread(service.submit, [generation], client_of(request))
     await ended(request, [job])
     [image] = images_of(job)
-    text = write_infotext(job.drawing, job.seeds[0])
+    text = write_infotext(job.generation, job.seeds[0])
     headers = {"X-Seed": str(job.seeds[0])}
     return Response(
         await in_thread(encode, image, "png", text), media_type="image/png", headers=headers
     )
 
 
-def _drawing(
+def _generation(
     service: Service, model: str, data: str | bytes | None, values: dict[str, Any]
-) -> Drawing:
+) -> Generation:
     """Returns what a request's parameters and its image ask for."""
     scheduler, size = values.pop("scheduler", None), values.pop("target_size", None)
     if values.get("model") or values.get("num_images", 1) != 1:
@@ -96,13 +96,13 @@ def _drawing(
         if not isinstance(size, dict):
             raise Refused("target_size must be an object with width and height")
         values |= vars(read_fields(TargetSize, size))
-    fields = read_fields(DrawingFields, {**values, "model": model})
-    drawing = to_drawing(fields, service.settings)
+    fields = read_fields(GenerationFields, {**values, "model": model})
+    generation = to_generation(fields, service.settings)
     if data is None:
-        return drawing
+        return generation
     data = decode_base64(data, "inputs") if isinstance(data, str) else data
     image = image_from_bytes(data, "inputs", service.settings.most_pixels)
-    return dataclasses.replace(drawing, image=image)
+    return dataclasses.replace(generation, image=image)
 
 
 OPERATIONS = (generate,)

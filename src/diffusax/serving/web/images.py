@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from diffusax.images.conversion import png_parameters
 from diffusax.images.reading import load_image
 from diffusax.infotext.files import open_image
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
 from diffusax.serving.web.budget import take_pixels
 
 _LONGEST_COMMENT = 65_000

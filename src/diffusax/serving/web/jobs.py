@@ -8,12 +8,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from diffusax.serving.drawings.drawing import settings_of
-from diffusax.serving.drawings.errors import NotFound
-from diffusax.serving.drawings.infotext import read_image, write_infotext
 from diffusax.serving.engine.jobs import Job, State
+from diffusax.serving.requests.errors import NotFound
+from diffusax.serving.requests.generation import settings_of
+from diffusax.serving.requests.infotext import read_image, write_infotext
 from diffusax.serving.web.bodies import content_type, read_form, read_json
-from diffusax.serving.web.fields import Deadline, DrawingFields, SentImage, read_fields
+from diffusax.serving.web.fields import Deadline, GenerationFields, SentImage, read_fields
 from diffusax.serving.web.images import (
     data_uri,
     decode_base64,
@@ -27,13 +27,13 @@ from diffusax.serving.web.service import (
     events_of,
     in_thread,
     service_of,
-    to_drawing,
+    to_generation,
 )
 from diffusax.text.prompt_warnings import prompt_warnings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JobFields(DrawingFields):
+class JobFields(GenerationFields):
     """What to generate, and by when. Fields that are left out take the model's own values."""
 
     deadline: Deadline | None = None
@@ -121,8 +121,8 @@ def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
     }
     if not settings:
         return found
-    warnings = prompt_warnings(job.drawing.prompt, job.drawing.negative_prompt)
-    return {**found, "settings": settings_of(job.drawing), "warnings": list(warnings)}
+    warnings = prompt_warnings(job.generation.prompt, job.generation.negative_prompt)
+    return {**found, "settings": settings_of(job.generation), "warnings": list(warnings)}
 
 
 @operation(
@@ -139,8 +139,8 @@ async def submit(request: Request) -> Response:
     """Submits a job."""
     service = service_of(request)
     fields = read_fields(JobFields, await read_json(request))
-    drawing = await in_thread(to_drawing, fields, service.settings)
-    [job] = await in_thread(service.submit, [drawing], client_of(request), fields.deadline)
+    generation = await in_thread(to_generation, fields, service.settings)
+    [job] = await in_thread(service.submit, [generation], client_of(request), fields.deadline)
     return Json(describe(job), status_code=202, headers={"Location": f"/jobs/{job.id}"})
 
 
@@ -190,7 +190,7 @@ async def _events(job: Job, previews: bool) -> AsyncIterator[bytes]:
             if event.kind in ("preview", "image"):
                 data["index"] = event.index
             if event.kind == "preview":
-                preview = await in_thread(encode, event.picture, "jpeg")
+                preview = await in_thread(encode, event.image, "jpeg")
                 data["preview"] = data_uri(preview, "jpeg")
             yield sse(event.kind, data)
 
@@ -213,7 +213,7 @@ async def image(request: Request) -> Response:
     found = job.images[number] if 0 <= number < len(job.images) else None
     if found is None:
         raise NotFound(f"the job has no image {text[:20]!r}, or not yet; look at its images")
-    data = await in_thread(encode, found, "png", write_infotext(job.drawing, job.seeds[number]))
+    data = await in_thread(encode, found, "png", write_infotext(job.generation, job.seeds[number]))
     name = f'inline; filename="diffusax-{job.seeds[number]}.png"'
     return Response(data, media_type="image/png", headers={"Content-Disposition": name})
 

@@ -55,22 +55,22 @@ def log_request(scope: Any, status: int, begun: float) -> None:
 
 def log_job(job: Job, prompts: bool) -> None:
     """Logs that a job was submitted, and later that it has ended."""
-    drawing = job.drawing
+    generation = job.generation
     fields: dict[str, Any] = {
         "job": job.id,
         "client": job.client,
-        "model": drawing.model,
-        "task": drawing.task,
-        "size": f"{drawing.width}x{drawing.height}",
-        "steps": drawing.num_inference_steps,
-        "images": drawing.num_images,
+        "model": generation.model,
+        "task": generation.task,
+        "size": f"{generation.width}x{generation.height}",
+        "steps": generation.num_inference_steps,
+        "images": generation.num_images,
     }
-    warnings = prompt_warnings(drawing.prompt, drawing.negative_prompt)
+    warnings = prompt_warnings(generation.prompt, generation.negative_prompt)
     if warnings:
         # They quote the prompts.
         fields["warnings"] = list(warnings) if prompts else len(warnings)
     if prompts:
-        fields |= {"prompt": drawing.prompt, "negative_prompt": drawing.negative_prompt}
+        fields |= {"prompt": generation.prompt, "negative_prompt": generation.negative_prompt}
     LOG.info("job", extra={"fields": fields})
 
     def listen(event: Event) -> None:

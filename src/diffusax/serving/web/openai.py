@@ -12,16 +12,16 @@ from starlette.responses import Response
 
 from diffusax.images.masks import mask_of
 from diffusax.images.reading import in_srgb
-from diffusax.serving.drawings.drawing import Drawing
-from diffusax.serving.drawings.errors import Refused
-from diffusax.serving.drawings.infotext import write_infotext
 from diffusax.serving.engine.jobs import Job
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.generation import Generation
+from diffusax.serving.requests.infotext import write_infotext
 from diffusax.serving.web.bodies import content_type, read_form, read_json
 from diffusax.serving.web.fields import (
     IGNORED,
-    DrawingFields,
     EditFields,
     EditForm,
+    GenerationFields,
     ImageFields,
     ImagesAnswer,
     OpenAIModel,
@@ -40,10 +40,10 @@ from diffusax.serving.web.service import (
     images_of,
     in_thread,
     service_of,
-    to_drawing,
+    to_generation,
 )
 
-_SHARED = {field.name for field in dataclasses.fields(DrawingFields)}
+_SHARED = {field.name for field in dataclasses.fields(GenerationFields)}
 _USAGE = {
     "input_tokens": 0,
     "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
@@ -65,8 +65,8 @@ _ERRORS = (404, 409, 413, 415, 422, 429, 503, 504)
 async def generations(request: Request) -> Response:
     """Generates images."""
     fields = read_fields(ImageFields, await read_json(request), ignored=IGNORED)
-    drawing = await in_thread(_drawing, service_of(request), fields, {})
-    return await _answer(request, fields, drawing, "image_generation")
+    generation = await in_thread(_generation, service_of(request), fields, {})
+    return await _answer(request, fields, generation, "image_generation")
 
 
 @operation(
@@ -95,8 +95,8 @@ async def edits(request: Request) -> Response:
         fields = read_fields(EditFields, await read_json(request), ignored=IGNORED)
         sent, masks = await in_thread(_json_images, fields)
     images = await in_thread(_images, service, sent, masks)
-    drawing = await in_thread(_drawing, service, fields, images)
-    return await _answer(request, fields, drawing, "image_edit")
+    generation = await in_thread(_generation, service, fields, images)
+    return await _answer(request, fields, generation, "image_edit")
 
 
 @operation("GET", "/v1/models", "The models.", group="OpenAI", answer=OpenAIModels)
@@ -174,20 +174,22 @@ def _images(service: Service, images: list[bytes], masks: list[bytes]) -> dict[s
     return found
 
 
-def _drawing(service: Service, fields: ImageFields, images: dict[str, Any]) -> Drawing:
+def _generation(service: Service, fields: ImageFields, images: dict[str, Any]) -> Generation:
     """Returns what a request asks for."""
     width, height = read_size(fields.size)
     own = {name: value for name, value in vars(fields).items() if name in _SHARED}
     own = {name: value for name, value in own.items() if name != "image"}
-    shared = DrawingFields(**own, width=width, height=height, num_images=fields.n)
-    drawing = to_drawing(shared, service.settings)
-    return dataclasses.replace(drawing, **images)
+    shared = GenerationFields(**own, width=width, height=height, num_images=fields.n)
+    generation = to_generation(shared, service.settings)
+    return dataclasses.replace(generation, **images)
 
 
-async def _answer(request: Request, fields: ImageFields, drawing: Drawing, kind: str) -> Response:
+async def _answer(
+    request: Request, fields: ImageFields, generation: Generation, kind: str
+) -> Response:
     """Submits a job and answers with its images, or with events on the way to them."""
     service = service_of(request)
-    [job] = await in_thread(service.submit, [drawing], client_of(request), fields.deadline)
+    [job] = await in_thread(service.submit, [generation], client_of(request), fields.deadline)
     if fields.stream:
         return stream(_stream(request, fields, job, kind))
     await ended(request, [job])
@@ -203,7 +205,7 @@ def _datum(request: Request, fields: ImageFields, job: Job, index: int) -> dict[
     if fields.response_format == "url":
         url = request.url.replace(path=f"/jobs/{job.id}/images/{index}", query="")
         return {**found, "url": str(url)}
-    text = write_infotext(job.drawing, job.seeds[index])
+    text = write_infotext(job.generation, job.seeds[index])
     return {**found, "b64_json": _encoded(fields, job.images[index], text)}
 
 
@@ -227,9 +229,9 @@ async def _stream(
                 elif event.kind == "preview" and _is_due(job, fields, sent[event.index]):
                     name, index = f"{kind}.partial_image", sent[event.index]
                     sent[event.index] += 1
-                    partial = await in_thread(_encoded, fields, event.picture)
+                    partial = await in_thread(_encoded, fields, event.image)
                     data = {"b64_json": partial, "partial_image_index": index}
-                    yield sse(name, {**_event(fields, event.picture, name), **data})
+                    yield sse(name, {**_event(fields, event.image, name), **data})
                 elif event.kind == "image":
                     name = f"{kind}.completed"
                     datum = await in_thread(_datum, request, fields, job, event.index)

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from diffusax.serving.drawings.errors import NotFound
+from diffusax.serving.requests.errors import NotFound
 from diffusax.serving.web.operations import Operation, operation
 
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}

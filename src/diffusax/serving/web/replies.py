@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {429: "rate_limit_error"}
@@ -32,7 +32,7 @@ _WEBUI_NAMES = {
     "adapters": "prompt",
     "controls": "alwayson_scripts",
 }
-"""A1111's fields by those of `Drawing`."""
+"""A1111's fields by those of `Generation`."""
 _ANYWHERE = re.compile(rf"\b({'|'.join(name for name in _WEBUI_NAMES if '_' in name)})\b")
 _AT_THE_BEGINNING = re.compile(rf"({'|'.join(_WEBUI_NAMES)})(?= (?:must|names|has|needs|leaves)\b)")
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
 from diffusax.serving.web.bodies import bounded_receive, too_long
 from diffusax.serving.web.log import LOG, log_request
 from diffusax.serving.web.operations import Operation

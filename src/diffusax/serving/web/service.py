@@ -12,12 +12,12 @@ from PIL import Image
 from starlette.requests import Request
 
 from diffusax.serving.catalogue.catalogue import Catalogue
-from diffusax.serving.drawings.drawing import Control, Drawing
-from diffusax.serving.drawings.errors import Closing, NotFound, Refused
 from diffusax.serving.engine.engine import Engine
 from diffusax.serving.engine.jobs import Job
+from diffusax.serving.requests.errors import Closing, NotFound, Refused
+from diffusax.serving.requests.generation import Control, Generation
 from diffusax.serving.web.budget import PixelBudget
-from diffusax.serving.web.fields import DrawingFields
+from diffusax.serving.web.fields import GenerationFields
 from diffusax.serving.web.images import image_from_base64
 from diffusax.serving.web.log import LOG, log_job
 from diffusax.serving.web.settings import WebSettings, check_most, client_name
@@ -45,26 +45,28 @@ class Service:
     def open(self, sizes: Sequence[tuple[int, int]] = ()) -> None:
         """Loads the default model, and compiles for images of these heights and widths."""
         try:
-            first = self.catalogue.check(Drawing())
+            first = self.catalogue.check(Generation())
             if self.catalogue.entry().kind == "text-to-image":
                 pipe, _ = self.catalogue.acquire(first)
                 self.catalogue.release(pipe)
             if sizes:
-                self.engine.warm([Drawing(height=height, width=width) for height, width in sizes])
+                self.engine.warm(
+                    [Generation(height=height, width=width) for height, width in sizes]
+                )
             self.opened.set()
         except Exception as error:
             LOG.exception("the model could not be loaded")
             self.failure = f"the model could not be loaded ({error}); start with another --model"
 
-    def check(self, drawing: Drawing) -> Drawing:
+    def check(self, generation: Generation) -> Generation:
         """Checks what is asked for, also against the settings, and fills in the model's defaults.
 
         Raises:
             Refused: it is not possible, or asks for more than the settings allow.
         """
         # Before the catalogue reads it, and again with the defaults filled in.
-        self._check_bounds(drawing)
-        filled = self.catalogue.check(drawing)
+        self._check_bounds(generation)
+        filled = self.catalogue.check(generation)
         self._check_bounds(filled)
         return filled
 
@@ -80,12 +82,12 @@ class Service:
             )
 
     def submit(
-        self, drawings: Iterable[Drawing], client: str, deadline: float | None = None
+        self, generations: Iterable[Generation], client: str, deadline: float | None = None
     ) -> list[Job]:
         """Submits jobs together: all of them, or none. May block for a moment.
 
         Args:
-            drawings: what to generate, one job each.
+            generations: what to generate, one job each.
             client: who asks for them, see `client_of`.
             deadline: the seconds within which they must be done.
 
@@ -93,15 +95,17 @@ class Service:
             Refused: one is not possible, the client has too many jobs, or the queue is full.
         """
         try:
-            drawings = self._checked(drawings)
+            generations = self._checked(generations)
         except Refused:
             self.engine.metrics.count_job("refused")
             raise
         jobs: list[Job] = []
         given: Any = {"client": client, "priority": self._priority_of(client)}
         try:
-            for drawing in drawings:
-                jobs.append(self.engine.submit(drawing, deadline=deadline, checked=True, **given))
+            for generation in generations:
+                jobs.append(
+                    self.engine.submit(generation, deadline=deadline, checked=True, **given)
+                )
         except BaseException:
             for job in jobs:
                 job.cancel()
@@ -130,24 +134,24 @@ class Service:
         own = self.settings.priorities.items()
         return next((priority for key, priority in own if client_name(key) == client), 0)
 
-    def _checked(self, drawings: Iterable[Drawing]) -> list[Drawing]:
+    def _checked(self, generations: Iterable[Generation]) -> list[Generation]:
         if self.draining:
             raise Closing("the server is stopping; ask another one, or this one later")
-        found = [self.check(drawing) for drawing in drawings]
-        count = sum(drawing.num_images for drawing in found)
+        found = [self.check(generation) for generation in generations]
+        count = sum(generation.num_images for generation in found)
         check_most("num_images", count, self.settings.most_images, "images")
         return found
 
-    def _check_bounds(self, drawing: Drawing) -> None:
+    def _check_bounds(self, generation: Generation) -> None:
         settings = self.settings
-        steps, most_prompt = drawing.num_inference_steps, settings.most_prompt
+        steps, most_prompt = generation.num_inference_steps, settings.most_prompt
         check_most("num_inference_steps", steps, settings.most_steps, "steps")
-        check_most("num_images", drawing.num_images, settings.most_images, "images")
-        check_most("controls", len(drawing.controls), settings.most_controls, "ControlNets")
+        check_most("num_images", generation.num_images, settings.most_images, "images")
+        check_most("controls", len(generation.controls), settings.most_controls, "ControlNets")
         for name in ("prompt", "negative_prompt"):
-            check_most(name, len(getattr(drawing, name)), most_prompt, "characters")
-        own = (1, 1) if drawing.image is None else drawing.image.size
-        self.check_size(drawing.width or own[0], drawing.height or own[1])
+            check_most(name, len(getattr(generation, name)), most_prompt, "characters")
+        own = (1, 1) if generation.image is None else generation.image.size
+        self.check_size(generation.width or own[0], generation.height or own[1])
 
 
 def service_of(request: Request) -> Service:
@@ -165,12 +169,12 @@ async def in_thread(function: Any, *args: Any) -> Any:
     return await to_thread.run_sync(function, *args)
 
 
-def to_drawing(fields: DrawingFields, settings: WebSettings) -> Drawing:
-    """Makes a `Drawing` from a request's fields; decodes its images, which takes a while."""
+def to_generation(fields: GenerationFields, settings: WebSettings) -> Generation:
+    """Makes a `Generation` from a request's fields; decodes its images, which takes a while."""
     # Before they are decoded, as small files may be large images.
     check_most("controls", len(fields.controls), settings.most_controls, "ControlNets")
     most_pixels = settings.most_pixels
-    values = {one.name: getattr(fields, one.name) for one in dataclasses.fields(DrawingFields)}
+    values = {one.name: getattr(fields, one.name) for one in dataclasses.fields(GenerationFields)}
     for name in ("image", "mask_image"):
         if values[name] is not None:
             values[name] = image_from_base64(values[name], name, most_pixels)
@@ -183,7 +187,7 @@ def to_drawing(fields: DrawingFields, settings: WebSettings) -> Drawing:
         )
         for i, control in enumerate(fields.controls)
     )
-    return Drawing(**values)
+    return Generation(**values)
 
 
 async def ended(request: Request, jobs: Iterable[Job]) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import Any
 from PIL import Image
 
 from diffusax.images.conversion import resize
-from diffusax.serving.drawings.drawing import Control
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.generation import Control
 from diffusax.serving.web.a1111.fields import ControlUnit
 from diffusax.serving.web.fields import read_fields
 from diffusax.serving.web.images import as_rgb, image_from_base64

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta
 
 from diffusax.boundary.convert import field_types
-from diffusax.serving.drawings.drawing import (
+from diffusax.serving.requests.generation import (
     Blur,
     Images,
     Name,

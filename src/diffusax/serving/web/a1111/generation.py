@@ -10,11 +10,10 @@ from starlette.responses import Response
 from diffusax._version import __version__
 from diffusax.infotext.samplers import to_webui
 from diffusax.serving.catalogue.entries import ModelEntry
-from diffusax.serving.drawings.drawing import Drawing
-from diffusax.serving.drawings.errors import Refused
-from diffusax.serving.drawings.infotext import write_infotext
 from diffusax.serving.engine.jobs import Job
-from diffusax.serving.web.a1111.drawings import image_to_image, size_of, text_to_image
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.generation import Generation
+from diffusax.serving.requests.infotext import write_infotext
 from diffusax.serving.web.a1111.fields import (
     ImagesReply,
     ImageToImage,
@@ -27,6 +26,7 @@ from diffusax.serving.web.a1111.hires import (
     second_pass,
     settings_of_second_pass,
 )
+from diffusax.serving.web.a1111.reading import image_to_image, size_of, text_to_image
 from diffusax.serving.web.a1111.state import (
     Options,
     Work,
@@ -63,20 +63,20 @@ async def txt2img(request: Request) -> Response:
     """Generates images from a prompt."""
     service = service_of(request)
     values, fields, options, entry = await _read(request, TextToImage)
-    drawings = await in_thread(text_to_image, fields, options, entry, service.settings)
+    generations = await in_thread(text_to_image, fields, options, entry, service.settings)
     if fields.enable_hr:
         if fields.hr_checkpoint_name is not None:
             entry = service.catalogue.entry(without_hash(fields.hr_checkpoint_name))
-        await in_thread(_check_second_pass, service, fields, drawings[0], entry)
+        await in_thread(_check_second_pass, service, fields, generations[0], entry)
     work = Work(client_of(request), 2 if fields.enable_hr else 1)
     with state_of(request).works.during(work):
-        jobs = await _run(request, work, drawings)
-        first, hires = jobs[0].drawing, {}
+        jobs = await _run(request, work, generations)
+        first, hires = jobs[0].generation, {}
         if fields.enable_hr and not work.interrupted:
             again = [d for job in jobs for d in await in_thread(_second_pass, fields, job, entry)]
             if again:
                 jobs = await _run(request, work, again)
-                hires = settings_of_second_pass(fields, first, jobs[0].drawing)
+                hires = settings_of_second_pass(fields, first, jobs[0].generation)
     return await in_thread(_reply, fields, values, jobs, first, hires)
 
 
@@ -93,11 +93,11 @@ async def img2img(request: Request) -> Response:
     """Generates images from images."""
     values, fields, options, entry = await _read(request, ImageToImage)
     settings = service_of(request).settings
-    drawings = await in_thread(image_to_image, fields, options, entry, settings)
+    generations = await in_thread(image_to_image, fields, options, entry, settings)
     work = Work(client_of(request), 1)
     with state_of(request).works.during(work):
-        jobs = await _run(request, work, drawings)
-    return await in_thread(_reply, fields, values, jobs, jobs[0].drawing, {})
+        jobs = await _run(request, work, generations)
+    return await in_thread(_reply, fields, values, jobs, jobs[0].generation, {})
 
 
 @operation(
@@ -156,7 +156,7 @@ async def _read(
 
 
 def _check_second_pass(
-    service: Service, fields: TextToImage, first: Drawing, entry: ModelEntry
+    service: Service, fields: TextToImage, first: Generation, entry: ModelEntry
 ) -> None:
     """Refuses an impossible second pass before the first one begins."""
     first = service.check(first)
@@ -167,20 +167,20 @@ def _check_second_pass(
     except Refused as error:
         text = f"hr_scale makes images of the second pass too large: {error}"
         raise Refused(text, param="hr_scale", code=error.code) from None
-    for drawing in second_pass(fields, first, {0: Image.new("RGB", (8, 8))}, entry):
-        service.check(drawing)
+    for generation in second_pass(fields, first, {0: Image.new("RGB", (8, 8))}, entry):
+        service.check(generation)
 
 
-def _second_pass(fields: TextToImage, job: Job, entry: ModelEntry) -> list[Drawing]:
+def _second_pass(fields: TextToImage, job: Job, entry: ModelEntry) -> list[Generation]:
     """Returns the second pass over a job's images that are done."""
     done = {seed: image for seed, image in zip(job.seeds, job.images) if image is not None}
-    return second_pass(fields, job.drawing, done, entry)
+    return second_pass(fields, job.generation, done, entry)
 
 
-async def _run(request: Request, work: Work, drawings: list[Drawing]) -> list[Job]:
+async def _run(request: Request, work: Work, generations: list[Generation]) -> list[Job]:
     """Submits jobs and waits until they have ended; raises the error of one that failed."""
     service = service_of(request)
-    jobs = await in_thread(service.submit, drawings, work.client)
+    jobs = await in_thread(service.submit, generations, work.client)
     work.add(jobs)
     if work.interrupted:
         work.interrupt()
@@ -195,7 +195,7 @@ def _reply(
     fields: Shared,
     values: dict[str, Any],
     jobs: list[Job],
-    first: Drawing,
+    first: Generation,
     hires: dict[str, Any],
 ) -> Response:
     """Returns the images that are done, with what A1111's clients read about them.
@@ -211,7 +211,7 @@ def _reply(
     for job in jobs:
         for seed, image in zip(job.seeds, job.images):
             if image is not None:
-                shown = first if hires else job.drawing
+                shown = first if hires else job.generation
                 texts.append(write_infotext(shown, seed, hires))
                 done.append((job, seed))
                 if fields.send_images:
@@ -225,32 +225,32 @@ def _reply(
 
 def _info(
     fields: Shared,
-    drawing: Drawing,
+    generation: Generation,
     texts: list[str],
     done: list[tuple[Job, int]],
     hires: dict[str, Any],
 ) -> dict[str, Any]:
-    seeds = [seed for _, seed in done] or [drawing.seed or 0]
-    prompts = [job.drawing.prompt for job, _ in done]
+    seeds = [seed for _, seed in done] or [generation.seed or 0]
+    prompts = [job.generation.prompt for job, _ in done]
     return {
-        "prompt": drawing.prompt,
+        "prompt": generation.prompt,
         "all_prompts": prompts,
-        "negative_prompt": drawing.negative_prompt,
-        "all_negative_prompts": [job.drawing.negative_prompt for job, _ in done],
+        "negative_prompt": generation.negative_prompt,
+        "all_negative_prompts": [job.generation.negative_prompt for job, _ in done],
         "seed": seeds[0],
         "all_seeds": seeds,
         "subseed": seeds[0],
         "all_subseeds": seeds,
         "subseed_strength": 0,
-        "width": drawing.width,
-        "height": drawing.height,
-        "sampler_name": to_webui(drawing.sampler or "")[0],
-        "cfg_scale": drawing.guidance_scale,
-        "steps": drawing.num_inference_steps,
+        "width": generation.width,
+        "height": generation.height,
+        "sampler_name": to_webui(generation.sampler or "")[0],
+        "cfg_scale": generation.guidance_scale,
+        "steps": generation.num_inference_steps,
         "batch_size": fields.batch_size,
         "restore_faces": False,
         "face_restoration_model": None,
-        "sd_model_name": drawing.model,
+        "sd_model_name": generation.model,
         "sd_model_hash": "",
         "sd_vae_name": None,
         "sd_vae_hash": None,
@@ -258,26 +258,26 @@ def _info(
         "seed_resize_from_h": -1,
         "denoising_strength": getattr(fields, "denoising_strength", None)
         if hires
-        else drawing.strength,
+        else generation.strength,
         "extra_generation_params": {k: v for k, v in hires.items() if v is not None},
         "index_of_first_image": 0,
         "infotexts": texts,
         "styles": [],
         "job_timestamp": time.strftime("%Y%m%d%H%M%S"),
-        "clip_skip": (drawing.clip_skip or 0) + 1,
+        "clip_skip": (generation.clip_skip or 0) + 1,
         "is_using_inpainting_conditioning": False,
         "version": f"diffusax {__version__}",
         "warnings": [
-            *_prompt_warnings(fields, drawing),
+            *_prompt_warnings(fields, generation),
             *option_warnings(fields.override_settings),
         ],
     }
 
 
-def _prompt_warnings(fields: Shared, drawing: Drawing) -> tuple[str, ...]:
+def _prompt_warnings(fields: Shared, generation: Generation) -> tuple[str, ...]:
     """Returns warnings of what is not applied in the prompts of both passes."""
     second = getattr(fields, "hr_prompt", "") if getattr(fields, "enable_hr", False) else ""
-    found = prompt_warnings(drawing.prompt, drawing.negative_prompt)
+    found = prompt_warnings(generation.prompt, generation.negative_prompt)
     return tuple(dict.fromkeys(found + prompt_warnings(second)))
 
 

@@ -8,11 +8,11 @@ from PIL import Image
 from diffusax.infotext.samplers import to_webui
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.catalogue.entries import ModelEntry
-from diffusax.serving.drawings.drawing import Drawing
-from diffusax.serving.drawings.errors import Refused
-from diffusax.serving.web.a1111.drawings import read_prompt
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.generation import Generation
 from diffusax.serving.web.a1111.fields import TextToImage
 from diffusax.serving.web.a1111.missing import from_webui, with_noise
+from diffusax.serving.web.a1111.reading import read_prompt
 from diffusax.text.prompt_schedules import with_whole_steps
 
 _UPSCALERS = {
@@ -82,9 +82,9 @@ def enlargement(fields: TextToImage, width: int, height: int, multiple: int) -> 
 
 
 def second_pass(
-    fields: TextToImage, first: Drawing, images: Mapping[int, Image.Image], entry: ModelEntry
-) -> list[Drawing]:
-    """Returns what the second pass generates, one `Drawing` for each image.
+    fields: TextToImage, first: Generation, images: Mapping[int, Image.Image], entry: ModelEntry
+) -> list[Generation]:
+    """Returns what the second pass generates, one `Generation` for each image.
 
     Args:
         fields: the call.
@@ -130,7 +130,7 @@ def second_pass(
     ]
 
 
-def prompts_of_second_pass(fields: TextToImage, first: Drawing) -> tuple[str, str]:
+def prompts_of_second_pass(fields: TextToImage, first: Generation) -> tuple[str, str]:
     """Returns the prompt and the negative prompt; those left out are the first pass's."""
     prompt = read_prompt(fields, fields.hr_prompt)
     return prompt or first.prompt, fields.hr_negative_prompt or first.negative_prompt
@@ -152,7 +152,7 @@ def upscaler_of(fields: TextToImage) -> str:
 
 
 def settings_of_second_pass(
-    fields: TextToImage, first: Drawing, second: Drawing
+    fields: TextToImage, first: Generation, second: Generation
 ) -> dict[str, str | int | None]:
     """Returns the settings of the second pass for an image's text, by A1111's names."""
     sampler, schedule = to_webui(second.sampler or "")
@@ -179,7 +179,7 @@ def _order(sampler: str | None) -> int:
     return scheduler_from_name(sampler).order if sampler else 1
 
 
-def _sampler(fields: TextToImage, first: Drawing, entry: ModelEntry) -> tuple[str | None, float]:
+def _sampler(fields: TextToImage, first: Generation, entry: ModelEntry) -> tuple[str | None, float]:
     """Returns the second pass's sampler and its eta."""
     if fields.hr_sampler_name is None and fields.hr_scheduler is None:
         same = first.model == entry.name

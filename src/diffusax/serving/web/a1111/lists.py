@@ -15,7 +15,7 @@ from diffusax.infotext.others import webui_text
 from diffusax.infotext.samplers import SCHEDULES, WEBUI_SAMPLERS
 from diffusax.infotext.text import webui_parameters
 from diffusax.runtime.devices.memory import device_memory, host_memory
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
 from diffusax.serving.web.a1111.hires import LATENT_MODES, UPSCALERS
 from diffusax.serving.web.a1111.state import shown, state_of
 from diffusax.serving.web.bodies import read_json

@@ -3,7 +3,7 @@
 from typing import Any
 
 from diffusax.infotext import samplers
-from diffusax.serving.drawings.errors import NotFound, Refused
+from diffusax.serving.requests.errors import NotFound, Refused
 from diffusax.serving.web.a1111.fields import Shared
 
 _NO_STYLES: tuple[Any, ...] = (None, [], "", "None", "none")

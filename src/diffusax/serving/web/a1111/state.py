@@ -10,8 +10,8 @@ from typing import Any
 from starlette.requests import Request
 
 from diffusax.serving.catalogue.catalogue import Catalogue
-from diffusax.serving.drawings.errors import Refused
 from diffusax.serving.engine.jobs import Job
+from diffusax.serving.requests.errors import Refused
 from diffusax.serving.web.fields import read_fields
 
 CHECKPOINT, CLIP, VAE = "sd_model_checkpoint", "CLIP_stop_at_last_layers", "sd_vae"
@@ -217,7 +217,7 @@ def describe_progress(works: list[Work]) -> dict[str, Any]:
     etas = [job.eta for job in live if job.eta is not None]
     total = sum(work.progress for work in works) / max(len(works), 1)
     began = time.strftime("%Y%m%d%H%M%S", time.localtime(works[0].begun)) if works else "0"
-    steps = first.drawing.num_inference_steps or 0 if first else 0
+    steps = first.generation.num_inference_steps or 0 if first else 0
     return {
         # 0 says that nothing is under way.
         "progress": max(total, 0.001) if works else 0.0,

@@ -8,8 +8,15 @@ from diffusax.boundary.convert import Mismatch, convert
 from diffusax.infotext import text as infotext
 from diffusax.infotext.files import texts_of
 from diffusax.infotext.others import webui_text
-from diffusax.serving.drawings.drawing import EDIT, FIELDS, INPAINT, TEXT, Drawing, settings_of
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.generation import (
+    EDIT,
+    FIELDS,
+    INPAINT,
+    TEXT,
+    Generation,
+    settings_of,
+)
 
 _LONGEST, _LONGEST_OWN = 100_000, 1_000_000
 """The most characters of a text, and of one that diffusax wrote; a file may hold millions."""
@@ -20,23 +27,23 @@ class ImageSettings:
     """What a file says of its image."""
 
     settings: dict[str, Any]
-    """The fields of `Drawing` that it states."""
+    """The fields of `Generation` that it states."""
     left_out: list[str]
     """What it states and the fields lack, such as "Variation seed: 5"."""
     text: str
     """The settings as webui writes them."""
 
 
-def write_infotext(drawing: Drawing, seed: int, more: Mapping[str, Any] | None = None) -> str:
+def write_infotext(generation: Generation, seed: int, more: Mapping[str, Any] | None = None) -> str:
     """Returns the text `parameters` for the file of one image.
 
     Args:
-        drawing: what was generated, with its model's values, as `Catalogue.check` returns it.
+        generation: what was generated, with its model's values, as `Catalogue.check` returns it.
         seed: the image's own seed.
         more: further settings by webui's names.
     """
-    task = drawing.task
-    fields = {**settings_of(drawing), "seed": seed}
+    task = generation.task
+    fields = {**settings_of(generation), "seed": seed}
     del fields["num_images"]
     if task in (TEXT, EDIT):
         fields["strength"] = None

@@ -13,9 +13,9 @@ from diffusax.images.conversion import png_parameters
 from diffusax.infotext.files import open_image
 from diffusax.infotext.samplers import WEBUI_SAMPLERS, to_webui
 from diffusax.samplers import SAMPLER_NAMES, SCHEDULERS
-from diffusax.serving.drawings.drawing import FIELDS, Control, Drawing
-from diffusax.serving.drawings.errors import NotFound, Refused
-from diffusax.serving.drawings.infotext import (
+from diffusax.serving.requests.errors import NotFound, Refused
+from diffusax.serving.requests.generation import FIELDS, Control, Generation
+from diffusax.serving.requests.infotext import (
     read_image,
     read_text,
     write_infotext,
@@ -34,12 +34,12 @@ DRAWN = {
 
 
 def test_the_text_is_webui_s():
-    drawing = Drawing(prompt="a cat", negative_prompt="a dog", **DRAWN)
-    text = write_infotext(drawing, 5)
+    generation = Generation(prompt="a cat", negative_prompt="a dog", **DRAWN)
+    text = write_infotext(generation, 5)
     line = "Steps: 20, Sampler: Euler a, Schedule type: Automatic, CFG scale: 7, Seed: 5, "
     assert text.startswith(f"a cat\nNegative prompt: a dog\n{line}Size: 512x768, Model: emoji, ")
     control = Control(model="edges", image=PICTURE, scale=0.5)
-    more = Drawing(
+    more = Generation(
         prompt="x", image=PICTURE, mask_image=PICTURE, strength=0.75, padding_mask_crop=32,
         clip_skip=1, adapters={"style": 0.8}, controls=(control,), **DRAWN,
     )  # fmt: skip
@@ -139,19 +139,19 @@ KINDS = (
 def test_every_drawing_is_read_back_from_its_image(fields, kind, steered):
     more, pictures = kind
     steering = (Control(model="edges: a, b", image=PICTURE, scale=0.1 + 0.2),) if steered else ()
-    drawing = Drawing(**fields, **more, **pictures, controls=steering)
+    generation = Generation(**fields, **more, **pictures, controls=steering)
     file = io.BytesIO()
-    PICTURE.save(file, "PNG", pnginfo=png_parameters(write_infotext(drawing, fields["seed"])))
+    PICTURE.save(file, "PNG", pnginfo=png_parameters(write_infotext(generation, fields["seed"])))
     read = read_image(open_image(file.getvalue()))
-    expected = {name: getattr(drawing, name) for name in FIELDS}
-    assert {name: getattr(Drawing(**read.settings), name) for name in FIELDS} == expected
+    expected = {name: getattr(generation, name) for name in FIELDS}
+    assert {name: getattr(Generation(**read.settings), name) for name in FIELDS} == expected
     assert type(read.text) is str
     assert ("ControlNet: edges: a, b" in read.left_out) == steered
     assert ("the image that it began with" in read.left_out) == ("strength" in more)
 
 
 def test_settings_are_in_the_file():
-    text = write_infotext(Drawing(prompt="ein Äpfelchen 🍎", **DRAWN), 5)
+    text = write_infotext(Generation(prompt="ein Äpfelchen 🍎", **DRAWN), 5)
     file = io.BytesIO()
     PICTURE.save(file, "PNG", pnginfo=png_parameters(text))
     assert read_image(Image.open(file)).settings == {

@@ -1,4 +1,4 @@
-"""Turns A1111's calls into `Drawing`s."""
+"""Turns A1111's calls into `Generation`s."""
 
 import dataclasses
 import re
@@ -10,8 +10,8 @@ from PIL import Image, ImageFilter, ImageOps
 from diffusax.images.conversion import resize
 from diffusax.images.masks import mask_of
 from diffusax.serving.catalogue.entries import ModelEntry
-from diffusax.serving.drawings.drawing import SEEDS, Drawing, check_seed
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.generation import SEEDS, Generation, check_seed
 from diffusax.serving.web.a1111.controlnet import fit, read_controls
 from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.missing import check_present, from_webui, with_noise
@@ -31,18 +31,18 @@ _BLURS = ((256, 1), (64, 1), (16, 2), (4, 4), (2, 2))
 
 def text_to_image(
     fields: TextToImage, options: Options, entry: ModelEntry, settings: WebSettings
-) -> list[Drawing]:
-    """Returns what a call without images asks for, one `Drawing` for each iteration."""
+) -> list[Generation]:
+    """Returns what a call without images asks for, one `Generation` for each iteration."""
     shared = _shared(fields, options, entry)
     width, height = size_of(fields, entry)
     controls = fit(read_controls(fields.alwayson_scripts, settings), width, height)
-    return _iterations(Drawing(**shared, width=width, height=height, controls=controls), fields)
+    return _iterations(Generation(**shared, width=width, height=height, controls=controls), fields)
 
 
 def image_to_image(
     fields: ImageToImage, options: Options, entry: ModelEntry, settings: WebSettings
-) -> list[Drawing]:
-    """Returns what a call with images asks for, one `Drawing` for each image and iteration."""
+) -> list[Generation]:
+    """Returns what a call with images asks for, one `Generation` for each image and iteration."""
     if not fields.init_images:
         raise Refused("init_images must hold an image", param="init_images")
     check_most("init_images", len(fields.init_images), settings.most_images, "images")
@@ -63,13 +63,13 @@ def image_to_image(
     else:
         shared["strength"] = fields.denoising_strength
         shared["strength_rule"] = "exact" if options.fixes_steps else "webui"
-    found: list[Drawing] = []
+    found: list[Generation] = []
     for i, image in enumerate(images):
         seed = (shared["seed"] + i * fields.batch_size * fields.n_iter) % SEEDS
-        drawing = Drawing(**{**shared, "seed": seed}, **_images(fields, image, mask, entry))
+        generation = Generation(**{**shared, "seed": seed}, **_images(fields, image, mask, entry))
         controls = read_controls(fields.alwayson_scripts, settings, image)
         size = size_of(fields, entry)
-        found += _iterations(dataclasses.replace(drawing, controls=fit(controls, *size)), fields)
+        found += _iterations(dataclasses.replace(generation, controls=fit(controls, *size)), fields)
     return found
 
 
@@ -125,11 +125,11 @@ def size_of(fields: Shared, entry: ModelEntry) -> tuple[int, int]:
     return rounded(width), rounded(height)
 
 
-def _iterations(drawing: Drawing, fields: Shared) -> list[Drawing]:
-    """Returns one `Drawing` for each iteration; the seeds go on from one to the next."""
-    count, seed = fields.batch_size, drawing.seed or 0
+def _iterations(generation: Generation, fields: Shared) -> list[Generation]:
+    """Returns one `Generation` for each iteration; the seeds go on from one to the next."""
+    count, seed = fields.batch_size, generation.seed or 0
     return [
-        dataclasses.replace(drawing, num_images=count, seed=(seed + i * count) % SEEDS)
+        dataclasses.replace(generation, num_images=count, seed=(seed + i * count) % SEEDS)
         for i in range(fields.n_iter)
     ]
 

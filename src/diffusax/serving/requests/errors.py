@@ -22,7 +22,7 @@ class Refused(ValueError):
 
         Args:
             message: one sentence.
-            param: the argument that it is about, a field of `Drawing`.
+            param: the argument that it is about, a field of `Generation`.
             code: a word for programs; by default the class's.
             status: the HTTP status; by default the class's.
             retry_after: the seconds after which another attempt may succeed.

@@ -4,8 +4,8 @@ from typing import Any
 
 from diffusax.pipelines.tasks.tasks import consistency_image_to_image
 from diffusax.samplers import Scheduler
-from diffusax.serving.drawings.drawing import IMAGE, INPAINT, Drawing
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.generation import IMAGE, INPAINT, Generation
 from diffusax.text.lora_tags import read_tags
 from diffusax.text.prompt_schedules import with_whole_steps
 
@@ -13,18 +13,18 @@ _LESS_THAN_ALL = 0.999
 """A1111's largest strength, for which its last step is left."""
 
 
-def count_steps(drawing: Drawing) -> int:
+def count_steps(generation: Generation) -> int:
     """Estimates how many steps a completed request runs, at least 1."""
-    steps, strength = drawing.num_inference_steps or 1, drawing.strength
-    if strength is None or drawing.strength_rule == "exact":
+    steps, strength = generation.num_inference_steps or 1, generation.strength
+    if strength is None or generation.strength_rule == "exact":
         return steps
     return max(int(steps * strength), 1)
 
 
-def check_strength(pipeline_class: Any, drawing: Drawing) -> None:
+def check_strength(pipeline_class: Any, generation: Generation) -> None:
     """Raises Refused where diffusers' rule leaves no step of a completed request."""
-    steps, strength = drawing.num_inference_steps, drawing.strength
-    if not _begins_late(pipeline_class, drawing) or drawing.strength_rule != "diffusers":
+    steps, strength = generation.num_inference_steps, generation.strength
+    if not _begins_late(pipeline_class, generation) or generation.strength_rule != "diffusers":
         return
     first_step = pipeline_class.family.start.first_step
     if steps and strength is not None and first_step(steps, strength) >= steps:
@@ -35,7 +35,9 @@ def check_strength(pipeline_class: Any, drawing: Drawing) -> None:
         )
 
 
-def step_arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) -> dict[str, Any]:
+def step_arguments(
+    pipeline_class: Any, generation: Generation, scheduler: Scheduler
+) -> dict[str, Any]:
     """Returns the arguments of a pipeline's call that run a request's steps.
 
     These are the number of steps and the strength, and for a schedule that is longer than the run
@@ -46,16 +48,16 @@ def step_arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) 
 
     Args:
         pipeline_class: the class of the pipeline.
-        drawing: the completed request.
+        generation: the completed request.
         scheduler: its sampler.
     """
-    steps, strength = drawing.num_inference_steps, drawing.strength
+    steps, strength = generation.num_inference_steps, generation.strength
     most = scheduler.num_train_timesteps
     plain: dict[str, Any] = {"num_inference_steps": steps, "strength": strength}
-    rule = drawing.strength_rule
+    rule = generation.strength_rule
     if rule == "diffusers" or not steps or strength is None:
         return plain
-    if not _begins_late(pipeline_class, drawing):
+    if not _begins_late(pipeline_class, generation):
         return plain
     part = min(strength, _LESS_THAN_ALL)
     if rule == "webui":
@@ -69,17 +71,20 @@ def step_arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) 
     strengths = [min(half / whole, 1.0) for half in halves]
     (kept,) = [s for s in strengths if whole - first_step(whole, s) == last][:1]
     own = {"num_inference_steps": whole, "strength": kept}
-    return own if rule == "webui" else {**own, **_prompts(drawing, steps * scheduler.order)}
+    return own if rule == "webui" else {**own, **_prompts(generation, steps * scheduler.order)}
 
 
-def _prompts(drawing: Drawing, steps: int) -> dict[str, str]:
+def _prompts(generation: Generation, steps: int) -> dict[str, str]:
     """Returns the prompts with their changes counted in steps."""
-    texts = {"prompt": read_tags(drawing.prompt)[0], "negative_prompt": drawing.negative_prompt}
+    texts = {
+        "prompt": read_tags(generation.prompt)[0],
+        "negative_prompt": generation.negative_prompt,
+    }
     return {name: with_whole_steps(text, steps) for name, text in texts.items() if text}
 
 
-def _begins_late(pipeline_class: Any, drawing: Drawing) -> bool:
+def _begins_late(pipeline_class: Any, generation: Generation) -> bool:
     """Returns whether the run leaves out the first steps of its sampler."""
-    return drawing.task in (IMAGE, INPAINT) and (
+    return generation.task in (IMAGE, INPAINT) and (
         pipeline_class.task is not consistency_image_to_image
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from diffusax.boundary.convert import Words, convert_fields, field_types, in_words, shortened
-from diffusax.serving.drawings.errors import Refused
+from diffusax.serving.requests.errors import Refused
 
 TEXT, IMAGE, INPAINT, EDIT = "text-to-image", "image-to-image", "inpainting", "edit"
 TASKS = TEXT, IMAGE, INPAINT, EDIT
@@ -140,7 +140,7 @@ class Settings(ImageSettings, TextSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Drawing(Settings):
+class Generation(Settings):
     """Images to generate. Image i has the seed plus i, and can be generated again by itself."""
 
     image: Any = None
@@ -179,30 +179,30 @@ _NAMES = {
 _WORDS = Words("{where}{name} must be {must} (got {value})", (in_words(_NAMES),), shortened)
 
 
-def settings_of(drawing: Drawing) -> dict[str, Any]:
+def settings_of(generation: Generation) -> dict[str, Any]:
     """Returns the fields of a request without its images."""
-    found = {name: getattr(drawing, name) for name in FIELDS}
+    found = {name: getattr(generation, name) for name in FIELDS}
     controls = [
-        {name: getattr(control, name) for name in CONTROL_FIELDS} for control in drawing.controls
+        {name: getattr(control, name) for name in CONTROL_FIELDS} for control in generation.controls
     ]
-    return {**found, "adapters": dict(drawing.adapters), "controls": controls}
+    return {**found, "adapters": dict(generation.adapters), "controls": controls}
 
 
-def typed(drawing: Drawing) -> Drawing:
+def typed(generation: Generation) -> Generation:
     """Converts the fields of a request to their types.
 
     Raises:
         Refused: one has another type or is out of its range; names it, its value and what is valid.
     """
-    fields = _converted(FIELDS, drawing, "", None)
+    fields = _converted(FIELDS, generation, "", None)
     check_seed(fields["seed"])
     controls = tuple(
         dataclasses.replace(
             control, **_converted(CONTROL_FIELDS, control, "controls: ", "controls")
         )
-        for control in drawing.controls
+        for control in generation.controls
     )
-    return dataclasses.replace(drawing, **fields, controls=controls)
+    return dataclasses.replace(generation, **fields, controls=controls)
 
 
 def check_seed(seed: int | None) -> None:
