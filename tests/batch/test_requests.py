@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import PIL.Image
 import pytest
+from support.adapted import random_adapter
 
 import diffusax
 from diffusax.batch.request import Request
@@ -57,6 +58,22 @@ def test_a_picture_that_cannot_be_read_is_an_error_of_the_result(pipe, tmp_path)
         pytest.raises(ValueError, match=r"half\.png.*truncated"),
     ):
         batch.submit("a cat", pipe=repaint, image=image, num_inference_steps=2).result(60)
+
+
+def test_each_of_several_prompts_has_its_own_loras(pipe):
+    paths = [path for path in kernel_shapes(pipe.parts.networks["unet"]) if path.endswith("to_q")]
+    style = random_adapter(pipe.parts.networks["unet"], "unet", 4, paths).components
+    pipe.add_adapter("style", style)
+    prompts, weights = ["a cat", "a dog", "a cat"], [{"style": 1.0}, {}, {"style": -1.0}]
+    call = {"adapters": weights, "num_inference_steps": 2, "seed": 1, "output_type": "latent"}
+    try:
+        expected = np.asarray(pipe(prompts, **call).images)
+        with diffusax.RunningBatch(pipe, lanes=4) as batch:
+            found = np.asarray(batch.submit(prompts, **call).result(60).images)
+    finally:
+        pipe.delete_adapters("style")
+    assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
+    assert np.linalg.norm(expected[0] - expected[2]) > 1e-2 * np.linalg.norm(expected)
 
 
 @pytest.fixture

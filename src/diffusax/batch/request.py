@@ -384,6 +384,9 @@ def padded(call: Call) -> tuple[Call, int | None]:
     for name, value in changes.items():
         one_each = [entry for entry in value for _ in range(m)]
         changes[name] = one_each + one_each[-1:] * (size - n * m)
+    if "adapters" in lists:
+        # They are those of the prompts as they were.
+        changes["adapter_rows"] = None
     if seeds is not None:
         changes["seed"] = seeds + seeds[-1:] * (size - n * m)
     return dataclasses.replace(call, **changes, num_images_per_prompt=1), n * m

@@ -131,15 +131,7 @@ def image_axes(request: Request) -> tuple[Any, ...]:
     def axes(name: str, x: Any) -> Any:
         if isinstance(x, Plan):
             return placement.image_axes(x)
-        without = name in (
-            "params",
-            "adapters",
-            "start",
-            "stop",
-            "tokens",
-            "prompt_images",
-            "features",
-        )
+        without = name in _WITHOUT_IMAGES
         if name == "weights" and x is not None and x.ndim == 1:
             return NO_IMAGES
         return jax.tree.map(lambda _: NO_IMAGES if without else int(name == "state"), x)
