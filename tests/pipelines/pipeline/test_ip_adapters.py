@@ -151,7 +151,7 @@ def test_what_is_unloaded_is_gone(tiny_checkpoints, adapters):
     [
         ({"ip_adapter_image": [picture(1), picture(2)]}, "one entry for each of 1 IP-Adapters"),
         ({"ip_adapter_image": [[]]}, "must not be an empty list"),
-        ({"ip_adapter_image": "nothing.png"}, "cannot read the picture"),
+        ({"ip_adapter_image": "nothing.png"}, "cannot read the image"),
         ({"ip_adapter_image_embeds": np.zeros((2, 1, 16))}, "must be a list"),
         ({"ip_adapter_image_embeds": [np.zeros((2, 1, 17))]}, "with a width of 16 at index 0"),
         ({"ip_adapter_image_embeds": [np.zeros((3, 1, 16))]}, "the shape .2 times prompts"),

@@ -246,5 +246,5 @@ def test_a_folder_without_masks_says_how_they_are_named(tmp_path, columns, line,
 
 def test_a_mask_that_is_no_image_makes_a_row_broken():
     config = ImageDataConfig(mask_column="mask")
-    with pytest.raises(ValueError, match="cannot read the picture"):
+    with pytest.raises(ValueError, match="cannot read the image"):
         cut_images(config, 8, {"mask": b"x"}, [png(picture(0))], np.random.default_rng(0))
