@@ -62,7 +62,7 @@ class BatchLoop:
         self.seconds = RowSeconds()
         """The seconds of rows, as far as they were measured."""
         self._flying: collections.deque[_Dispatch] = collections.deque()
-        self._landed = 0.0
+        self._landed, self._late = 0.0, False
 
     def has_work(self) -> bool:
         """Returns whether an image has a seat."""
@@ -232,16 +232,25 @@ class BatchLoop:
     def _land(self) -> None:
         """Waits for the oldest dispatch, and notes how long its rows took."""
         dispatch = self._flying.popleft()
+        late = dispatch.done.is_ready()
         try:
             jax.block_until_ready(dispatch.done)
         except Exception as error:
             self._give_up(dispatch.run, error)
             return
-        now = time.perf_counter()
-        began, self._landed = max(self._landed, dispatch.began), now
-        self.seconds.note(dispatch.run.kind, dispatch.size, (now - began) / dispatch.rows)
+        self._note(dispatch, time.perf_counter(), late=late)
         for image, row in dispatch.progress:
             image.request.set_rows(image.index, row, image.prepared.rows)
+
+    def _note(self, dispatch: _Dispatch, now: float, *, late: bool) -> None:
+        """Notes how long the rows of a dispatch took. late: whether they ended some time ago."""
+        kind, size = dispatch.run.kind, dispatch.size
+        # Rows begin when they are dispatched, or when those before them end, if that was seen.
+        is_seen = dispatch.began > self._landed or not self._late
+        if is_seen or self.seconds.measured(kind, size) is None:
+            began = max(dispatch.began, self._landed) if is_seen else dispatch.began
+            self.seconds.note(kind, size, (now - began) / dispatch.rows)
+        self._landed, self._late = now, late
 
     def _show(self, run: BatchRun) -> None:
         """Decodes the images of requests that want a preview."""
