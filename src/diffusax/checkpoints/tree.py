@@ -21,7 +21,7 @@ from diffusax.checkpoints.tensors import Entry, TensorFile
 from diffusax.models.network import Params
 from diffusax.models.parameter_tree import fill, ordered_leaves
 
-MAX_LISTED = 20
+MAX_LISTED = 15
 """The number of tensors that an error names."""
 
 # A process may have some 65,000 maps; smaller arrays are not worth one.

@@ -156,7 +156,7 @@ def compute_schedule(
     try:
         with np.errstate(all="ignore"):
             run = scheduler._run(wanted)
-    except np.linalg.LinAlgError:
+    except (np.linalg.LinAlgError, ZeroDivisionError):
         raise ValueError(_no_step(scheduler)) from None
     rows, stop = run.rows, len(run.rows) if end is None else end
     if not 0 <= begin < stop <= len(rows):
