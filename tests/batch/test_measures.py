@@ -91,3 +91,24 @@ def test_the_next_size_is_tried_once_the_one_before_is_measured():
     assert seconds.reach(kind, 2) == 4
     noted(seconds, kind, 8, 0.01)
     assert seconds.reach(kind, 2) == 16
+
+
+def test_rows_whose_beginning_was_not_seen_are_not_measured():
+    seconds, kind = RowSeconds(), Kind()
+    # Two dispatches of ten rows of 0.1 s, of which the first compiles; the second waits for it.
+    seconds.land(kind, 4, 10, 0.0, 3.0, late=False)
+    seconds.land(kind, 4, 10, 1.0, 4.0, late=False)
+    assert seconds.measured(kind, 4) == pytest.approx(0.1)
+    # Nobody looked until both had ended: the second seems to take no time.
+    seconds.land(kind, 4, 10, 4.0, 7.0, late=True)
+    before = seconds.measured(kind, 4)
+    seconds.land(kind, 4, 10, 4.5, 7.001, late=True)
+    assert seconds.measured(kind, 4) == before
+    # The device was idle: its beginning is known again.
+    seconds.land(kind, 4, 10, 8.0, 9.0, late=False)
+    assert seconds.measured(kind, 4) != before
+    # Of a size that was never measured too much is better than nothing.
+    seconds.land(kind, 4, 10, 9.0, 10.0, late=True)
+    seconds.land(kind, 8, 10, 9.5, 10.001, late=True)
+    seconds.land(kind, 8, 10, 9.6, 11.6, late=True)
+    assert seconds.measured(kind, 8) == pytest.approx(0.2)

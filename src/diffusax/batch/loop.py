@@ -62,16 +62,10 @@ class BatchLoop:
         self.seconds = RowSeconds()
         """The seconds of rows, as far as they were measured."""
         self._flying: collections.deque[_Dispatch] = collections.deque()
-        self._landed, self._late = 0.0, False
 
     def has_work(self) -> bool:
         """Returns whether an image has a seat."""
         return any(map(len, self._all_runs()))
-
-    @property
-    def images(self) -> list[Image]:
-        """The images that have a seat."""
-        return [image for run in self._all_runs() for image in run.images.values()]
 
     @property
     def live(self) -> list[tuple[Kind, int, int]]:
@@ -137,9 +131,10 @@ class BatchLoop:
 
     def fail(self, error: BaseException) -> None:
         """Ends the requests of all images that have a seat, and forgets the batches."""
-        for image in self.images:
-            image.status = Status.DONE
-            image.request.settle(error=error)
+        for run in self._all_runs():
+            for image in run.images.values():
+                image.status = Status.DONE
+                image.request.settle(error=error)
         self._runs.clear()
         self._flying.clear()
 
@@ -238,19 +233,10 @@ class BatchLoop:
         except Exception as error:
             self._give_up(dispatch.run, error)
             return
-        self._note(dispatch, time.perf_counter(), late=late)
+        times = dispatch.began, time.perf_counter()
+        self.seconds.land(dispatch.run.kind, dispatch.size, dispatch.rows, *times, late=late)
         for image, row in dispatch.progress:
             image.request.set_rows(image.index, row, image.prepared.rows)
-
-    def _note(self, dispatch: _Dispatch, now: float, *, late: bool) -> None:
-        """Notes how long the rows of a dispatch took. late: whether they ended some time ago."""
-        kind, size = dispatch.run.kind, dispatch.size
-        # Rows begin when they are dispatched, or when those before them end, if that was seen.
-        is_seen = dispatch.began > self._landed or not self._late
-        if is_seen or self.seconds.measured(kind, size) is None:
-            began = max(dispatch.began, self._landed) if is_seen else dispatch.began
-            self.seconds.note(kind, size, (now - began) / dispatch.rows)
-        self._landed, self._late = now, late
 
     def _show(self, run: BatchRun) -> None:
         """Decodes the images of requests that want a preview."""

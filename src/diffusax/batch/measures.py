@@ -44,6 +44,29 @@ class RowSeconds:
         self._lock = threading.Lock()
         self._means: collections.OrderedDict[Kind, dict[int, _Mean]] = collections.OrderedDict()
         """The kinds that were measured last are at the end."""
+        self._landed, self._late = 0.0, False
+
+    def land(
+        self, kind: Kind, size: int, rows: int, began: float, ended: float, *, late: bool
+    ) -> None:
+        """Notes how long rows took that the device computed after all that landed before.
+
+        They began when they were dispatched, or when those before them ended. Where that was not
+        seen, what they took is noted only if nothing else is, as no less than the truth.
+
+        Args:
+            kind: the kind of batch.
+            size: its size.
+            rows: how many rows.
+            began: when they were dispatched.
+            ended: when it was seen that they are computed, later than before; both in seconds.
+            late: whether they were computed before somebody looked.
+        """
+        is_seen = began > self._landed or not self._late
+        if is_seen or self.measured(kind, size) is None:
+            start = max(began, self._landed) if is_seen else began
+            self.note(kind, size, (ended - start) / rows)
+        self._landed, self._late = ended, late
 
     def note(self, kind: Kind, size: int, seconds: float) -> None:
         """Notes how long a row has taken in a batch of a kind and size."""

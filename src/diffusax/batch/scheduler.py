@@ -88,8 +88,7 @@ class Scheduler:
         self._queue, self._arrivals, self._estimated = FairQueue(), Arrivals(), 0.0
         self._preparing: set[Request] = set()
         self._prepared: set[Request] = set()
-        self._hurried: set[Request] = set()
-        """The requests with a deadline."""
+        self._with_deadline: set[Request] = set()
         self._merged: list[Request] = []
         """The requests with merged adapters that have not ended; all have the same."""
         # Other threads put functions here; only the scheduler's own changes the rest.
@@ -99,10 +98,8 @@ class Scheduler:
         """The threads that must not wait for themselves."""
         self._preparers = self._pool(preparers, "diffusax-prepare")
         self._loaders = self._pool(1, "diffusax-load")
-        finish, preview = (
-            self._pool(finishers, "diffusax-finish"),
-            self._pool(1, "diffusax-preview"),
-        )
+        finish = self._pool(finishers, "diffusax-finish")
+        preview = self._pool(1, "diffusax-preview")
         self._pools = self._preparers, self._loaders, preview, finish
         self.loop = BatchLoop(sizes, finish, preview)
         self.compiler = compiler and compiler(
@@ -196,7 +193,7 @@ class Scheduler:
     def _enter(self, request: Request) -> None:
         self._queue.add(request)
         if request.deadline is not None:
-            self._hurried.add(request)
+            self._with_deadline.add(request)
         request.add_done_callback(lambda request: self._tell(self._let_go, request))
 
     def _let_go(self, request: Request) -> None:
@@ -205,7 +202,7 @@ class Scheduler:
             return
         self._queue.remove(request)
         self._prepared.discard(request)
-        self._hurried.discard(request)
+        self._with_deadline.discard(request)
         request.release()
         if request.done():
             request.forget()
@@ -222,7 +219,7 @@ class Scheduler:
 
     def _end_late(self) -> None:
         now = time.time()
-        for request in self._hurried:
+        for request in self._with_deadline:
             assert request.deadline is not None
             if now > request.deadline and not request.done():
                 seconds = request.deadline - request.created
@@ -286,11 +283,16 @@ class Scheduler:
         """Returns the images that run, and in their order those that could join."""
         images = self._images()
         present = [image for image in images if image.status is Status.RUNNING]
+        lanes: collections.Counter[Kind] = collections.Counter()
+        for image in images:
+            if image.status is not Status.DONE:
+                lanes[image.kind] += image.prepared.branches
         ready = []
         for image in images:
             if image.status is not Status.READY or image.request.done():
                 continue
-            self._want_programs(image, images)
+            if self.compiler is not None:
+                self.compiler.want(image, lanes[image.kind])
             compiled = self._sizes.is_ready(image)
             image.request.set_state("queued" if compiled else "compiling")
             if compiled:
@@ -304,14 +306,7 @@ class Scheduler:
         """Returns whether the memory holds a batch for an image beside those that run."""
         if not present or any(other.kind is image.kind for other in present):
             return True
-        size = max(self._sizes.least_of(image), self._sizes.smallest_of(image.kind))
-        return self._sizes.has_room(image.kind, size)
-
-    def _want_programs(self, image: Image, images: Sequence[Image]) -> None:
-        if self.compiler is not None:
-            alike = (other for other in images if other.kind is image.kind)
-            live = (other for other in alike if other.status is not Status.DONE)
-            self.compiler.want(image, sum(other.prepared.branches for other in live))
+        return self._sizes.has_room_for(image)
 
     def _is_wanted(self, kind: Kind) -> bool:
         """Returns whether images of a kind wait or run. Any thread may call this."""

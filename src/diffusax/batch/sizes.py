@@ -40,17 +40,12 @@ class Sizes:
         """Returns the most lanes of a batch of a kind."""
         return self.largest
 
-    def least_of(self, image: Image) -> int:
-        """Returns the size of the smallest batch that an image fits."""
-        devices = count_shares(image.request.c.mesh)
-        return max(self.smallest, devices * batch_size(image.prepared.branches))
-
     def is_ready(self, image: Image) -> bool:
         """Returns whether the programs of a batch that an image fits can be called."""
         return True
 
-    def has_room(self, kind: Kind, size: int) -> bool:
-        """Returns whether the memory holds another batch."""
+    def has_room_for(self, image: Image) -> bool:
+        """Returns whether the memory holds another batch, which an image would be the first of."""
         return True
 
     def begins_again(self, kind: Kind, size: int, error: Exception) -> bool:
@@ -126,11 +121,7 @@ class KindSizes(Sizes):
 
     def is_ready(self, image: Image) -> bool:
         """Returns whether the programs of a batch that an image fits are compiled."""
-        return self.has_ready(image.kind) and self.largest_of(image.kind) >= self.least_of(image)
-
-    def has_ready(self, kind: Kind) -> bool:
-        """Returns whether any size of a kind is compiled."""
-        return bool(self._kind(kind).ready)
+        return bool(self.ready(image.kind)) and self.largest_of(image.kind) >= self.least_of(image)
 
     def spread(self, kind: Kind, devices: int) -> None:
         """Sets how many devices share the batches of a kind."""
@@ -172,6 +163,11 @@ class KindSizes(Sizes):
         """Returns whether the memory holds another batch, by the compiler's figures."""
         arrays, temporaries = self._kind(kind).needs.get(size, (0.0, 0.0))
         return self._memory is None or arrays + temporaries <= self._memory - memory_in_use()
+
+    def has_room_for(self, image: Image) -> bool:
+        """Returns whether the memory holds another batch, which an image would be the first of."""
+        size = max(self.least_of(image), self.smallest_of(image.kind))
+        return self.has_room(image.kind, size)
 
     def forget(self, kind: Kind) -> None:
         """Forgets which sizes of a kind are compiled, and which cannot be."""
