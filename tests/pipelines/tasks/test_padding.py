@@ -8,7 +8,7 @@ import PIL.Image
 import pytest
 
 import diffusax
-from diffusax.batch.request import padded
+from diffusax.batch.running_batch import padded
 from diffusax.pipelines.plan.arguments import check_call
 from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.runtime.programs.compilations import count_compilations

@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from diffusax.batch.compiling import Compiler
-from diffusax.batch.image import prepare_images
 from diffusax.batch.policies import POLICIES
 from diffusax.batch.request import Request
 from diffusax.batch.scheduler import Scheduler
 from diffusax.batch.sizes import KindSizes, memory_in_use
 from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.serving.catalogue.adapters import Adapters
-from diffusax.serving.catalogue.calls import adapters_of
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.metrics import Metrics
-from diffusax.serving.engine.parts import Part
+from diffusax.serving.engine.parts import Part, prepare_part
 from diffusax.serving.engine.previews import Previews
 from diffusax.serving.requests.errors import Busy, Closing, NotFound, Refused
 from diffusax.serving.requests.generation import Generation
@@ -158,10 +156,10 @@ class Engine:
         try:
             generation = generation if checked else self.catalogue.check(generation)
             given = [s for s in (deadline, self.settings.deadline) if s is not None]
-            until = time.time() + min(given) if given else None
+            seconds = min(given, default=None)
             with self._lock:
                 self._check_room(client, generation)
-                return self._add(generation, client=client, priority=priority, deadline=until)
+                return self._add(generation, client=client, priority=priority, deadline=seconds)
         except Refused:
             self.metrics.count_job("refused")
             raise
@@ -286,7 +284,9 @@ class Engine:
         compiled, folder = self.metrics.compiled, settings.executables
         return Scheduler(
             sizes,
-            self._prepare,
+            functools.partial(
+                prepare_part, texts=self._texts, adapters=self._adapters, settings=settings
+            ),
             policy=POLICIES[settings.policy],
             preparers=2,
             compiler=functools.partial(Compiler, sizes, compiled, folder=folder),
@@ -310,30 +310,6 @@ class Engine:
             "memory_in_use": memory_in_use(),
             "alive": self._scheduler.is_alive,
         }
-
-    def _prepare(self, part: Request) -> None:
-        """Loads what a part needs and prepares it for a running batch.
-
-        Raises:
-            Exception: whatever is wrong with the request; see `parts.refusal`.
-        """
-        assert isinstance(part, Part)
-        generation, lanes = part.job.generation, self.settings.lanes
-        part.pipe, arguments = self.catalogue.acquire(generation)
-        weights = self._adapters.load(part.pipe, adapters_of(generation), self.catalogue)
-        arguments = {**arguments, "adapters": weights, "seed": part.job.seeds[part.index]}
-        texts = self._texts.setdefault(part.pipe.parts.adapters, TextCache())
-        part.take_call(part.pipe, generation.sampler, (), arguments, texts=texts)
-        run = part.prepare()
-        if len(run.weights) >= lanes:
-            raise Refused(
-                f"prompt must have at most {lanes - 1} parts that AND joins "
-                f"(got {len(run.weights)})",
-                param="prompt",
-            )
-        part.draws_noise = bool(run.schedule.draws_noise.any())
-        images = prepare_images(part.c, part.pipe.task, run)
-        part.take_images(images, self.settings.adapter_rank)
 
     def _estimate(self, order: Sequence[Request], ends: Mapping[Request, float]) -> None:
         """Sets the positions of jobs and how long they will take."""

@@ -53,18 +53,19 @@ class Job:
             generation: what to generate, with its seed and all values of its model.
             client: who asks for it.
             priority: jobs with a higher one come first.
-            deadline: the time (time.time) at which it fails if it is not done.
+            deadline: the seconds after which it fails if it is not done.
             on_change: called when the job is cancelled or a preview is asked for.
             engine: what the id begins with, before a dot.
         """
         self.id = f"{engine}." * bool(engine) + secrets.token_urlsafe(16)
         """A name that nobody can guess."""
         self.generation, self.client, self.priority = generation, client, priority
-        self.deadline = deadline
         self.seeds = [((generation.seed or 0) + i) % SEEDS for i in range(generation.num_images)]
         """The seed of each image."""
         self.created: float = time.time()
         """When it was submitted (time.time)."""
+        self.deadline = None if deadline is None else self.created + deadline
+        """When it fails if it is not done."""
         self.started: float | None = None
         """When its first image took a seat in a batch."""
         self.first_step: float | None = None

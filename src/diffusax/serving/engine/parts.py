@@ -2,13 +2,16 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
-from diffusax.batch.image import Image
+from diffusax.batch.image import Image, prepare_images
 from diffusax.batch.request import Request, State
+from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.runtime.devices.memory import is_out_of_memory
+from diffusax.serving.catalogue.adapters import Adapters
+from diffusax.serving.catalogue.calls import adapters_of
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.previews import Previews
 from diffusax.serving.requests.errors import Failed, NotFound, Refused, TooLate
@@ -53,7 +56,7 @@ class Part(Request):
             warms=warms,
         )
         self.job, self.index, self.created = job, index, job.created
-        self._catalogue, self._sketches, self._on_rows = catalogue, previews, on_rows
+        self.catalogue, self._sketches, self._on_rows = catalogue, previews, on_rows
         self._rows_done, self._asked, self._sketching = 0, 0.0, False
         self.draws_noise = False
         """Whether its sampler draws noise at its steps."""
@@ -64,7 +67,7 @@ class Part(Request):
     def is_loaded(self) -> bool:
         """Whether its model is in memory, so that preparing it is fast."""
         try:
-            return bool(self._catalogue.entry(self.job.generation.model).loaded)
+            return bool(self.catalogue.entry(self.job.generation.model).loaded)
         except NotFound:
             # It has left the catalogue since; preparing the part says so.
             return True
@@ -84,7 +87,7 @@ class Part(Request):
     def release(self) -> None:
         """Tells the catalogue that the model is needed no longer."""
         if self.pipe is not None:
-            self._catalogue.release(self.pipe)
+            self.catalogue.release(self.pipe)
 
     def wants_preview(self) -> bool:
         """Returns whether somebody waits for a preview and enough time has passed."""
@@ -123,6 +126,37 @@ class Part(Request):
             self.job.end("failed", refusal(error))
         else:
             self.job.set_image(self.index, images[0])
+
+
+def prepare_part(
+    part: Any, *, texts: MutableMapping[Any, TextCache], adapters: Adapters, settings: Any
+) -> None:
+    """Loads what a part needs and prepares it for a running batch.
+
+    Args:
+        part: the part.
+        texts: the cache of encoded texts of each model, by its store of adapters.
+        adapters: the adapters that are loaded.
+        settings: the engine's `EngineSettings`.
+
+    Raises:
+        Exception: whatever is wrong with the request; see `refusal`.
+    """
+    generation, catalogue = part.job.generation, part.catalogue
+    part.pipe, arguments = catalogue.acquire(generation)
+    weights = adapters.load(part.pipe, adapters_of(generation), catalogue)
+    arguments = {**arguments, "adapters": weights, "seed": part.job.seeds[part.index]}
+    own = texts.setdefault(part.pipe.parts.adapters, TextCache())
+    part.take_call(part.pipe, generation.sampler, (), arguments, texts=own)
+    run = part.prepare()
+    if len(run.weights) >= settings.lanes:
+        raise Refused(
+            f"prompt must have at most {settings.lanes - 1} parts that AND joins "
+            f"(got {len(run.weights)})",
+            param="prompt",
+        )
+    part.draws_noise = bool(run.schedule.draws_noise.any())
+    part.take_images(prepare_images(part.c, part.pipe.task, run), settings.adapter_rank)
 
 
 def _work(generation: Generation) -> float:
