@@ -282,3 +282,11 @@ def test_powers_and_timesteps_without_numbers_are_one_sentence():
     scheduler.set_timesteps(1)
     with pytest.raises(ValueError, match="timestep"):
         scheduler.step(np.ones((1, 4)), scheduler.timesteps[0], np.ones((1, 4)))
+
+
+def test_betas_that_leave_no_signal_are_one_sentence():
+    """diffusers' numbers are not finite there."""
+    options = {"beta_start": 0.5, "beta_end": 0.5, "skip_prk_steps": True}
+    assert not diffusers.PNDMScheduler(**options).alphas_cumprod[-1]
+    with pytest.raises(ValueError, match="betas that leave some signal and some noise"):
+        diffusax.PNDMScheduler(**options).schedule(4)
