@@ -9,14 +9,18 @@ sdxl: SDXL base, 1024x1024, 30 steps, one image.
 sdxl-mlperf: SDXL as MLPerf's inference benchmark has it, 1024x1024, 20 steps of Euler, guidance 8,
     here in batches of 8 and 16. TensorRT on an H200 makes 2.18 images a second: the number to
     beat.
+z-image, klein, flux: Z-Image Turbo, 9 steps, FLUX.2 klein, 4 steps, and FLUX.1-dev, 28 steps, one
+    image of 1024x1024 with the prompt's text encoders; diffusax alone.
 train: the SD 2 UNet on latents of 512x512 pixels, float32 parameters, AdamW, batches of 8 and 32.
 train-256: the same on 256x256 pixels, batches of 32: what InstructPix2Pix is trained on.
 
 A call is timed whole, from text to an array on the host. Beside diffusax, diffusers is measured
 with the same weights, eager and through torch.compile, where both are installed. Every case and
 system has a process to itself, so that one's memory is not another's; batches rise within it. With
---seconds, diffusax's rows come first, and what is left out is said. --profile prints the twenty
-slowest kernels of a call. `make gpu-wheels` fetches what a machine without a network may lack.
+--seconds, diffusax's rows come first, and what is left out is said. Where time on the device is
+short, several commands with the same --lock compile side by side, and are timed one after another;
+their "compile_seconds" are longer then. --profile prints the twenty slowest kernels of a call.
+`make gpu-wheels` fetches what a machine without a network may lack.
 
 Rates count the network's own operations (runtime/programs/flops.py): of a call the encoders, the
 UNet's steps and decoding, in training the UNet forward and backward. "utilisation" is the rate over
@@ -26,6 +30,9 @@ longer the first call took; no compiled program comes from a cache. "check" is t
 """
 
 import argparse
+import contextlib
+import fcntl
+import functools
 import importlib.util
 import json
 import os
@@ -63,6 +70,12 @@ from random_models import (
 )
 
 from diffusax.runtime.devices.chips import GPU_SHARE, chip_of
+from diffusax.runtime.devices.layouts import in_order, tree_places
+from diffusax.runtime.devices.lowering import (
+    compiler_options,
+    lowering_for,
+    lowering_platforms,
+)
 from diffusax.runtime.programs.flops import count_training_flops
 from diffusax.runtime.programs.program import operations_of
 from diffusax.training.step.denoising import DenoisingLoss
@@ -83,14 +96,14 @@ def main() -> None:
         work(*options.worker, options)
         return
     print(describe("torch", "diffusers", "transformers"), flush=True)
-    systems = ["diffusax"]
+    systems = [name for name in VARIABLES if name in options.systems]
     missing = [n for n in ("torch", "diffusers") if importlib.util.find_spec(n) is None]
-    if missing and not options.no_torch:
+    if missing and "torch" in systems:
         print(f"PyTorch is not measured: there is no {' and no '.join(missing)}", flush=True)
-    elif not options.no_torch:
-        systems.append("torch")
+        systems.remove("torch")
     end = time.monotonic() + options.seconds
-    rows = [(name, system) for system in systems for name in options.cases or CASES]
+    names = options.cases or CASES
+    rows = [(n, system) for system in systems for n in names if system != "torch" or CASES[n].torch]
     codes = [run_row(*row, end, options) for row in rows]
     sys.exit(int(any(codes)))
 
@@ -128,7 +141,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--batches", type=int, nargs="+", help="instead of the case's own, rising")
     parser.add_argument("--repeats", type=int, help="timed calls after the first (5; tiny: 1)")
-    parser.add_argument("--no-torch", action="store_true", help="leave diffusers out")
+    parser.add_argument("--systems", nargs="+", choices=VARIABLES, default=list(VARIABLES))
     parser.add_argument("--torch-modes", nargs="+", default=["eager", "compiled"])
     parser.add_argument(
         "--compile-mode", help="torch.compile's (max-autotune; in training, default)"
@@ -138,6 +151,7 @@ def parse_arguments() -> argparse.Namespace:
         "--seconds", type=float, default=float("inf"), help="the time for everything"
     )
     parser.add_argument("--tiny", action="store_true", help="shrunken networks, to try the script")
+    parser.add_argument("--lock", type=Path, help="a file that commands beside this one share")
     parser.add_argument("--profile", type=Path, help="a folder for JAX traces of a call")
     parser.add_argument("--out", type=Path, help="a file to add the lines to, as JSON")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
@@ -165,7 +179,7 @@ def work(name: str, system: str, options: argparse.Namespace) -> None:
         models = TINY
     case = case._replace(batches=tuple(options.batches or case.batches))
     part: dict[str, Any] = {} if case.steps else {"only": ("unet",), "dtype": "float32"}
-    with tempfile.TemporaryDirectory() as checkpoint:
+    with tempfile.TemporaryDirectory() as checkpoint, Turns(options.lock) as turns:
         write_checkpoint(Path(checkpoint), models[case.model])
         pipe = random_pipeline(Path(checkpoint), **part)
         for label, prepare, peak in systems(system, Path(checkpoint), pipe, case, options):
@@ -173,7 +187,7 @@ def work(name: str, system: str, options: argparse.Namespace) -> None:
                 line = {"case": name, "system": label, "batch": batch}
                 try:
                     run = prepare(batch)
-                    line |= timed(run, batch, options.repeats)
+                    line |= timed(run, batch, options.repeats, turns)
                 except RuntimeError as error:
                     # Most often memory, which larger batches would lack, too.
                     report({**line, "error": str(error).strip()[:300]}, options.out)
@@ -192,7 +206,11 @@ def systems(
 ) -> Iterator[tuple[str, Prepare, Callable[[], float | None]]]:
     """Name, what prepares a batch, and what tells the most memory in use so far, in GB."""
     if system == "diffusax":
-        prepare = drawing(pipe, case) if case.steps else training(pipe, case, options)
+        prepare = (
+            drawing(pipe, case, model_size(case, options))
+            if case.steps
+            else training(pipe, case, options)
+        )
         yield "diffusax", prepare, peak_memory
         return
     import gpu_torch
@@ -208,14 +226,25 @@ def systems(
         yield f"diffusers {mode}", prepare, gpu_torch.peak_memory
 
 
-def drawing(pipe: Any, case: Case) -> Prepare:
-    """A call of the pipeline."""
+def model_size(case: Case, options: argparse.Namespace) -> int:
+    """Pixels of a side of the model's images."""
+    return (TINY if options.tiny else MODELS)[case.model].size
+
+
+def drawing(pipe: Any, case: Case, size: int) -> Prepare:
+    """A call of the pipeline. size: pixels of a side, where PyTorch is not measured beside it."""
 
     def prepare(batch: int) -> Callable[[], float]:
-        arguments = call_arguments(case) | {"latents": first_latents(pipe, batch)}
+        arguments = call_arguments(case)
+        if case.torch:
+            arguments["latents"] = first_latents(pipe, batch)
+        else:
+            arguments |= {"generator": 0, "height": size, "width": size}
 
         def run() -> float:
-            images = pipe(PROMPT, num_images_per_prompt=batch, output_type="np", **arguments).images
+            images = pipe(
+                prompt=PROMPT, num_images_per_prompt=batch, output_type="np", **arguments
+            ).images
             return float(images.mean())
 
         return run
@@ -226,11 +255,23 @@ def drawing(pipe: Any, case: Case) -> Prepare:
 def training(pipe: Any, case: Case, options: argparse.Namespace) -> Prepare:
     """A training step, from cached latents and text embeddings."""
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LR, weight_decay=1e-2))
-    step = jax.jit(make_train_step(denoising_loss(pipe, options), optimizer), donate_argnums=0)
-    state = jax.jit(lambda params: initial_state(params, optimizer, 0), donate_argnums=0)(
-        {"unet": pipe.params["unet"]}
-    )
+    # As training compiles its step (training/loop/program.py): in the order in which the device's
+    # library reads, updates added up by rows on GPUs, and XLA's options for the device.
+    on_gpu = jax.default_backend() == "gpu"
+    train_step = make_train_step(denoising_loss(pipe, options), optimizer, by_rows=on_gpu)
+    create = functools.partial(initial_state, optimizer=optimizer, seed=0)
+    params = {"unet": in_order(pipe.params["unet"])}
     forget_params(pipe)
+    kept = places(jax.eval_shape(create, params))
+    state = jax.jit(create, donate_argnums=0, out_shardings=kept)(params)
+    del params
+
+    def traced(*arguments: Any) -> Any:
+        with lowering_for(lowering_platforms(None)):
+            return train_step(*arguments)
+
+    how = {"donate_argnums": 0, "out_shardings": (kept, None)}
+    step = jax.jit(traced, **how, compiler_options=compiler_options())
 
     def prepare(batch: int) -> Callable[[], float]:
         frozen, data = jax.tree.map(
@@ -247,6 +288,12 @@ def training(pipe: Any, case: Case, options: argparse.Namespace) -> Prepare:
         return run
 
     return prepare
+
+
+def places(shapes: Any) -> Any:
+    """Where arrays of these shapes lie on the first device, and in which order."""
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return tree_places(shapes, jax.tree.map(lambda _: here, shapes))
 
 
 def denoising_loss(pipe: Any, options: argparse.Namespace) -> DenoisingLoss:
@@ -276,7 +323,8 @@ def training_shapes(pipe: Any, case: Case, batch: int) -> tuple[dict[str, Any], 
 def needed(pipe: Any, case: Case, batch: int, options: argparse.Namespace) -> int:
     """The operations of what is timed."""
     if case.steps:
-        programs = call_programs(pipe, batch, **call_arguments(case))
+        size = None if case.torch else model_size(case, options)
+        programs = call_programs(pipe, batch, size=size, **call_arguments(case))
         rounds = {"denoise": case.steps}
         return sum(rounds.get(name, 1) * operations_of(p) for name, p in programs.items())
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
@@ -285,20 +333,51 @@ def needed(pipe: Any, case: Case, batch: int, options: argparse.Namespace) -> in
     return count_training_flops(denoising_loss(pipe, options), params, *shapes, keys)
 
 
-def timed(run: Callable[[], float], batch: int, repeats: int) -> dict[str, Any]:
+class Turns:
+    """Keeps the processes that share a file from doing anything while one of them is timed."""
+
+    def __init__(self, path: Path | None):
+        self._file = None if path is None else path.open("w")
+
+    def __enter__(self) -> "Turns":
+        self._take(fcntl.LOCK_SH)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._take(fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Waits until all others wait, and keeps them waiting."""
+        self._take(fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            self._take(fcntl.LOCK_SH)
+
+    def _take(self, lock: int) -> None:
+        if self._file is not None:
+            fcntl.flock(self._file, lock)
+
+
+def timed(run: Callable[[], float], batch: int, repeats: int, turns: Turns) -> dict[str, Any]:
     """The median of calls after the first, and what the first took longer."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        check = run()
-        times.append(time.perf_counter() - start)
-    seconds = statistics.median(times[1:])
+    first, check = one_call(run)
+    with turns.alone():
+        seconds = statistics.median(one_call(run)[0] for _ in range(repeats))
     return {
         "seconds": round(seconds, 5),
         "images_per_second": round(batch / seconds, 4),
-        "compile_seconds": round(times[0] - seconds, 1),
+        "compile_seconds": round(first - seconds, 1),
         "check": round(check, 4),
     }
+
+
+def one_call(run: Callable[[], float]) -> tuple[float, float]:
+    """The seconds of a call, and its check."""
+    start = time.perf_counter()
+    check = run()
+    return time.perf_counter() - start, check
 
 
 def rates(flops: int, seconds: float) -> dict[str, Any]:

@@ -25,6 +25,9 @@ class Case(NamedTuple):
     pixels: int | None = None
     """The side of training pictures; by default the model's own."""
 
+    torch: bool = True
+    """Whether gpu_torch.py knows its networks."""
+
     def side(self, pipe: Any) -> int:
         """The side of the latents."""
         own: int = pipe.unet.config.sample_size
@@ -35,6 +38,9 @@ CASES = {
     "sd2": Case("sd2", (1, 8), 20, 7.5),
     "sdxl": Case("xl", (1,), 30, 5.0),
     "sdxl-mlperf": Case("xl", (8, 16), 20, 8.0),
+    "z-image": Case("z-image", (1,), 9, 0.0, torch=False),
+    "klein": Case("klein", (1,), 4, torch=False),
+    "flux": Case("flux", (1,), 28, 3.5, torch=False),
     "train": Case("sd2", (8, 32), 0),
     "train-256": Case("sd2", (32,), 0, pixels=256),
 }

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import gpu
@@ -84,6 +85,28 @@ def test_rows_that_the_time_does_not_allow_are_named(environ, capsys):
         "sd2, diffusax: left out, the 0 seconds are over",
         "sd2, diffusax: stopped, the 10 seconds are over",
     ]
+
+
+def test_only_one_of_the_processes_that_share_a_file_is_timed(tmp_path):
+    one, other = gpu.Turns(tmp_path / "lock"), gpu.Turns(tmp_path / "lock")
+    seen = []
+
+    def work():
+        with other:
+            seen.append("works")
+            with other.alone():
+                seen.append("is timed")
+
+    thread = threading.Thread(target=work)
+    with one:
+        with one.alone():
+            thread.start()
+            time.sleep(0.1)
+            seen.append("one was timed")
+        time.sleep(0.1)
+        seen.append("one waits")
+    thread.join(timeout=10)
+    assert seen == ["one was timed", "works", "one waits", "is timed"]
 
 
 def test_a_trace_tells_what_took_most_time(tmp_path):

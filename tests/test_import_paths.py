@@ -67,12 +67,19 @@ def test_paths_give_the_same_classes():
 
 def test_a_name_that_is_not_here_says_so():
     safety = importlib.import_module("diffusax.pipelines.stable_diffusion.safety_checker")
-    with pytest.raises(ImportError, match=r"StableDiffusionSafetyChecker .*; no pipeline runs it"):
+    with pytest.raises(ImportError, match=r"StableDiffusionSafetyChecker; no pipeline runs it"):
         _ = safety.StableDiffusionSafetyChecker
     with pytest.raises(ImportError, match="cannot import name 'StableCascade'"):
         from diffusax import StableCascade  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'FooScheduler'"):
+        from diffusax.schedulers import FooScheduler  # noqa: F401
     with pytest.raises(ModuleNotFoundError, match=r"diffusax\.pipelines\.kandinsky"):
         importlib.import_module("diffusax.pipelines.kandinsky")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_name_that_others_ask_all_modules_for_is_no_error(path):
+    assert getattr(importlib.import_module(f"diffusax.{path}"), "torch", None) is None
 
 
 def test_verbosity_and_bars():

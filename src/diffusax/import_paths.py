@@ -141,10 +141,12 @@ class NamesOnly(types.ModuleType):
         try:
             found = self._find(name)
         except AttributeError:
-            # `from path import name` would hide the text of an AttributeError.
-            reason = _REASONS.get(name)
-            told = f"; {reason}" if reason else ""
-            raise ImportError(f"diffusax has no {name} for {self.__name__}{told}") from None
+            if name in _REASONS:
+                # `from path import name` would hide the text of an AttributeError.
+                raise ImportError(f"diffusax has no {name}; {_REASONS[name]}") from None
+            # torch.compile and others ask all modules for names such as "torch".
+            message = f"module {self.__name__!r} has no attribute {name!r}"
+            raise AttributeError(message) from None
         setattr(self, name, found)
         return found
 

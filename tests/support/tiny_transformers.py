@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from support.tiny import randomize
-from support.torch_families.tokenizers import (
+from support.tokenizers import (
     CLIP_TOKENS,
     QWEN_TOKENS,
     T5_TOKENS,

@@ -6,12 +6,13 @@ import transformers
 from diffusers import AudioLDM2ProjectionModel, AudioLDM2UNet2DConditionModel
 from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 
+from support.tokenizers import BYTES, t5_tokenizer
+
 from .autoencoders import autoencoder
 from .pictures import picture
 from .registry import AUDIO, OTHER, add
 from .stable_diffusion import PLAIN, ddim, unet
 from .text import t5
-from .tokenizers import BYTES, t5_tokenizer
 from .weights import network, parts, randomize, scheduler
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+from support.tokenizers import clip_tokenizer
+
 from .pictures import tensor
 from .registry import OTHER, TEXT, add
 from .text import clip_text, clip_text_projected
-from .tokenizers import clip_tokenizer
 from .weights import network, parts, randomize, scheduler
 
 

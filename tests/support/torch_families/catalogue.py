@@ -21,7 +21,8 @@ def all_pipelines() -> dict[str, Any]:
     """
     found = {}
     for name in sorted(dir(diffusers)):
-        value = getattr(diffusers, name)
+        # With onnxruntime, diffusers names classes that it no longer has.
+        value = getattr(diffusers, name, None)
         if inspect.isclass(value) and issubclass(value, diffusers.DiffusionPipeline):
             found[name] = value
     return {
@@ -36,7 +37,7 @@ def missing_pipelines() -> dict[str, str]:
     modules = {"opencv": "cv2", "onnx": "onnxruntime", "note_seq": "note_seq"}
     missing = {}
     for name in sorted(dir(diffusers)):
-        value = getattr(diffusers, name)
+        value = getattr(diffusers, name, None)
         if "Pipeline" in name and ".dummy_" in getattr(value, "__module__", ""):
             backends = [modules.get(backend, backend) for backend in value._backends]
             lacking = [b for b in backends if importlib.util.find_spec(b) is None]

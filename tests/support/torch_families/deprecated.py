@@ -5,6 +5,8 @@ from typing import Any
 import diffusers
 import torch
 
+from support.tokenizers import clip_tokenizer
+
 from .pictures import mask, picture, tensor
 from .registry import IMAGE, INPAINT, TEXT, VIDEO, add
 from .shared import REPAINT, START
@@ -12,7 +14,6 @@ from .stable_diffusion import PLAIN, SIZE, components, unet
 from .stable_diffusion_xl import PLAIN as XL
 from .stable_diffusion_xl import xl_unet
 from .text import clip_images, clip_text_projected
-from .tokenizers import clip_tokenizer
 from .weights import network, parts, randomize, scheduler
 
 add("CycleDiffusionPipeline", IMAGE, PLAIN, source_prompt="a green pear", eta=1.0, **START)

@@ -5,13 +5,14 @@ from typing import Any
 
 import diffusers
 
+from support.tokenizers import clip_tokenizer, t5_tokenizer
+
 from .autoencoders import flow_autoencoder
 from .pictures import picture
 from .registry import IMAGE, INPAINT, TEXT, add
 from .shared import CONTROLLED, REPAINT, START
 from .stable_diffusion import SIZE
 from .text import clip_text, t5
-from .tokenizers import clip_tokenizer, t5_tokenizer
 from .weights import extended, randomize
 
 FLUX = {

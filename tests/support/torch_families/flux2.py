@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from support.tokenizers import clip_tokenizer, mistral_tokenizer, qwen_tokenizer, t5_tokenizer
+
 from .areas import small_area, small_resolution
 from .autoencoders import flow_autoencoder, flux2_autoencoder, qwen_autoencoder, wan_autoencoder
 from .language_models import (
@@ -21,7 +23,6 @@ from .registry import IMAGE, INPAINT, TEXT, add
 from .shared import FLOW, REPAINT, SHIFTING
 from .stable_diffusion import SIZE
 from .text import clip_text, t5
-from .tokenizers import clip_tokenizer, mistral_tokenizer, qwen_tokenizer, t5_tokenizer
 from .weights import network, parts, scheduler
 
 FLUX2 = {

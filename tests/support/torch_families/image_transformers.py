@@ -2,6 +2,14 @@
 
 from typing import Any
 
+from support.tokenizers import (
+    bert_tokenizer,
+    clip_tokenizer,
+    llama_tokenizer,
+    qwen_tokenizer,
+    t5_tokenizer,
+)
+
 from .areas import small_sample
 from .autoencoders import autoencoder, flow_autoencoder, wan_autoencoder
 from .language_models import bert, glm, llama, qwen3, smollm3, umt5
@@ -10,13 +18,6 @@ from .registry import IMAGE, INPAINT, TEXT, add
 from .shared import FLOW, READ_T5, REPAINT, START
 from .stable_diffusion import SIZE
 from .text import clip_text_projected, t5
-from .tokenizers import (
-    bert_tokenizer,
-    clip_tokenizer,
-    llama_tokenizer,
-    qwen_tokenizer,
-    t5_tokenizer,
-)
 from .weights import network, parts, scheduler
 
 SHORT = {**SIZE, "max_sequence_length": 32}

@@ -4,13 +4,14 @@ from typing import Any
 
 from diffusers.pipelines.kandinsky.text_encoder import MCLIPConfig, MultilingualCLIP
 
+from support.tokenizers import clip_tokenizer, roberta_tokenizer, t5_tokenizer
+
 from .pictures import mask, picture, tensor, unit
 from .registry import IMAGE, INPAINT, OTHER, TEXT, add
 from .shared import PRIOR as PRIOR_NETWORK
 from .shared import START
 from .stable_diffusion import SIZE
 from .text import clip_images, clip_text_projected, clip_vision, t5
-from .tokenizers import clip_tokenizer, roberta_tokenizer, t5_tokenizer
 from .weights import network, parts, randomize, scheduler
 
 UNET = {

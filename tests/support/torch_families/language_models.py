@@ -4,7 +4,7 @@ from typing import Any
 
 import transformers
 
-from .tokenizers import (
+from support.tokenizers import (
     BERT_TOKENS,
     GEMMA_TOKENS,
     LLAMA_TOKENS,
@@ -12,6 +12,7 @@ from .tokenizers import (
     QWEN_TOKENS,
     T5_TOKENS,
 )
+
 from .weights import randomize
 
 DECODER: dict[str, Any] = {

@@ -4,6 +4,8 @@ from typing import Any
 
 import transformers
 
+from support.tokenizers import gemma_tokenizer, llama_tokenizer, qwen_tokenizer
+
 from .autoencoders import autoencoder, flow_autoencoder
 from .flux import INPUTS as FLUX_INPUTS
 from .flux import LATENTS
@@ -15,7 +17,6 @@ from .registry import IMAGE, INPAINT, TEXT, add
 from .shared import FLOW
 from .stable_diffusion import SIZE
 from .text import t5
-from .tokenizers import gemma_tokenizer, llama_tokenizer, qwen_tokenizer
 from .weights import network, parts, randomize, scheduler
 
 # Latents, masked latents and the mask of 8x8 pixels for each of the four latents of a token.

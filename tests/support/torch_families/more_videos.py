@@ -5,6 +5,14 @@ from typing import Any
 import transformers
 from diffusers.guiders import ClassifierFreeGuidance
 
+from support.tokenizers import (
+    clip_tokenizer,
+    gemma_tokenizer,
+    llama_tokenizer,
+    qwen_tokenizer,
+    t5_tokenizer,
+)
+
 from .autoencoders import wan_autoencoder
 from .flux2 import KANDINSKY5, kandinsky5
 from .language_models import LLAMA, gemma2, qwen2_5_vl, umt5
@@ -13,13 +21,6 @@ from .registry import VIDEO, add
 from .shared import FLOW
 from .stable_diffusion import PLAIN, unet
 from .text import clip_images, clip_text, clip_vision, t5
-from .tokenizers import (
-    clip_tokenizer,
-    gemma_tokenizer,
-    llama_tokenizer,
-    qwen_tokenizer,
-    t5_tokenizer,
-)
 from .videos import CLIP, FRAMES, SMALL, WAN, still
 from .weights import network, parts, randomize, scheduler
 

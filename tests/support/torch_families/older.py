@@ -12,12 +12,13 @@ from diffusers.pipelines.deprecated.vq_diffusion.pipeline_vq_diffusion import (
 )
 from diffusers.pipelines.stable_diffusion import CLIPImageProjection
 
+from support.tokenizers import clip_tokenizer, roberta_tokenizer
+
 from .pictures import picture, tensor
 from .registry import IMAGE, TEXT, add
 from .shared import START
 from .stable_diffusion import PLAIN, SIZE, ddim, unet
 from .text import clip_images, clip_text, clip_text_projected, clip_vision
-from .tokenizers import clip_tokenizer, roberta_tokenizer
 from .weights import network, parts, randomize, scheduler
 
 

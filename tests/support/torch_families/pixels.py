@@ -2,13 +2,14 @@
 
 from typing import Any
 
+from support.tokenizers import clip_tokenizer, t5_tokenizer
+
 from .autoencoders import autoencoder
 from .pictures import mask, picture
 from .registry import IMAGE, INPAINT, OTHER, TEXT, add
 from .shared import PRIOR
 from .stable_diffusion import unet
 from .text import clip_images, clip_text, clip_text_projected, clip_vision, t5
-from .tokenizers import clip_tokenizer, t5_tokenizer
 from .weights import network, parts, randomize, scheduler
 
 IF = {

@@ -1,5 +1,7 @@
 """Qwen-Image and its variants."""
 
+from support.tokenizers import qwen_tokenizer
+
 from .areas import small_area
 from .autoencoders import qwen_autoencoder
 from .language_models import qwen2_5_vl
@@ -8,7 +10,6 @@ from .processors import qwen2_processor
 from .registry import IMAGE, INPAINT, TEXT, add
 from .shared import REPAINT, START
 from .stable_diffusion import SIZE
-from .tokenizers import qwen_tokenizer
 from .weights import network, parts, scheduler
 
 QWEN = {

@@ -1,11 +1,12 @@
 """Sana, Sana Sprint and the two Luminas, which read their prompts with Gemma."""
 
+from support.tokenizers import gemma_tokenizer
+
 from .autoencoders import autoencoder, deep_compression, flow_autoencoder
 from .language_models import gemma, gemma2
 from .pictures import picture
 from .registry import IMAGE, TEXT, add
 from .shared import FLOW
-from .tokenizers import gemma_tokenizer
 from .weights import network, parts, scheduler
 
 SANA = {

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 import transformers
 
+from support.tokenizers import qwen_tokenizer
+
 from .areas import small_buckets
 from .autoencoders import autoencoder, flux2_autoencoder, wan_autoencoder
 from .image_transformers import Z_IMAGE, z_image
@@ -15,7 +17,6 @@ from .registry import IMAGE, TEXT, add
 from .shared import FLOW, SHIFTING
 from .stable_diffusion import SIZE
 from .text import t5
-from .tokenizers import qwen_tokenizer
 from .weights import network, parts, randomize
 
 READER = {"text_encoder": qwen3_vl, "tokenizer": qwen_tokenizer, "processor": qwen3_processor}

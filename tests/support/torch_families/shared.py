@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from support.tokenizers import t5_tokenizer
+
 from .pictures import mask, picture
 from .text import t5
-from .tokenizers import t5_tokenizer
 from .weights import network, scheduler
 
 # Arguments of small calls: from a picture, inside a mask, under control.

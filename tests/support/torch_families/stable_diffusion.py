@@ -6,13 +6,13 @@ from typing import Any
 import diffusers
 
 from support.tiny import UNET
+from support.tokenizers import clip_tokenizer
 
 from .autoencoders import autoencoder
 from .pictures import picture
 from .registry import IMAGE, INPAINT, TEXT, add
 from .shared import CONTROLLED, REPAINT, START
 from .text import clip_text
-from .tokenizers import clip_tokenizer
 from .weights import extended, randomize
 
 LEVELS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}

@@ -6,6 +6,7 @@ import transformers
 from diffusers.pipelines.stable_diffusion import StableUnCLIPImageNormalizer
 
 from support.tiny import UNET
+from support.tokenizers import clip_tokenizer
 
 from .autoencoders import autoencoder
 from .pictures import mask, picture, tensor
@@ -16,7 +17,6 @@ from .stable_diffusion_xl import CONTROL as XL_CONTROL
 from .stable_diffusion_xl import PLAIN as XL
 from .stable_diffusion_xl import WIDTHS
 from .text import clip_images, clip_text_projected, clip_vision
-from .tokenizers import clip_tokenizer
 from .transformers_t5 import SD3, SD3_INPUTS, pixart, sd3
 from .weights import network, parts, randomize, scheduler
 

@@ -5,13 +5,14 @@ from typing import Any
 
 import diffusers
 
+from support.tokenizers import clip_tokenizer
+
 from .autoencoders import autoencoder
 from .pictures import picture
 from .registry import IMAGE, INPAINT, TEXT, add
 from .shared import CONTROLLED, REPAINT, START
 from .stable_diffusion import LEVELS, SIZE, control_network, unet
 from .text import clip_text, clip_text_projected
-from .tokenizers import clip_tokenizer
 from .weights import extended
 
 WIDTHS = {"cross_attention_dim": 64, "projection_class_embeddings_input_dim": 32 + 6 * 8}

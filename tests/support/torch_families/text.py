@@ -13,7 +13,8 @@ from transformers import (
     T5EncoderModel,
 )
 
-from .tokenizers import CLIP_TOKENS, T5_TOKENS
+from support.tokenizers import CLIP_TOKENS, T5_TOKENS
+
 from .weights import randomize
 
 CLIP = {

@@ -5,12 +5,13 @@ from typing import Any
 
 import diffusers
 
+from support.tokenizers import clip_tokenizer, t5_tokenizer
+
 from .autoencoders import autoencoder, flow_autoencoder
 from .registry import IMAGE, INPAINT, TEXT, add
 from .shared import REPAINT, START
 from .stable_diffusion import SIZE, ddim
 from .text import clip_text_projected, t5
-from .tokenizers import clip_tokenizer, t5_tokenizer
 from .weights import extended, randomize
 
 PIXART = {

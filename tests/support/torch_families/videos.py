@@ -6,6 +6,8 @@ import torch
 from diffusers.pipelines.ltx.modeling_latent_upsampler import LTXLatentUpsamplerModel
 from diffusers.pipelines.ltx.pipeline_ltx_condition import LTXVideoCondition
 
+from support.tokenizers import t5_tokenizer
+
 from .autoencoders import autoencoder, wan_autoencoder
 from .language_models import umt5
 from .pictures import picture, unit, video
@@ -15,7 +17,6 @@ from .stable_diffusion import components as stable_diffusion
 from .stable_diffusion import control_network
 from .stable_diffusion_xl import components as xl
 from .text import clip_images, clip_vision
-from .tokenizers import t5_tokenizer
 from .weights import network, parts, randomize, scheduler
 
 DDIM = scheduler("DDIMScheduler", clip_sample=False)
