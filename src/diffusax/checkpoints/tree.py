@@ -26,7 +26,7 @@ MAX_LISTED = 15
 
 # A process may have some 65,000 maps; smaller arrays are not worth one.
 _MIN_MAPPED = 2**16
-_WEIGHTS = ("kernel", "scale", "embedding")
+_WEIGHTS = ("kernel", "scale", "centred_scale", "embedding")
 
 
 class Stored(Protocol):

@@ -24,6 +24,7 @@ from diffusax.models.transformers.configs import (
     Flux2Transformer2DConfig,
     FluxControlNetConfig,
     FluxTransformer2DConfig,
+    QwenImage21Transformer2DConfig,
     ZImageTransformer2DConfig,
 )
 from diffusax.models.unet.controlnet import ControlNetConfig
@@ -62,6 +63,7 @@ __all__ = [
     "TENSOR_RULES",
     "UNet2DConditionConfig",
     "UNet2DConfig",
+    "QwenImage21Transformer2DConfig",
     "ZImageTransformer2DConfig",
     "initialize",
 ]

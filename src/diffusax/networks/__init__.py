@@ -28,6 +28,7 @@ from diffusax.networks.transformers import (
     Flux2Transformer2DModel,
     FluxControlNetModel,
     FluxTransformer2DModel,
+    QwenImage21Transformer2DModel,
     ZImageTransformer2DModel,
 )
 from diffusax.networks.unet import (
@@ -59,6 +60,7 @@ __all__ = [
     "MultiAdapter",
     "Qwen3ForCausalLM",
     "Qwen3Model",
+    "QwenImage21Transformer2DModel",
     "T2IAdapter",
     "T5EncoderModel",
     "UNet2DConditionModel",

@@ -208,6 +208,13 @@ class Flux2Transformer2DModel(FromSingleFile, Model):
         return result(Transformer2DModelOutput(y), return_dict, hidden_states)
 
 
+class QwenImage21Transformer2DModel(FromSingleFile, Model):
+    """The transformer of Qwen-Image 2.1."""
+
+    module_class = MODELS["QwenImage21Transformer2DModel"]
+    component = "transformer"
+
+
 class ZImageTransformer2DModel(FromSingleFile, Model):
     """The transformer of Z-Image."""
 

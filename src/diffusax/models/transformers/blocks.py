@@ -38,8 +38,10 @@ TENSOR_RULES: Rules = (
 """The tensor axis splits the heads, the feed-forward's inner channels, and the modulations'."""
 
 
-def rotary_table(length: int, dim: int, theta: float, *, angle_dtype: Any = np.float32) -> Rotation:
-    """Returns the rotations of positions 0 to length - 1 along one axis, length dim/2.
+def rotary_table(
+    length: int, dim: int, theta: float, *, first: int = 0, angle_dtype: Any = np.float32
+) -> Rotation:
+    """Returns the rotations of so many positions from `first` on along one axis, length dim/2.
 
     The angles are computed in float64 on the host (Su et al. 2021, equation 15).
 
@@ -47,7 +49,8 @@ def rotary_table(length: int, dim: int, theta: float, *, angle_dtype: Any = np.f
     diffusers, or float64 as for FLUX.
     """
     frequencies = theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
-    angles = np.outer(np.arange(length, dtype=np.float64), frequencies).astype(angle_dtype)
+    positions = np.arange(first, first + length, dtype=np.float64)
+    angles = np.outer(positions, frequencies).astype(angle_dtype)
     return Rotation(*(jnp.asarray(f(angles).astype(np.float32)) for f in (np.cos, np.sin)))
 
 
@@ -57,23 +60,25 @@ def rotary_positions(
     dims: Sequence[int],
     theta: float,
     *,
+    first: int = 0,
     angle_dtype: Any = np.float32,
 ) -> Rotation:
     """Returns the rotations of tokens that have a position on each of several axes.
 
     Args:
-        positions: b t integers for each axis, below that axis's length.
+        positions: b t integers for each axis, from `first` to below `first` + that axis's length.
         lengths: the number of positions of each axis.
         dims: the channels of each axis, which follow each other in a head.
         theta: the base of the wavelengths.
+        first: the least position of all axes.
         angle_dtype: see `rotary_table`.
     """
     tables = [
-        rotary_table(n, dim, theta, angle_dtype=angle_dtype)
+        rotary_table(n, dim, theta, first=first, angle_dtype=angle_dtype)
         for n, dim in zip(lengths, dims, strict=True)
     ]
     parts = [
-        jax.tree.map(lambda x, i=index: x[i], table)
+        jax.tree.map(lambda x, i=index: x[i - first], table)
         for table, index in zip(tables, positions, strict=True)
     ]
     return jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=-1), *parts)

@@ -165,6 +165,39 @@ class Flux2Transformer2DConfig(Keyed):
         return int(self.width * self.mlp_ratio)
 
 
+@dataclasses.dataclass(frozen=True)
+class QwenImage21Transformer2DConfig(Keyed):
+    """The options of diffusers' QwenImage21Transformer2DModel, whose tokens are latents."""
+
+    class_name: ClassVar[str] = "QwenImage21Transformer2DModel"
+    # Without causal_condition the text would depend on the time.
+    fixed: ClassVar[dict[str, Any]] = {"patch_size": 1, "causal_condition": True}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    in_channels: Channels = 64
+    out_channels: Channels | None = 64
+    """None for as many as in_channels."""
+    num_layers: Blocks = 32
+    attention_head_dim: Channels = 128
+    num_attention_heads: Heads = 32
+    context_in_dim: Channels = 4096
+    """The width of the text's hidden states."""
+    mlp_ratio: Annotated[int, Meta(ge=1, le=16)] = 3
+    """The inner width of feed-forward layers, in widths of tokens."""
+    axes_dims_rope: Axes = (16, 56, 56)
+    """The channels of a head for the position in the text, the row and the column."""
+    eps: Epsilon = 1e-6
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_axes(self.axes_dims_rope, self.attention_head_dim)
+
+    @property
+    def width(self) -> int:
+        """The channels of tokens between the blocks."""
+        return self.num_attention_heads * self.attention_head_dim
+
+
 def _check_axes(dims: tuple[int, ...], head_dim: int) -> None:
     """Raises ValueError unless the axes of positions fill a head, in pairs of channels."""
     if sum(dims) != head_dim:
