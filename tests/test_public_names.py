@@ -14,8 +14,8 @@ from support.repository import ROOT
 NAMES = {
     "diffusax": """
         AsymmetricAutoencoderKL AutoModel AutoPipelineForImage2Image AutoPipelineForInpainting
-        AutoPipelineForText2Image AutoencoderKL AutoencoderKLFlux2 AutoencoderTiny
-        CLIPImageProcessor CLIPModel CLIPTextModel CLIPTextModelWithProjection CLIPTokenizer
+        AutoPipelineForText2Image AutoencoderKL AutoencoderKLFlux2
+        AutoencoderKLQwenImage AutoencoderTiny CLIPImageProcessor CLIPModel CLIPTextModel CLIPTextModelWithProjection CLIPTokenizer
         CLIPVisionModel CLIPVisionModelWithProjection ControlNetModel DDIMPipeline
         DDIMScheduler DDPMPipeline DDPMScheduler DEISMultistepScheduler
         DPMSolverMultistepScheduler DPMSolverSDEScheduler DPMSolverSinglestepScheduler
@@ -98,7 +98,8 @@ NAMES = {
     """,
     "diffusax.models": """
         AsymmetricAutoencoderKL AsymmetricAutoencoderKLConfig AutoencoderKL
-        AutoencoderKLConfig AutoencoderKLFlux2 AutoencoderKLFlux2Config AutoencoderTiny
+        AutoencoderKLConfig AutoencoderKLFlux2 AutoencoderKLFlux2Config
+        AutoencoderKLQwenImage AutoencoderKLQwenImageConfig AutoencoderTiny
         AutoencoderTinyConfig CLIPConfig CLIPModel CLIPTextConfig CLIPTextModel
         CLIPTextModelWithProjection CLIPVisionConfig CLIPVisionModel
         CLIPVisionModelWithProjection ControlNetConfig ControlNetModel

@@ -36,6 +36,7 @@ CONFIGS = {
     "AsymmetricAutoencoderKL": tiny.ASYMMETRIC,
     "AutoencoderKL": tiny.VAE,
     "AutoencoderKLFlux2": tiny_transformers.KLEIN_VAE,
+    "AutoencoderKLQwenImage": tiny_transformers.QWEN_IMAGE_VAE,
     "AutoencoderTiny": {},
     "CLIPModel": {"text_config": tiny.TEXT, "vision_config": VISION, "projection_dim": 16},
     "CLIPTextModel": tiny.TEXT,

@@ -25,6 +25,7 @@ from support.tiny import (
 from support.tiny_transformers import FLUX as FLUX
 from support.tiny_transformers import KLEIN as FLUX2
 from support.tiny_transformers import KLEIN_VAE as VAE_FLUX2
+from support.tiny_transformers import QWEN_IMAGE_VAE
 from support.tiny_transformers import Z_IMAGE as Z_IMAGE
 from support.tiny_unconditional import UNET as UNET_2D
 
@@ -120,6 +121,7 @@ FORWARD = {
     "AsymmetricAutoencoderKL": (ASYMMETRIC, (MAP,), {"method": "decode"}),
     "AutoencoderTiny": ({}, (MAP,), {"method": "decode"}),
     "AutoencoderKLFlux2": (VAE_FLUX2, (zeros(2, 16, 16, 3),), {"method": "encode"}),
+    "AutoencoderKLQwenImage": (QWEN_IMAGE_VAE, (zeros(2, 16, 16, 3),), {"method": "encode"}),
     "CLIPTextModel": (TEXT, (IDS,), {}),
     "CLIPVisionModel": (VISION, (zeros(2, 32, 32, 3),), {}),
     "Qwen3Model": (LANGUAGE, (IDS, LENGTHS), {}),

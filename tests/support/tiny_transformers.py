@@ -417,3 +417,19 @@ def z_image_pipeline(folder: Any, **scheduler: Any) -> Any:
     pipe.set_progress_bar_config(disable=True)
     pipe.save_pretrained(folder)
     return pipe
+
+
+QWEN_IMAGE_VAE: dict[str, Any] = {
+    "base_dim": 8,
+    "z_dim": 4,
+    "dim_mult": [1, 1, 2, 2],
+    "num_res_blocks": 1,
+    "latents_mean": [0.1, -0.3, 0.2, 0.0],
+    "latents_std": [1.3, 0.8, 1.1, 0.6],
+}
+
+
+def qwen_image_autoencoder(seed: int = 1, **changes: Any) -> Any:
+    """An autoencoder of videos."""
+    vae = diffusers.AutoencoderKLQwenImage(**{**QWEN_IMAGE_VAE, **changes})
+    return randomize(vae, seed).requires_grad_(False)

@@ -10,6 +10,7 @@ from typing import Any
 from diffusax.models.autoencoders.asymmetric import AsymmetricAutoencoderKLConfig
 from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2Config
 from diffusax.models.autoencoders.kl import AutoencoderKLConfig
+from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImageConfig
 from diffusax.models.autoencoders.tiny import AutoencoderTinyConfig
 from diffusax.models.encoders.configs import (
     CLIPConfig,
@@ -45,6 +46,7 @@ __all__ = [
     "AsymmetricAutoencoderKLConfig",
     "AutoencoderKLConfig",
     "AutoencoderKLFlux2Config",
+    "AutoencoderKLQwenImageConfig",
     "AutoencoderTinyConfig",
     "CLIPConfig",
     "CLIPTextConfig",

@@ -229,8 +229,8 @@ def initialize_params(
     return fill(shapes, [draw(path, leaf) for path, leaf in ordered_leaves(shapes)])
 
 
-_ONES = ("scale", "running_var")
-_ZEROS = ("bias", "centred_scale", "running_mean")
+_ONES = ("scale", "gamma", "running_var")
+_ZEROS = ("bias", "centred_scale", "scale_shift_table", "running_mean")
 """The names of parameters that start as ones and as zeros."""
 
 

@@ -5,6 +5,7 @@ from flax import nnx
 from diffusax.models.autoencoders.asymmetric import AsymmetricAutoencoderKL
 from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2
 from diffusax.models.autoencoders.kl import AutoencoderKL
+from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImage
 from diffusax.models.autoencoders.tiny import AutoencoderTiny
 from diffusax.models.encoders.clip import CLIPTextModel, CLIPTextModelWithProjection
 from diffusax.models.encoders.clip_vision import (
@@ -31,6 +32,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         AsymmetricAutoencoderKL,
         AutoencoderKL,
         AutoencoderKLFlux2,
+        AutoencoderKLQwenImage,
         AutoencoderTiny,
         CLIPModel,
         CLIPTextModel,

@@ -10,6 +10,7 @@ from diffusax.networks.autoencoders import (
     AsymmetricAutoencoderKL,
     AutoencoderKL,
     AutoencoderKLFlux2,
+    AutoencoderKLQwenImage,
     AutoencoderTiny,
 )
 from diffusax.networks.encoders import (
@@ -47,6 +48,7 @@ __all__ = [
     "AutoModel",
     "AutoencoderKL",
     "AutoencoderKLFlux2",
+    "AutoencoderKLQwenImage",
     "AutoencoderTiny",
     "CLIPModel",
     "CLIPTextModel",

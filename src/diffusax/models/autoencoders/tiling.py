@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 OVERLAP = 0.25
-TILED_ENCODERS = ("AutoencoderKL", "AutoencoderKLFlux2")
+TILED_ENCODERS = ("AutoencoderKL", "AutoencoderKLFlux2", "AutoencoderKLQwenImage")
 """The autoencoders that encode in tiles, too, in diffusers."""
 _SIDE = 512
 
