@@ -53,6 +53,8 @@ CONFIGS = {
     "T5EncoderModel": tiny_language.T5,
     "UNet2DConditionModel": tiny.UNET["sd1"],
     "UNet2DModel": tiny_unconditional.UNET,
+    "AutoencoderKLQwenImage21": tiny_transformers.QWEN_IMAGE21_VAE,
+    "QwenImage21Transformer2DModel": tiny_transformers.QWEN_IMAGE21,
     "ZImageTransformer2DModel": tiny_transformers.Z_IMAGE,
 }
 

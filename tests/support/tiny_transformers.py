@@ -433,3 +433,42 @@ def qwen_image_autoencoder(seed: int = 1, **changes: Any) -> Any:
     """An autoencoder of videos."""
     vae = diffusers.AutoencoderKLQwenImage(**{**QWEN_IMAGE_VAE, **changes})
     return randomize(vae, seed).requires_grad_(False)
+
+
+QWEN_IMAGE21_VAE: dict[str, Any] = {
+    "base_dim": 4,
+    "decoder_base_dim": 6,
+    "z_dim": 6,
+    "dim_mult": [1, 2, 4, 4],
+    "num_res_blocks": 2,
+    "temperal_downsample": [False, True, True],
+    "scale_factor_spatial": 8,
+    "latents_mean": [0.1, -0.3, 0.2, 0.0, 0.5, -0.4],
+    "latents_std": [1.3, 0.8, 1.1, 0.6, 1.7, 0.9],
+}
+
+
+def qwen_image21_autoencoder(seed: int = 1, **changes: Any) -> Any:
+    """An autoencoder of images with an opacity."""
+    vae = diffusers.AutoencoderKLQwenImage21(**{**QWEN_IMAGE21_VAE, **changes})
+    return randomize(vae, seed).requires_grad_(False)
+
+
+QWEN_IMAGE21: dict[str, Any] = {
+    "in_channels": 6,
+    "out_channels": 6,
+    "num_layers": 3,
+    "attention_head_dim": 12,
+    "num_attention_heads": 2,
+    "context_in_dim": 20,
+    "mlp_ratio": 3,
+    "axes_dims_rope": (4, 2, 6),
+}
+
+
+def qwen_image21_transformer(seed: int = 0, **changes: Any) -> Any:
+    """A transformer of PyTorch, whose norm of the text multiplies by one and the weight."""
+    network = diffusers.QwenImage21Transformer2DModel(**{**QWEN_IMAGE21, **changes})
+    network = randomize(network, seed).requires_grad_(False)
+    network.txt_in.text_norm.weight -= 1
+    return network

@@ -11,6 +11,7 @@ from diffusax.models.autoencoders.asymmetric import AsymmetricAutoencoderKLConfi
 from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2Config
 from diffusax.models.autoencoders.kl import AutoencoderKLConfig
 from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImageConfig
+from diffusax.models.autoencoders.qwen_image21 import AutoencoderKLQwenImage21Config
 from diffusax.models.autoencoders.tiny import AutoencoderTinyConfig
 from diffusax.models.encoders.configs import (
     CLIPConfig,
@@ -46,6 +47,7 @@ __all__ = [
     "AsymmetricAutoencoderKLConfig",
     "AutoencoderKLConfig",
     "AutoencoderKLFlux2Config",
+    "AutoencoderKLQwenImage21Config",
     "AutoencoderKLQwenImageConfig",
     "AutoencoderTinyConfig",
     "CLIPConfig",

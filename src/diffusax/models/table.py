@@ -6,6 +6,7 @@ from diffusax.models.autoencoders.asymmetric import AsymmetricAutoencoderKL
 from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2
 from diffusax.models.autoencoders.kl import AutoencoderKL
 from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImage
+from diffusax.models.autoencoders.qwen_image21 import AutoencoderKLQwenImage21
 from diffusax.models.autoencoders.tiny import AutoencoderTiny
 from diffusax.models.encoders.clip import CLIPTextModel, CLIPTextModelWithProjection
 from diffusax.models.encoders.clip_vision import (
@@ -33,6 +34,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         AutoencoderKL,
         AutoencoderKLFlux2,
         AutoencoderKLQwenImage,
+        AutoencoderKLQwenImage21,
         AutoencoderTiny,
         CLIPModel,
         CLIPTextModel,

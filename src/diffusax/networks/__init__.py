@@ -11,6 +11,7 @@ from diffusax.networks.autoencoders import (
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
     AutoencoderTiny,
 )
 from diffusax.networks.encoders import (
@@ -49,6 +50,7 @@ __all__ = [
     "AutoencoderKL",
     "AutoencoderKLFlux2",
     "AutoencoderKLQwenImage",
+    "AutoencoderKLQwenImage21",
     "AutoencoderTiny",
     "CLIPModel",
     "CLIPTextModel",

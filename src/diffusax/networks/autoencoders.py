@@ -1,6 +1,6 @@
 """Autoencoders, called as in diffusers."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -95,6 +95,8 @@ class AutoencoderKLQwenImage(_Autoencoder):
     """
 
     module_class = MODELS["AutoencoderKLQwenImage"]
+    clips_tiles: ClassVar[bool] = False
+    """Whether diffusers clips images that are decoded in tiles, too."""
 
     def encode(self, x: Any, return_dict: bool = True) -> Any:
         """Encodes images: `.latent_dist`, of latents b z 1 h w; see `AutoencoderKL.encode`.
@@ -126,8 +128,8 @@ class AutoencoderKLQwenImage(_Autoencoder):
             ValueError: z has another shape, or more than one frame.
         """
         images = super().decode(_of_one_frame("z", z)).sample
-        # As in diffusers, where images in tiles are not clipped.
-        in_range = images if self.tiling else images.clip(-1, 1)
+        whole = not self.tiling
+        in_range = images.clip(-1, 1) if whole or self.clips_tiles else images
         output = DecoderOutput(in_range[:, :, None])
         return output if return_dict else output.to_tuple()
 
@@ -223,6 +225,13 @@ class AutoencoderTiny(Model):
         pixels = take_map("sample", sample, self.config.in_channels)
         y = self.run(pixels, channels_first=True)
         return result(DecoderOutput(y), return_dict, sample)
+
+
+class AutoencoderKLQwenImage21(AutoencoderKLQwenImage):
+    """The autoencoder of Qwen-Image 2.1, for images with an opacity: b 4 1 H W."""
+
+    module_class = MODELS["AutoencoderKLQwenImage21"]
+    clips_tiles = True
 
 
 def _of_one_frame(name: str, value: Any) -> Any:

@@ -214,6 +214,66 @@ class QwenImage21Transformer2DModel(FromSingleFile, Model):
     module_class = MODELS["QwenImage21Transformer2DModel"]
     component = "transformer"
 
+    def __call__(
+        self,
+        hidden_states: Any,
+        encoder_hidden_states: Any,
+        timestep: Any,
+        img_shapes: Sequence[Sequence[tuple[int, int, int]]],
+        img_mask: Any,
+        encoder_hidden_states_mask: Any = None,
+        attention_kwargs: None = None,
+        kv_cache: None = None,
+        kv_cache_mode: None = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Predicts the velocity from images to noise: `.sample`, b t c, of the last image alone.
+
+        Prompts of different lengths are predicted as each would be by itself; in diffusers the
+        image's position depends on the longest of them.
+
+        Args:
+            hidden_states: the tokens of images to look at and of the image, b t c.
+            encoder_hidden_states: the language model's hidden states, b s d.
+            timestep: the times, from 1 for noise to 0 for images, one number or b.
+            img_shapes: for each row 1, rows and columns of each image's tokens, the same for all.
+            img_mask: which hidden states are places of images, and a place for each four tokens of
+                the image behind them, b s', the same for all.
+            encoder_hidden_states_mask: which hidden states are no padding, which comes last, b s;
+                by default all.
+            attention_kwargs: None; the weights of LoRAs are an argument of pipelines.
+            kv_cache: None, because keys are not kept between calls here; see the method "prefix"
+                of `network.module`.
+            kv_cache_mode: None, likewise.
+            return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
+
+        Raises:
+            ValueError: an argument has another shape or value.
+        """
+        check_absent(attention_kwargs or None, _ADAPTERS)
+        check_absent(
+            kv_cache or kv_cache_mode or None,
+            "kv_cache and kv_cache_mode must be left out: keys are not kept between calls",
+        )
+        x, context = as_array(hidden_states), as_array(encoder_hidden_states)
+        check_rows("encoder_hidden_states", context, len(x))
+        *looked_at, (_, h, w) = img_shapes[0]
+        places = as_numpy(img_mask)[0, : context.shape[1]].astype(bool)
+        texts = _texts_before(places, [rows * columns // 4 for _, rows, columns in looked_at])
+        references, begin = list[Any](), 0
+        for (start, end), (_, rows, columns) in zip(texts, looked_at):
+            tokens = x[:, begin : begin + rows * columns]
+            references.append((context[:, start:end], tokens.reshape(len(x), rows, columns, -1)))
+            begin += rows * columns
+        start, end = texts[-1]
+        lengths = np.full(len(x), end - start, np.int32)
+        if encoder_hidden_states_mask is not None:
+            lengths = as_numpy(encoder_hidden_states_mask)[:, start:end].astype(np.int32).sum(1)
+        image = x[:, begin:].reshape(len(x), h, w, -1)
+        given = image, spread("timestep", timestep, len(x)), context[:, start:end], lengths
+        y = self.run(*given, references=tuple(references)).reshape(len(x), h * w, -1)
+        return result(Transformer2DModelOutput(y), return_dict, hidden_states)
+
 
 class ZImageTransformer2DModel(FromSingleFile, Model):
     """The transformer of Z-Image."""
@@ -268,6 +328,19 @@ class ZImageTransformer2DModel(FromSingleFile, Model):
         y = self.run(latents.transpose(0, 2, 3, 1), times, captions, lengths)
         sample = list(y.transpose(0, 3, 1, 2)[:, :, None])
         return result(Transformer2DModelOutput(sample), return_dict, *x)
+
+
+def _texts_before(places: np.ndarray, counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns where the text before each image begins and ends, and that behind the last one.
+
+    places: which tokens are places of images. counts: how many of them each image has.
+    """
+    found, start = list[tuple[int, int]](), 0
+    for count in counts:
+        end = start + int(places[start:].argmax())
+        found.append((start, end))
+        start = end + count
+    return [*found, (start, len(places))]
 
 
 def _latents(x: Sequence[Any], channels: int) -> np.ndarray:

@@ -2,37 +2,17 @@
 
 import dataclasses
 import math
-from typing import Any
 
 import diffusers
 import jax
 import numpy as np
 import pytest
 import torch
-from support.tiny import randomize
+from support.tiny_transformers import qwen_image21_transformer as transformer
 from support.torch_params import assert_close
 
 from diffusax.models.network import cast_params
 from diffusax.networks import Model, load_network
-
-CONFIG: dict[str, Any] = {
-    "in_channels": 6,
-    "out_channels": 6,
-    "num_layers": 3,
-    "attention_head_dim": 12,
-    "num_attention_heads": 2,
-    "context_in_dim": 20,
-    "mlp_ratio": 3,
-    "axes_dims_rope": (4, 2, 6),
-}
-
-
-def transformer() -> Any:
-    """A transformer of PyTorch, whose norm of the text is around 1 + 0."""
-    network = randomize(diffusers.QwenImage21Transformer2DModel(**CONFIG)).requires_grad_(False)
-    norm = network.txt_in.text_norm
-    norm.weight.data -= 1
-    return network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +49,8 @@ def upstream(network, given: Inputs, dtype=torch.float32) -> np.ndarray:
     return np.concatenate([_alone(network, given, i, dtype) for i in range(len(given.x))])
 
 
-def _alone(network, given: Inputs, i: int, dtype) -> np.ndarray:
+def arguments(given: Inputs, i: int, dtype=torch.float32) -> tuple:
+    """What diffusers' network is called with for one image."""
     hidden, mask, shapes, tokens = [], [], [], []
     for text, latents in given.before:
         h, w, c = latents[i].shape
@@ -82,13 +63,18 @@ def _alone(network, given: Inputs, i: int, dtype) -> np.ndarray:
     h, w, c = given.x[i].shape
     mask += [False] * len(own) + [True] * (h * w // 4)
     joined = np.concatenate([*tokens, given.x[i].reshape(-1, c)])
-    y = network(
+    return (
         torch.tensor(joined[None], dtype=dtype),
         torch.tensor(np.concatenate([*hidden, own])[None], dtype=dtype),
         torch.tensor(given.times[i : i + 1], dtype=dtype),
         [[*shapes, (1, h, w)]],
         torch.tensor([mask]),
-    ).sample
+    )
+
+
+def _alone(network, given: Inputs, i: int, dtype) -> np.ndarray:
+    h, w, c = given.x[i].shape
+    y = network(*arguments(given, i, dtype)).sample
     return y[:, -h * w :].float().numpy().reshape(1, h, w, c)
 
 
@@ -164,6 +150,19 @@ def test_bfloat16_is_as_near_to_float32_as_pytorch_is(both):
     cast = Model(model.network, cast_params(model.params, "bfloat16"))
     ours = np.abs(predict(cast, given) - exact)
     assert 0 < ours.mean() < 1.2 * theirs.mean()
+
+
+@pytest.mark.parametrize("looked_at", LOOKED_AT)
+def test_called_as_in_diffusers(both, looked_at):
+    network, model = both
+    given = inputs((9, 5), looked_at=looked_at)
+    for i in range(2):
+        call = arguments(given, i)
+        expected = network(*call).sample[:, -24:]
+        found = model(*call).sample
+        assert_close(found.numpy(), expected.numpy())
+        masked = model(*call, encoder_hidden_states_mask=torch.ones(call[1].shape[:2]))
+        assert_close(masked.sample.numpy(), expected.numpy())
 
 
 def test_too_many_positions_are_refused(both):

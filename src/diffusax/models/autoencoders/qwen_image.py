@@ -70,18 +70,7 @@ class AutoencoderKLQwenImageConfig(Keyed):
     latents_std: tuple[Positive, ...] = _STD
 
     def __post_init__(self) -> None:
-        check_types(self)
-        if len(self.temperal_downsample) != len(self.dim_mult) - 1:
-            raise ValueError(
-                "temperal_downsample must have one entry for each level of dim_mult but the last "
-                f"(got {len(self.temperal_downsample)} for {len(self.dim_mult)} levels)"
-            )
-        for name in ("latents_mean", "latents_std"):
-            if len(getattr(self, name)) != self.z_dim:
-                raise ValueError(
-                    f"{name} must have one entry per latent channel (got "
-                    f"{len(getattr(self, name))} for z_dim={self.z_dim})"
-                )
+        check_levels(self)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -104,6 +93,22 @@ class AutoencoderKLQwenImageConfig(Keyed):
     def downsampling(self) -> int:
         """The number of pixels per latent in each direction."""
         return 2 ** (len(self.dim_mult) - 1)
+
+
+def check_levels(config: Any) -> None:
+    """Raises ValueError where the options of an autoencoder of videos do not fit each other."""
+    check_types(config)
+    if len(config.temperal_downsample) != len(config.dim_mult) - 1:
+        raise ValueError(
+            "temperal_downsample must have one entry for each level of dim_mult but the last "
+            f"(got {len(config.temperal_downsample)} for {len(config.dim_mult)} levels)"
+        )
+    for name in ("latents_mean", "latents_std"):
+        if len(getattr(config, name)) != config.z_dim:
+            raise ValueError(
+                f"{name} must have one entry per latent channel (got "
+                f"{len(getattr(config, name))} for z_dim={config.z_dim})"
+            )
 
 
 class FrameConv(nnx.Module):
@@ -138,14 +143,17 @@ class ChannelNorm(nnx.Module):
 
 
 class ResidualBlock(nnx.Module):
-    """Two convolutions, each after a norm and SiLU, added to x: b h w c -> b h w d."""
+    """Two convolutions, each after a norm and SiLU, added to x: b h w c -> b h w d.
 
-    def __init__(self, c: int, d: int, *, rngs: nnx.Rngs):
+    conv: the class of its convolutions.
+    """
+
+    def __init__(self, c: int, d: int, *, conv: Any = FrameConv, rngs: nnx.Rngs):
         self.norm1 = ChannelNorm(c, 3, rngs=rngs)
-        self.conv1 = FrameConv(c, d, 3, rngs=rngs)
+        self.conv1 = conv(c, d, 3, rngs=rngs)
         self.norm2 = ChannelNorm(d, 3, rngs=rngs)
-        self.conv2 = FrameConv(d, d, 3, rngs=rngs)
-        self.conv_shortcut = FrameConv(c, d, 1, rngs=rngs) if c != d else None
+        self.conv2 = conv(d, d, 3, rngs=rngs)
+        self.conv_shortcut = conv(c, d, 1, rngs=rngs) if c != d else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         h = self.conv1(silu(self.norm1(x)))
@@ -171,11 +179,12 @@ class AttentionBlock(nnx.Module):
 class TimeConv(nnx.Module):
     """The parameters of a convolution over frames alone, which videos after their first meet.
 
-    They are kept as the checkpoint has them, and play no part in images.
+    They are kept as the checkpoint has them, and play no part in images. size: the last axes of
+    the kernel in checkpoints.
     """
 
-    def __init__(self, c: int, d: int, *, rngs: nnx.Rngs):
-        make, shape = rngs.params, (d, c, 3, 1, 1)
+    def __init__(self, c: int, d: int, size: tuple[int, ...] = (3, 1, 1), *, rngs: nnx.Rngs):
+        make, shape = rngs.params, (d, c, *size)
         self.weight = nnx.Param(shaped(lecun_normal())(make(), shape, jnp.float32))
         self.bias = nnx.Param(shaped(zeros)(make(), (d,), jnp.float32))
 
@@ -206,10 +215,13 @@ class Upsample(nnx.Module):
 
 
 class MidBlock(nnx.Module):
-    """A residual block, attention and a residual block. x: b h w c -> b h w c."""
+    """A residual block, attention and a residual block. x: b h w c -> b h w c.
 
-    def __init__(self, c: int, *, rngs: nnx.Rngs):
-        self.resnets = nnx.List([ResidualBlock(c, c, rngs=rngs) for _ in range(2)])
+    conv: the class of the residual blocks' convolutions.
+    """
+
+    def __init__(self, c: int, *, conv: Any = FrameConv, rngs: nnx.Rngs):
+        self.resnets = nnx.List([ResidualBlock(c, c, conv=conv, rngs=rngs) for _ in range(2)])
         self.attentions = nnx.List([AttentionBlock(c, rngs=rngs)])
 
     def __call__(self, x: jax.Array) -> jax.Array:
