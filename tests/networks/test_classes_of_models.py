@@ -47,6 +47,7 @@ CONFIGS = {
     "Flux2Transformer2DModel": tiny_transformers.KLEIN,
     "FluxControlNetModel": {**tiny_transformers.FLUX, "num_layers": 1, "num_single_layers": 1},
     "FluxTransformer2DModel": tiny_transformers.FLUX,
+    "Krea2Transformer2DModel": tiny_transformers.KREA2,
     "Qwen3ForCausalLM": tiny_language.QWEN3,
     "Qwen3Model": tiny_language.QWEN3,
     "T2IAdapter": tiny.T2I_ADAPTER["sd"],

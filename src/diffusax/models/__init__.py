@@ -25,6 +25,7 @@ from diffusax.models.transformers.configs import (
     Flux2Transformer2DConfig,
     FluxControlNetConfig,
     FluxTransformer2DConfig,
+    Krea2Transformer2DConfig,
     ZImageTransformer2DConfig,
 )
 from diffusax.models.unet.controlnet import ControlNetConfig
@@ -54,6 +55,7 @@ __all__ = [
     "Flux2Transformer2DConfig",
     "FluxControlNetConfig",
     "FluxTransformer2DConfig",
+    "Krea2Transformer2DConfig",
     "MODELS",
     "Model",
     "Network",

@@ -18,6 +18,7 @@ from diffusax.models.encoders.t5 import T5EncoderModel
 from diffusax.models.transformers.flux import FluxTransformer2DModel
 from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
 from diffusax.models.transformers.flux_controlnet import FluxControlNetModel
+from diffusax.models.transformers.krea2 import Krea2Transformer2DModel
 from diffusax.models.transformers.z_image import ZImageTransformer2DModel
 from diffusax.models.unet.controlnet import ControlNetModel
 from diffusax.models.unet.t2i_adapter import T2IAdapter
@@ -42,6 +43,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         FluxControlNetModel,
         Flux2Transformer2DModel,
         FluxTransformer2DModel,
+        Krea2Transformer2DModel,
         Qwen3ForCausalLM,
         Qwen3Model,
         T2IAdapter,

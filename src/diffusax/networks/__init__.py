@@ -29,6 +29,7 @@ from diffusax.networks.transformers import (
     Flux2Transformer2DModel,
     FluxControlNetModel,
     FluxTransformer2DModel,
+    Krea2Transformer2DModel,
     ZImageTransformer2DModel,
 )
 from diffusax.networks.unet import (
@@ -58,6 +59,7 @@ __all__ = [
     "Flux2Transformer2DModel",
     "FluxControlNetModel",
     "FluxTransformer2DModel",
+    "Krea2Transformer2DModel",
     "MultiAdapter",
     "Qwen3ForCausalLM",
     "Qwen3Model",
