@@ -435,6 +435,101 @@ def qwen_image_autoencoder(seed: int = 1, **changes: Any) -> Any:
     return randomize(vae, seed).requires_grad_(False)
 
 
+KREA2: dict[str, Any] = {
+    "in_channels": 16,
+    "num_layers": 2,
+    "attention_head_dim": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "timestep_embed_dim": 32,
+    "text_hidden_dim": 24,
+    "num_text_layers": 3,
+    "text_num_attention_heads": 4,
+    "text_num_key_value_heads": 2,
+    "text_intermediate_size": 32,
+    "num_layerwise_text_blocks": 2,
+    "num_refiner_text_blocks": 2,
+    "axes_dims_rope": (4, 2, 6),
+}
+
+
+def krea2_transformer(seed: int = 0, **changes: Any) -> Any:
+    """A transformer whose norms, which multiply by one more than their weights, are near one."""
+    network = randomize(diffusers.Krea2Transformer2DModel(**{**KREA2, **changes}), seed)
+    for name, parameter in network.named_parameters():
+        if "norm" in name:
+            parameter.data -= 1
+        elif name.endswith("scale_shift_table"):
+            parameter.data *= 0.3
+    return network.requires_grad_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Krea2Inputs:
+    """Latents b h w c, times b, and texts of different lengths, s l d each."""
+
+    latents: np.ndarray
+    times: np.ndarray
+    texts: list[np.ndarray]
+
+    @property
+    def padded(self) -> tuple[np.ndarray, np.ndarray]:
+        """The texts b s l d, with padding after them that must change nothing; their lengths, b."""
+        longest = max(map(len, self.texts)) + 5
+        axes = (0, 0), (0, 0)
+        filled = [np.pad(x, ((0, longest - len(x)), *axes), "edge") for x in self.texts]
+        return np.stack(filled), np.array(list(map(len, self.texts)), np.int32)
+
+    @property
+    def padded_inside(self) -> tuple[np.ndarray, np.ndarray]:
+        """The texts b s l d, with padding before their last tokens; which tokens are none, b s."""
+        longest = max(map(len, self.texts)) + 4
+        text = np.full((len(self.texts), longest, *self.texts[0].shape[1:]), 7, np.float32)
+        mask = np.zeros((len(self.texts), longest), bool)
+        for i, own in enumerate(self.texts):
+            first = len(own) - 2
+            text[i, :first], text[i, -2:] = own[:first], own[first:]
+            mask[i, :first], mask[i, -2:] = True, True
+        return text, mask
+
+    def arguments(self, dtype: Any = torch.float32) -> dict[str, Any]:
+        """The arguments of diffusers' call, whose text has its padding inside."""
+        b, h, w, c = self.latents.shape
+        maps = torch.tensor(self.latents.transpose(0, 3, 1, 2))
+        tokens = maps.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5)
+        text, mask = self.padded_inside
+        return {
+            "hidden_states": tokens.reshape(b, (h // 2) * (w // 2), 4 * c).to(dtype),
+            "encoder_hidden_states": torch.tensor(text, dtype=dtype),
+            "timestep": torch.tensor(self.times, dtype=dtype),
+            "position_ids": diffusers.Krea2Pipeline.prepare_position_ids(
+                text.shape[1], h // 2, w // 2, torch.device("cpu")
+            ),
+            "encoder_attention_mask": torch.tensor(mask),
+        }
+
+
+def krea2_inputs(lengths: tuple[int, ...], size: tuple[int, int] = (6, 10)) -> Krea2Inputs:
+    """Random inputs for the network, one image for each length."""
+    rng = np.random.default_rng(3)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    times = np.linspace(0.3, 0.9, len(lengths), dtype=np.float32)
+    return Krea2Inputs(normal(len(lengths), *size, 4), times, [normal(n, 3, 24) for n in lengths])
+
+
+def upstream_krea2(network: Any, given: Krea2Inputs, dtype: Any = torch.float32) -> np.ndarray:
+    """PyTorch's prediction, b h w c."""
+    with torch.no_grad():
+        y = network(**given.arguments(dtype)).sample.float().numpy()
+    b, h, w, c = given.latents.shape
+    maps = y.reshape(b, h // 2, w // 2, c, 2, 2).transpose(0, 1, 4, 2, 5, 3)
+    return maps.reshape(b, h, w, c)
+
+
 QWEN_IMAGE21_VAE: dict[str, Any] = {
     "base_dim": 4,
     "decoder_base_dim": 6,

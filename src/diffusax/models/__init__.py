@@ -20,12 +20,14 @@ from diffusax.models.encoders.configs import (
     Qwen3Config,
     T5Config,
 )
+from diffusax.models.encoders.qwen3_vl_configs import Qwen3VLConfig, Qwen3VLTextConfig
 from diffusax.models.network import Network, Params
 from diffusax.models.table import MODELS, TENSOR_RULES
 from diffusax.models.transformers.configs import (
     Flux2Transformer2DConfig,
     FluxControlNetConfig,
     FluxTransformer2DConfig,
+    Krea2Transformer2DConfig,
     QwenImage21Transformer2DConfig,
     ZImageTransformer2DConfig,
 )
@@ -57,11 +59,14 @@ __all__ = [
     "Flux2Transformer2DConfig",
     "FluxControlNetConfig",
     "FluxTransformer2DConfig",
+    "Krea2Transformer2DConfig",
     "MODELS",
     "Model",
     "Network",
     "Params",
     "Qwen3Config",
+    "Qwen3VLConfig",
+    "Qwen3VLTextConfig",
     "T2IAdapterConfig",
     "T5Config",
     "TENSOR_RULES",

@@ -15,10 +15,16 @@ from diffusax.models.encoders.clip_vision import (
     CLIPVisionModelWithProjection,
 )
 from diffusax.models.encoders.qwen3 import Qwen3ForCausalLM, Qwen3Model
+from diffusax.models.encoders.qwen3_vl import (
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLModel,
+    Qwen3VLTextModel,
+)
 from diffusax.models.encoders.t5 import T5EncoderModel
 from diffusax.models.transformers.flux import FluxTransformer2DModel
 from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
 from diffusax.models.transformers.flux_controlnet import FluxControlNetModel
+from diffusax.models.transformers.krea2 import Krea2Transformer2DModel
 from diffusax.models.transformers.qwen_image21 import QwenImage21Transformer2DModel
 from diffusax.models.transformers.z_image import ZImageTransformer2DModel
 from diffusax.models.unet.controlnet import ControlNetModel
@@ -46,8 +52,12 @@ MODELS: dict[str, type[nnx.Module]] = {
         Flux2Transformer2DModel,
         FluxTransformer2DModel,
         QwenImage21Transformer2DModel,
+        Krea2Transformer2DModel,
         Qwen3ForCausalLM,
         Qwen3Model,
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLModel,
+        Qwen3VLTextModel,
         T2IAdapter,
         T5EncoderModel,
         UNet2DConditionModel,

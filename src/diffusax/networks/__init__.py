@@ -20,8 +20,13 @@ from diffusax.networks.encoders import (
     CLIPTextModelWithProjection,
     CLIPVisionModel,
     CLIPVisionModelWithProjection,
+)
+from diffusax.networks.language_models import (
     Qwen3ForCausalLM,
     Qwen3Model,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLModel,
+    Qwen3VLTextModel,
     T5EncoderModel,
 )
 from diffusax.networks.model import Model, load_network
@@ -30,6 +35,7 @@ from diffusax.networks.transformers import (
     Flux2Transformer2DModel,
     FluxControlNetModel,
     FluxTransformer2DModel,
+    Krea2Transformer2DModel,
     QwenImage21Transformer2DModel,
     ZImageTransformer2DModel,
 )
@@ -61,9 +67,13 @@ __all__ = [
     "Flux2Transformer2DModel",
     "FluxControlNetModel",
     "FluxTransformer2DModel",
+    "Krea2Transformer2DModel",
     "MultiAdapter",
     "Qwen3ForCausalLM",
     "Qwen3Model",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLModel",
+    "Qwen3VLTextModel",
     "QwenImage21Transformer2DModel",
     "T2IAdapter",
     "T5EncoderModel",

@@ -1,4 +1,4 @@
-"""The transformers of FLUX.1, its ControlNets, FLUX.2 and Z-Image, called as in diffusers."""
+"""The transformers of FLUX.1, its ControlNets, FLUX.2, Krea 2 and Z-Image, as in diffusers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from diffusax.boundary.tensors import as_array, as_numpy
 from diffusax.models.ops.rotation import Rotation
 from diffusax.models.table import MODELS
-from diffusax.models.transformers.blocks import rotation_at
+from diffusax.models.transformers.blocks import rotary_positions, rotation_at
 from diffusax.models.transformers.flux import token_rotation
 from diffusax.networks.arguments import (
     check_absent,
@@ -208,6 +208,57 @@ class Flux2Transformer2DModel(FromSingleFile, Model):
         return result(Transformer2DModelOutput(y), return_dict, hidden_states)
 
 
+class Krea2Transformer2DModel(FromSingleFile, Model):
+    """The transformer of Krea 2."""
+
+    module_class = MODELS["Krea2Transformer2DModel"]
+    component = "transformer"
+
+    def __call__(
+        self,
+        hidden_states: Any,
+        encoder_hidden_states: Any,
+        timestep: Any,
+        position_ids: Any,
+        encoder_attention_mask: Any = None,
+        attention_kwargs: None = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Predicts the velocity from images to noise: `.sample`, b t c.
+
+        Args:
+            hidden_states: the image's tokens, b t c.
+            encoder_hidden_states: the text's hidden states, b s l d, l of each token.
+            timestep: the times, from 1 for noise to 0 for images, one number or b.
+            position_ids: the positions of the text's tokens, then of the image's, (s + t) 3
+                integers.
+            encoder_attention_mask: which of the text's tokens are read, b s; None for all.
+            attention_kwargs: None; the weights of LoRAs are an argument of pipelines.
+            return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
+
+        Raises:
+            ValueError: an argument has another shape or value.
+        """
+        check_absent(attention_kwargs or None, _ADAPTERS.replace("joint_", ""))
+        x, text = as_array(hidden_states), as_array(encoder_hidden_states)
+        check_rows("encoder_hidden_states", text, len(x))
+        s, t = text.shape[1], x.shape[1]
+        ids = take_positions("position_ids", position_ids, s + t, 3)
+        text, order, lengths = _read_first(text, encoder_attention_mask)
+        placed = np.concatenate([np.broadcast_to(ids[s:], (len(x), t, 3)), ids[:s][order]], axis=1)
+        rotation = rotary_positions(
+            list(np.moveaxis(placed, -1, 0)),
+            list(ids.max(axis=0) + 1),
+            self.config.axes_dims_rope,
+            self.config.rope_theta,
+            angle_dtype=np.float64,
+        )
+        fused = self.run(text, lengths, method="fuse_text")
+        call = x, spread("timestep", timestep, len(x)), fused, lengths, rotation
+        y = self.run(*call, method="predict_tokens")
+        return result(Transformer2DModelOutput(y), return_dict, hidden_states)
+
+
 class QwenImage21Transformer2DModel(FromSingleFile, Model):
     """The transformer of Qwen-Image 2.1."""
 
@@ -328,6 +379,25 @@ class ZImageTransformer2DModel(FromSingleFile, Model):
         y = self.run(latents.transpose(0, 2, 3, 1), times, captions, lengths)
         sample = list(y.transpose(0, 3, 1, 2)[:, :, None])
         return result(Transformer2DModelOutput(sample), return_dict, *x)
+
+
+def _read_first(text: Any, mask: Any) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Puts those tokens of texts first that are read.
+
+    Args:
+        text: b s ....
+        mask: which tokens are read, b s; None for all.
+
+    Returns:
+        The texts, the places where the tokens were, b s, and the numbers of those that are read, b.
+    """
+    shape = tuple(text.shape[:2])
+    read = np.ones(shape, bool) if mask is None else as_numpy(mask).astype(bool)
+    if read.shape != shape:
+        raise ValueError(f"encoder_attention_mask must have shape {shape} (got {read.shape})")
+    order = np.argsort(~read, axis=1, kind="stable")
+    rows = np.arange(shape[0])[:, None]
+    return text[rows, order], order, read.sum(axis=1).astype(np.int32)
 
 
 def _texts_before(places: np.ndarray, counts: Sequence[int]) -> list[tuple[int, int]]:

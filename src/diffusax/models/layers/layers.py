@@ -211,15 +211,15 @@ class RMSNorm(nnx.RMSNorm):
 
 
 class CentredRMSNorm(nnx.Module):
-    """An RMSNorm whose scale is 1 + `centred_scale`, eps within the root. x: ... c -> ... c."""
+    """An RMSNorm that multiplies by one more than its parameter. x: ... c -> ... c."""
 
     def __init__(self, c: int, *, eps: float, rngs: nnx.Rngs):
-        self.eps = eps
+        self.epsilon = eps
         self.centred_scale = nnx.Param(shaped(zeros)(rngs.params(), (c,), jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        scale = self.centred_scale[...]
-        return rms_norm(x, 1 + scale.astype(jnp.float32), eps=self.eps).astype(scale.dtype)
+        scale: Any = self.centred_scale
+        return rms_norm(x, scale[...], eps=self.epsilon, centre=1.0)
 
 
 class Embedding(nnx.Embed):

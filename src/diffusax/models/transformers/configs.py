@@ -166,6 +166,68 @@ class Flux2Transformer2DConfig(Keyed):
 
 
 @dataclasses.dataclass(frozen=True)
+class Krea2Transformer2DConfig(Keyed):
+    """The options of diffusers' Krea2Transformer2DModel."""
+
+    class_name: ClassVar[str] = "Krea2Transformer2DModel"
+    fixed: ClassVar[dict[str, Any]] = {}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    in_channels: Channels = 64
+    """The channels of a token of the image, a patch of 2x2 latents."""
+    num_layers: Blocks = 28
+    attention_head_dim: Channels = 128
+    num_attention_heads: Heads = 48
+    num_key_value_heads: Heads = 12
+    intermediate_size: Channels = 16384
+    """The inner width of feed-forward layers."""
+    timestep_embed_dim: Channels = 256
+    text_hidden_dim: Channels = 2560
+    """The width of the text's hidden states."""
+    num_text_layers: Layers = 12
+    """The hidden states of each token of the text."""
+    text_num_attention_heads: Heads = 20
+    text_num_key_value_heads: Heads = 20
+    text_intermediate_size: Channels = 6912
+    num_layerwise_text_blocks: Blocks = 2
+    """Blocks in which the hidden states of one token attend to each other."""
+    num_refiner_text_blocks: Blocks = 2
+    """Blocks in which the tokens of the text do."""
+    axes_dims_rope: Axes = (32, 48, 48)
+    """The channels of a head for the frame, the row and the column."""
+    rope_theta: Positive = 1000.0
+    norm_eps: Epsilon = 1e-5
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_axes(self.axes_dims_rope, self.attention_head_dim)
+        if self.in_channels % 4 or self.timestep_embed_dim % 2:
+            raise ValueError(
+                f"in_channels={self.in_channels} must be divisible by 4, and timestep_embed_dim="
+                f"{self.timestep_embed_dim} by 2"
+            )
+        if self.text_hidden_dim % self.text_num_attention_heads:
+            raise ValueError(
+                f"text_hidden_dim={self.text_hidden_dim} must be divisible by "
+                f"text_num_attention_heads={self.text_num_attention_heads}"
+            )
+        for prefix in ("", "text_"):
+            heads, keys = (
+                getattr(self, f"{prefix}num_{kind}_heads") for kind in ("attention", "key_value")
+            )
+            if heads % keys:
+                raise ValueError(
+                    f"{prefix}num_attention_heads={heads} must be divisible by "
+                    f"{prefix}num_key_value_heads={keys}"
+                )
+
+    @property
+    def width(self) -> int:
+        """The channels of tokens between the blocks."""
+        return self.num_attention_heads * self.attention_head_dim
+
+
+@dataclasses.dataclass(frozen=True)
 class QwenImage21Transformer2DConfig(Keyed):
     """The options of diffusers' QwenImage21Transformer2DModel, whose tokens are latents."""
 
