@@ -22,7 +22,8 @@ NAMES = {
         DiffusionPipeline EDMDPMSolverMultistepScheduler EDMEulerScheduler
         EulerAncestralDiscreteScheduler EulerDiscreteScheduler FlowMatchEulerDiscreteScheduler
         FlowMatchHeunDiscreteScheduler FlowMatchLCMScheduler Flux2KleinInpaintPipeline
-        Flux2KleinPipeline Flux2Transformer2DModel FluxControlNetModel FluxControlNetPipeline
+        Flux2KleinPipeline Flux2Transformer2DModel Flux3Transformer2DModel
+        FluxControlNetModel FluxControlNetPipeline
         FluxFillPipeline FluxImg2ImgPipeline FluxInpaintPipeline FluxKontextPipeline
         FluxPipeline FluxTransformer2DModel HeunDiscreteScheduler ImagePipelineOutput
         KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler LCMScheduler
@@ -102,7 +103,8 @@ NAMES = {
         AutoencoderTinyConfig CLIPConfig CLIPModel CLIPTextConfig CLIPTextModel
         CLIPTextModelWithProjection CLIPVisionConfig CLIPVisionModel
         CLIPVisionModelWithProjection ControlNetConfig ControlNetModel
-        Flux2Transformer2DConfig Flux2Transformer2DModel FluxControlNetConfig
+        Flux2Transformer2DConfig Flux2Transformer2DModel
+        Flux3Transformer2DConfig Flux3Transformer2DModel FluxControlNetConfig
         FluxControlNetModel FluxTransformer2DConfig FluxTransformer2DModel MODELS Model
         Network Params Qwen3Config Qwen3ForCausalLM Qwen3Model T2IAdapter T2IAdapterConfig
         T5Config T5EncoderModel TENSOR_RULES UNet2DConditionConfig UNet2DConditionModel

@@ -197,6 +197,7 @@ NETWORKS = {
     "T5EncoderModel": {"num_layers": 2, "feed_forward_proj": "gated-gelu"},
     "AutoencoderKLFlux2": {"decoder_block_out_channels": (96, 192, 384, 384)},
     "Flux2Transformer2DModel": {"num_layers": 2, "num_single_layers": 2},
+    "Flux3Transformer2DModel": {"num_layers": 2, "num_single_layers": 2},
 }
 SCALARS = (
     st.none()

@@ -22,6 +22,7 @@ from diffusax.models.network import Network, Params
 from diffusax.models.table import MODELS, TENSOR_RULES
 from diffusax.models.transformers.configs import (
     Flux2Transformer2DConfig,
+    Flux3Transformer2DConfig,
     FluxControlNetConfig,
     FluxTransformer2DConfig,
     ZImageTransformer2DConfig,
@@ -50,6 +51,7 @@ __all__ = [
     "CLIPVisionConfig",
     "ControlNetConfig",
     "Flux2Transformer2DConfig",
+    "Flux3Transformer2DConfig",
     "FluxControlNetConfig",
     "FluxTransformer2DConfig",
     "MODELS",

@@ -16,6 +16,7 @@ from diffusax.models.encoders.qwen3 import Qwen3ForCausalLM, Qwen3Model
 from diffusax.models.encoders.t5 import T5EncoderModel
 from diffusax.models.transformers.flux import FluxTransformer2DModel
 from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
+from diffusax.models.transformers.flux3 import Flux3Transformer2DModel
 from diffusax.models.transformers.flux_controlnet import FluxControlNetModel
 from diffusax.models.transformers.z_image import ZImageTransformer2DModel
 from diffusax.models.unet.controlnet import ControlNetModel
@@ -39,6 +40,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         ControlNetModel,
         FluxControlNetModel,
         Flux2Transformer2DModel,
+        Flux3Transformer2DModel,
         FluxTransformer2DModel,
         Qwen3ForCausalLM,
         Qwen3Model,

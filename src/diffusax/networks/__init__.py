@@ -26,6 +26,7 @@ from diffusax.networks.model import Model, load_network
 from diffusax.networks.model import initialize as initialize
 from diffusax.networks.transformers import (
     Flux2Transformer2DModel,
+    Flux3Transformer2DModel,
     FluxControlNetModel,
     FluxTransformer2DModel,
     ZImageTransformer2DModel,
@@ -54,6 +55,7 @@ __all__ = [
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
     "Flux2Transformer2DModel",
+    "Flux3Transformer2DModel",
     "FluxControlNetModel",
     "FluxTransformer2DModel",
     "MultiAdapter",
