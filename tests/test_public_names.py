@@ -29,7 +29,8 @@ NAMES = {
         KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler LCMScheduler
         LMSDiscreteScheduler LatentConsistencyModelImg2ImgPipeline
         LatentConsistencyModelPipeline MultiAdapter MultiControlNetModel PNDMScheduler
-        Qwen2Tokenizer Qwen3ForCausalLM Qwen3Model RunningBatch SASolverScheduler
+        Qwen2Tokenizer Qwen3ForCausalLM Qwen3Model Qwen3VLForConditionalGeneration Qwen3VLModel
+        Qwen3VLTextModel RunningBatch SASolverScheduler
         StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
         StableDiffusionControlNetInpaintPipeline StableDiffusionControlNetPipeline
         StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline
@@ -106,7 +107,9 @@ NAMES = {
         Flux2Transformer2DConfig Flux2Transformer2DModel
         Flux3Transformer2DConfig Flux3Transformer2DModel FluxControlNetConfig
         FluxControlNetModel FluxTransformer2DConfig FluxTransformer2DModel MODELS Model
-        Network Params Qwen3Config Qwen3ForCausalLM Qwen3Model T2IAdapter T2IAdapterConfig
+        Network Params Qwen3Config Qwen3ForCausalLM Qwen3Model Qwen3VLConfig
+        Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLTextConfig Qwen3VLTextModel
+        T2IAdapter T2IAdapterConfig
         T5Config T5EncoderModel TENSOR_RULES UNet2DConditionConfig UNet2DConditionModel
         UNet2DConfig UNet2DModel ZImageTransformer2DConfig ZImageTransformer2DModel initialize
     """,

@@ -18,6 +18,7 @@ from diffusax.models.encoders.configs import (
     Qwen3Config,
     T5Config,
 )
+from diffusax.models.encoders.qwen3_vl_configs import Qwen3VLConfig, Qwen3VLTextConfig
 from diffusax.models.network import Network, Params
 from diffusax.models.table import MODELS, TENSOR_RULES
 from diffusax.models.transformers.configs import (
@@ -59,6 +60,8 @@ __all__ = [
     "Network",
     "Params",
     "Qwen3Config",
+    "Qwen3VLConfig",
+    "Qwen3VLTextConfig",
     "T2IAdapterConfig",
     "T5Config",
     "TENSOR_RULES",

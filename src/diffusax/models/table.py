@@ -13,6 +13,11 @@ from diffusax.models.encoders.clip_vision import (
     CLIPVisionModelWithProjection,
 )
 from diffusax.models.encoders.qwen3 import Qwen3ForCausalLM, Qwen3Model
+from diffusax.models.encoders.qwen3_vl import (
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLModel,
+    Qwen3VLTextModel,
+)
 from diffusax.models.encoders.t5 import T5EncoderModel
 from diffusax.models.transformers.flux import FluxTransformer2DModel
 from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
@@ -44,6 +49,9 @@ MODELS: dict[str, type[nnx.Module]] = {
         FluxTransformer2DModel,
         Qwen3ForCausalLM,
         Qwen3Model,
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLModel,
+        Qwen3VLTextModel,
         T2IAdapter,
         T5EncoderModel,
         UNet2DConditionModel,

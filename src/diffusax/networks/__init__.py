@@ -18,8 +18,13 @@ from diffusax.networks.encoders import (
     CLIPTextModelWithProjection,
     CLIPVisionModel,
     CLIPVisionModelWithProjection,
+)
+from diffusax.networks.language_models import (
     Qwen3ForCausalLM,
     Qwen3Model,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLModel,
+    Qwen3VLTextModel,
     T5EncoderModel,
 )
 from diffusax.networks.model import Model, load_network
@@ -61,6 +66,9 @@ __all__ = [
     "MultiAdapter",
     "Qwen3ForCausalLM",
     "Qwen3Model",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLModel",
+    "Qwen3VLTextModel",
     "T2IAdapter",
     "T5EncoderModel",
     "UNet2DConditionModel",

@@ -3,9 +3,15 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import alike, as_array, as_numpy
+from diffusax.models.layers.inputs import check_token_ids
+from diffusax.runtime.switches import is_traced
+
+ATTENTIONS = "output_attentions must be None or False: attention's weights are never held whole"
+"""What is said of an argument that no encoder has a meaning for."""
 
 
 def arrays(tree: Any) -> Any:
@@ -36,6 +42,24 @@ def take_map(name: str, value: Any, channels: int | None) -> Any:
         f"{name} must have shape (batch, {channels or 'channels'}, height, width) (got {x.dtype} "
         f"of shape {tuple(x.shape)}){mend}"
     )
+
+
+def take_ids(input_ids: Any, config: Any) -> Any:
+    """Converts tokens to an array, and checks that the embedding has them all.
+
+    Raises:
+        ValueError: they are no integers b t, or one is not in the vocabulary.
+    """
+    ids = as_array(input_ids)
+    if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError(
+            f"input_ids must be integers of shape (texts, tokens) (got {ids.dtype} of shape "
+            f"{tuple(ids.shape)})"
+        )
+    # The values of an array that is being traced are not known.
+    if not is_traced(ids) and getattr(config, "vocab_size", None):
+        check_token_ids(config, np.asarray(ids))
+    return ids if isinstance(ids, jax.Array) else ids.astype(np.int32)
 
 
 def take_numbers(name: str, value: Any, count: int) -> Any:
