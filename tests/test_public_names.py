@@ -22,26 +22,27 @@ NAMES = {
         DiffusionPipeline EDMDPMSolverMultistepScheduler EDMEulerScheduler
         EulerAncestralDiscreteScheduler EulerDiscreteScheduler FlowMatchEulerDiscreteScheduler
         FlowMatchHeunDiscreteScheduler FlowMatchLCMScheduler Flux2KleinInpaintPipeline
-        Flux2KleinPipeline Flux2Transformer2DModel FluxControlNetModel FluxControlNetPipeline
-        FluxFillPipeline FluxImg2ImgPipeline FluxInpaintPipeline FluxKontextPipeline FluxPipeline
-        FluxTransformer2DModel HeunDiscreteScheduler ImagePipelineOutput
-        KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler Krea2Pipeline Krea2Transformer2DModel
-        LCMScheduler LMSDiscreteScheduler LatentConsistencyModelImg2ImgPipeline
-        LatentConsistencyModelPipeline MultiAdapter MultiControlNetModel PNDMScheduler
-        Qwen2Tokenizer Qwen3ForCausalLM Qwen3Model Qwen3VLForConditionalGeneration Qwen3VLModel
-        Qwen3VLTextModel QwenImage21Transformer2DModel RunningBatch SASolverScheduler
-        StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
-        StableDiffusionControlNetInpaintPipeline StableDiffusionControlNetPipeline
-        StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline
-        StableDiffusionInstructPix2PixPipeline StableDiffusionPipeline
-        StableDiffusionXLAdapterPipeline StableDiffusionXLControlNetImg2ImgPipeline
-        StableDiffusionXLControlNetInpaintPipeline StableDiffusionXLControlNetPipeline
-        StableDiffusionXLImg2ImgPipeline StableDiffusionXLInpaintPipeline
-        StableDiffusionXLInstructPix2PixPipeline StableDiffusionXLPipeline T2IAdapter T5EncoderModel
-        T5Tokenizer TCDScheduler UNet2DConditionModel UNet2DModel UniPCMultistepScheduler
-        ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline ZImageTransformer2DModel
-        __version__ count_compilations initialize kernel_shapes load_image load_network
-        make_image_grid make_mesh pack_single_file resolve save_network
+        Flux2KleinPipeline Flux2Transformer2DModel Flux3Transformer2DModel FluxControlNetModel
+        FluxControlNetPipeline FluxFillPipeline FluxImg2ImgPipeline FluxInpaintPipeline
+        FluxKontextPipeline FluxPipeline FluxTransformer2DModel HeunDiscreteScheduler
+        ImagePipelineOutput KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler Krea2Pipeline
+        Krea2Transformer2DModel LCMScheduler LMSDiscreteScheduler
+        LatentConsistencyModelImg2ImgPipeline LatentConsistencyModelPipeline MultiAdapter
+        MultiControlNetModel PNDMScheduler Qwen2Tokenizer Qwen3ForCausalLM Qwen3Model
+        Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLTextModel QwenImage21Transformer2DModel
+        RunningBatch SASolverScheduler StableDiffusionAdapterPipeline
+        StableDiffusionControlNetImg2ImgPipeline StableDiffusionControlNetInpaintPipeline
+        StableDiffusionControlNetPipeline StableDiffusionImg2ImgPipeline
+        StableDiffusionInpaintPipeline StableDiffusionInstructPix2PixPipeline
+        StableDiffusionPipeline StableDiffusionXLAdapterPipeline
+        StableDiffusionXLControlNetImg2ImgPipeline StableDiffusionXLControlNetInpaintPipeline
+        StableDiffusionXLControlNetPipeline StableDiffusionXLImg2ImgPipeline
+        StableDiffusionXLInpaintPipeline StableDiffusionXLInstructPix2PixPipeline
+        StableDiffusionXLPipeline T2IAdapter T5EncoderModel T5Tokenizer TCDScheduler
+        UNet2DConditionModel UNet2DModel UniPCMultistepScheduler ZImageImg2ImgPipeline
+        ZImageInpaintPipeline ZImagePipeline ZImageTransformer2DModel __version__ count_compilations
+        initialize kernel_shapes load_image load_network make_image_grid make_mesh pack_single_file
+        resolve save_network
     """,
     "diffusax.samplers": """
         DDIMScheduler DDPMScheduler DEISMultistepScheduler DPMSolverMultistepScheduler
@@ -102,13 +103,14 @@ NAMES = {
         AutoencoderTinyConfig CLIPConfig CLIPModel CLIPTextConfig CLIPTextModel
         CLIPTextModelWithProjection CLIPVisionConfig CLIPVisionModel CLIPVisionModelWithProjection
         ControlNetConfig ControlNetModel Flux2Transformer2DConfig Flux2Transformer2DModel
-        FluxControlNetConfig FluxControlNetModel FluxTransformer2DConfig FluxTransformer2DModel
-        Krea2Transformer2DConfig Krea2Transformer2DModel MODELS Model Network Params Qwen3Config
-        Qwen3ForCausalLM Qwen3Model Qwen3VLConfig Qwen3VLForConditionalGeneration Qwen3VLModel
-        Qwen3VLTextConfig Qwen3VLTextModel QwenImage21Transformer2DConfig
-        QwenImage21Transformer2DModel T2IAdapter T2IAdapterConfig T5Config T5EncoderModel
-        TENSOR_RULES UNet2DConditionConfig UNet2DConditionModel UNet2DConfig UNet2DModel
-        ZImageTransformer2DConfig ZImageTransformer2DModel initialize
+        Flux3Transformer2DConfig Flux3Transformer2DModel FluxControlNetConfig FluxControlNetModel
+        FluxTransformer2DConfig FluxTransformer2DModel Krea2Transformer2DConfig
+        Krea2Transformer2DModel MODELS Model Network Params Qwen3Config Qwen3ForCausalLM Qwen3Model
+        Qwen3VLConfig Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLTextConfig
+        Qwen3VLTextModel QwenImage21Transformer2DConfig QwenImage21Transformer2DModel T2IAdapter
+        T2IAdapterConfig T5Config T5EncoderModel TENSOR_RULES UNet2DConditionConfig
+        UNet2DConditionModel UNet2DConfig UNet2DModel ZImageTransformer2DConfig
+        ZImageTransformer2DModel initialize
     """,
     "diffusax.pipelines": """
         Family STABLE_DIFFUSION documented noise_source text_to_image

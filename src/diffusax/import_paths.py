@@ -48,6 +48,7 @@ PATHS = {
         unets.unet_2d_condition controlnets controlnets.controlnet
         controlnets.multicontrolnet controlnets.controlnet_flux
         transformers.transformer_flux transformers.transformer_flux2
+        transformers.transformer_flux3
         transformers.transformer_z_image adapter auto_model""",
     "loaders": "lora_pipeline lora_base textual_inversion single_file ip_adapter peft unet",
     "configuration_utils": "",

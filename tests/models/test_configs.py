@@ -201,6 +201,7 @@ NETWORKS = {
     "AutoencoderKLQwenImage": {"dim_mult": (1, 2), "temperal_downsample": (True,)},
     "Krea2Transformer2DModel": {"num_layers": 2, "axes_dims_rope": (16, 56, 56)},
     "Flux2Transformer2DModel": {"num_layers": 2, "num_single_layers": 2},
+    "Flux3Transformer2DModel": {"num_layers": 2, "num_single_layers": 2},
 }
 SCALARS = (
     st.none()

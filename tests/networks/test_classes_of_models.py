@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import transformers
 from jax.sharding import SingleDeviceSharding
-from support import tiny, tiny_language, tiny_transformers, tiny_unconditional
+from support import tiny, tiny_flux3, tiny_language, tiny_transformers, tiny_unconditional
 
 import diffusax
 from diffusax import models
@@ -45,6 +45,7 @@ CONFIGS = {
     "CLIPVisionModelWithProjection": VISION,
     "ControlNetModel": CONTROLNET,
     "Flux2Transformer2DModel": tiny_transformers.KLEIN,
+    "Flux3Transformer2DModel": tiny_flux3.FLUX3,
     "FluxControlNetModel": {**tiny_transformers.FLUX, "num_layers": 1, "num_single_layers": 1},
     "FluxTransformer2DModel": tiny_transformers.FLUX,
     "Krea2Transformer2DModel": tiny_transformers.KREA2,

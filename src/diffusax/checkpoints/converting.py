@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from diffusax.boundary.files import load_json, write_json
-from diffusax.checkpoints.files import MODEL_INDEX, read_model_index
+from diffusax.checkpoints.files import MODEL_INDEX, index_of, read_model_index
 from diffusax.checkpoints.networks import config_of, read_network, stored_tensors, weights_stem
 from diffusax.checkpoints.original.autoencoder import is_projection
 from diffusax.checkpoints.original.open_clip import TEXT_PROJECTION, open_clip_names
@@ -83,7 +83,7 @@ def pack_single_file(folder: Path, path: Path, *, dtype: Any = None) -> None:
     if path.suffix.lower() != ".safetensors":
         raise ValueError(f"a single file must be named .safetensors (got {path})")
     metadata = {"format": "pt"}
-    if (folder / MODEL_INDEX).is_file():
+    if index_of(folder) is not None:
         tensors = _pipeline(folder, metadata)
     else:
         network = read_network(folder)

@@ -25,6 +25,7 @@ from diffusax.models.network import Network, Params
 from diffusax.models.table import MODELS, TENSOR_RULES
 from diffusax.models.transformers.configs import (
     Flux2Transformer2DConfig,
+    Flux3Transformer2DConfig,
     FluxControlNetConfig,
     FluxTransformer2DConfig,
     Krea2Transformer2DConfig,
@@ -57,6 +58,7 @@ __all__ = [
     "CLIPVisionConfig",
     "ControlNetConfig",
     "Flux2Transformer2DConfig",
+    "Flux3Transformer2DConfig",
     "FluxControlNetConfig",
     "FluxTransformer2DConfig",
     "Krea2Transformer2DConfig",

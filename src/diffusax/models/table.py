@@ -23,6 +23,7 @@ from diffusax.models.encoders.qwen3_vl import (
 from diffusax.models.encoders.t5 import T5EncoderModel
 from diffusax.models.transformers.flux import FluxTransformer2DModel
 from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
+from diffusax.models.transformers.flux3 import Flux3Transformer2DModel
 from diffusax.models.transformers.flux_controlnet import FluxControlNetModel
 from diffusax.models.transformers.krea2 import Krea2Transformer2DModel
 from diffusax.models.transformers.qwen_image21 import QwenImage21Transformer2DModel
@@ -50,6 +51,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         ControlNetModel,
         FluxControlNetModel,
         Flux2Transformer2DModel,
+        Flux3Transformer2DModel,
         FluxTransformer2DModel,
         QwenImage21Transformer2DModel,
         Krea2Transformer2DModel,

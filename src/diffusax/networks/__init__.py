@@ -33,6 +33,7 @@ from diffusax.networks.model import Model, load_network
 from diffusax.networks.model import initialize as initialize
 from diffusax.networks.transformers import (
     Flux2Transformer2DModel,
+    Flux3Transformer2DModel,
     FluxControlNetModel,
     FluxTransformer2DModel,
     Krea2Transformer2DModel,
@@ -65,6 +66,7 @@ __all__ = [
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
     "Flux2Transformer2DModel",
+    "Flux3Transformer2DModel",
     "FluxControlNetModel",
     "FluxTransformer2DModel",
     "Krea2Transformer2DModel",

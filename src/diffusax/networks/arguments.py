@@ -77,6 +77,32 @@ def take_numbers(name: str, value: Any, count: int) -> Any:
     return x.astype(np.float32)
 
 
+def spread(name: str, value: Any, rows: int) -> Any:
+    """Returns one number or `rows` of them as an array of so many, float32."""
+    return np.broadcast_to(take_numbers(name, value, rows), rows)
+
+
+def take_positions(
+    name: str, value: Any, count: int, axes: int, *, whole: bool = True
+) -> np.ndarray:
+    """Returns the positions of tokens, count axes; a first axis of images that agree is left out.
+
+    whole: whether they must be integers of at least zero.
+
+    Raises:
+        ValueError: they have another shape, or are not such integers.
+    """
+    ids = as_numpy(value) if value is not None else np.zeros(0)
+    ids = ids[0] if ids.ndim == 3 else ids
+    others = whole and ((ids < 0).any() or (ids != np.round(ids)).any())
+    if ids.shape != (count, axes) or others:
+        kind = "integers of at least 0" if whole else "numbers"
+        raise ValueError(
+            f"{name} must be {kind}, of shape ({count}, {axes}) (got shape {ids.shape})"
+        )
+    return ids.astype(np.int32) if whole else ids
+
+
 def check_rows(name: str, x: Any, count: int) -> None:
     """Raises ValueError unless an array has one entry for each of `count` samples."""
     if x is not None and (x.ndim == 0 or x.shape[0] != count):

@@ -1,4 +1,4 @@
-"""The transformers of FLUX.1, its ControlNets, FLUX.2, Krea 2 and Z-Image, as in diffusers."""
+"""The transformers of FLUX.1, its ControlNets, FLUX.2 and 3 and Z-Image, called as in diffusers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +10,14 @@ from diffusax.models.ops.rotation import Rotation
 from diffusax.models.table import MODELS
 from diffusax.models.transformers.blocks import rotary_positions, rotation_at
 from diffusax.models.transformers.flux import token_rotation
+from diffusax.models.transformers.flux3 import Stream
 from diffusax.networks.arguments import (
     check_absent,
     check_rows,
     result,
+    spread,
     take_map,
-    take_numbers,
+    take_positions,
 )
 from diffusax.networks.model import Model
 from diffusax.networks.outputs import FluxControlNetOutput, Transformer2DModelOutput
@@ -208,6 +210,67 @@ class Flux2Transformer2DModel(FromSingleFile, Model):
         return result(Transformer2DModelOutput(y), return_dict, hidden_states)
 
 
+class Flux3Transformer2DModel(FromSingleFile, Model):
+    """The transformer of FLUX.3."""
+
+    module_class = MODELS["Flux3Transformer2DModel"]
+    component = "transformer"
+
+    def __call__(
+        self,
+        hidden_states: Any,
+        encoder_hidden_states: Any,
+        timestep: Any,
+        img_ids: Any,
+        txt_ids: Any,
+        image_cond_hidden_states: Any = None,
+        image_cond_ids: Any = None,
+        target_timestep: Any = None,
+        attention_kwargs: None = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Predicts the velocity from images to noise: `.sample`, b t c.
+
+        Args:
+            hidden_states: the image's tokens, b t c.
+            encoder_hidden_states: the language model's hidden states, b s d.
+            timestep: the times, from 1 for noise to 0 for images, one number or b.
+            img_ids: the positions of the image's tokens, t 4.
+            txt_ids: the positions of the text's tokens, s 4.
+            image_cond_hidden_states: the tokens of images to look at, b r c, or None.
+            image_cond_ids: the positions of these, r 4.
+            target_timestep: the times that the step leads to, for a config with flow_map.
+            attention_kwargs: None; the weights of LoRAs are an argument of pipelines.
+            return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
+
+        Raises:
+            ValueError: an argument has another shape or value, or is missing.
+        """
+        check_absent(attention_kwargs or None, _ADAPTERS.replace("joint_", "", 1))
+        if (image_cond_hidden_states is None) != (image_cond_ids is None):
+            raise ValueError("image_cond_hidden_states and image_cond_ids must be given together")
+        rows = len(hidden_states)
+        given = [
+            ("img_ids", hidden_states, img_ids),
+            ("txt_ids", encoder_hidden_states, txt_ids),
+            ("image_cond_ids", image_cond_hidden_states, image_cond_ids),
+        ]
+        streams = []
+        for name, tokens, ids in given[: 2 if image_cond_ids is None else 3]:
+            x = as_array(tokens)
+            check_rows("encoder_hidden_states and image_cond_hidden_states", x, rows)
+            places = take_positions(name, ids, x.shape[1], 4, whole=False)
+            rotation = rotation_at(places, self.config.axes_dims_rope, self.config.rope_theta)
+            streams.append(Stream(x, rotation))
+        target = None
+        if target_timestep is not None:
+            target = spread("target_timestep", target_timestep, rows)
+        image, *conditions = streams
+        call = image, spread("timestep", timestep, rows), conditions, None, target
+        y = self.run(*call, method="predict_tokens")
+        return result(Transformer2DModelOutput(y), return_dict, hidden_states)
+
+
 class Krea2Transformer2DModel(FromSingleFile, Model):
     """The transformer of Krea 2."""
 
@@ -375,7 +438,7 @@ class ZImageTransformer2DModel(FromSingleFile, Model):
             )
         latents = _latents(x, self.config.in_channels)
         captions, lengths = _captions(cap_feats, len(latents), self.config.cap_feat_dim)
-        times = np.broadcast_to(take_numbers("t", t, len(latents)), len(latents))
+        times = spread("t", t, len(latents))
         y = self.run(latents.transpose(0, 2, 3, 1), times, captions, lengths)
         sample = list(y.transpose(0, 3, 1, 2)[:, :, None])
         return result(Transformer2DModelOutput(sample), return_dict, *x)
@@ -459,11 +522,6 @@ def _inputs(
     return x, spread("timestep", timestep, rows), context, pooled, rotation, scales
 
 
-def spread(name: str, value: Any, rows: int) -> Any:
-    """Returns one number or `rows` of them as an array of so many, float32."""
-    return np.broadcast_to(take_numbers(name, value, rows), rows)
-
-
 def rotation_of(config: Any, txt_ids: Any, img_ids: Any, text: int, image: int) -> Rotation:
     """Returns the rotations of the tokens at given positions, 1 (s + t) d/2.
 
@@ -473,19 +531,3 @@ def rotation_of(config: Any, txt_ids: Any, img_ids: Any, text: int, image: int) 
     given = zip(("txt_ids", "img_ids"), (txt_ids, img_ids), (text, image))
     ids = np.concatenate([take_positions(name, value, count, 3) for name, value, count in given])
     return token_rotation(config.axes_dims_rope, ids)
-
-
-def take_positions(name: str, value: Any, count: int, axes: int) -> np.ndarray:
-    """Returns the positions of tokens, count axes; a first axis of images that agree is left out.
-
-    Raises:
-        ValueError: they are not such integers of at least zero.
-    """
-    ids = as_numpy(value) if value is not None else np.zeros(0)
-    ids = ids[0] if ids.ndim == 3 else ids
-    if ids.shape != (count, axes) or (ids < 0).any() or (ids != np.round(ids)).any():
-        raise ValueError(
-            f"{name} must be integers of at least 0, of shape ({count}, {axes}) (got shape "
-            f"{ids.shape})"
-        )
-    return ids.astype(np.int32)

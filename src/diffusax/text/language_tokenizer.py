@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from diffusax.boundary.files import read_text, write_json, written_whole
+from diffusax.boundary.files import load_json, read_text, write_json, written_whole
 from diffusax.text.chat import render_chat
 from diffusax.text.language_pipelines import byte_pairs, put_around, unigrams
 from diffusax.text.tokenizer_files import read_config, special_tokens
@@ -24,6 +24,12 @@ _UNBOUNDED = 10**20
 """What transformers writes as model_max_length where there is none is above this."""
 _TEMPLATE_FILE = "chat_template.jinja"
 _MAX_TEMPLATE_BYTES = 2**20
+_OLD_TEMPLATE = "chat_template.json"
+_PROCESSOR = (
+    *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+    _OLD_TEMPLATE,
+)
+"""The files of a processor beside its tokenizer's."""
 _UNSUPPORTED = ("continue_final_message", "return_assistant_tokens_mask", "sanitize_control_tokens")
 
 
@@ -243,6 +249,32 @@ class Qwen2Tokenizer(LanguageTokenizer):
             begin = special.get("bos_token") if config.get("add_bos_token") else None
             end = special.get("eos_token") if config.get("add_eos_token") else None
             put_around(tokenizer, begin, end)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Qwen3VLProcessor(Qwen2Tokenizer):
+    """The tokenizer of Qwen3-VL's processor, with what the processor says of images and videos.
+
+    others: the contents of the files beside the tokenizer's, by name, which are kept as they are.
+    """
+
+    others: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> Self:
+        folder = Path(path)
+        made = super().from_folder(folder)
+        found = {name: load_json(folder / name) for name in _PROCESSOR if (folder / name).is_file()}
+        # Processors of transformers 4 keep the template in a file of its own.
+        template = found.pop(_OLD_TEMPLATE, {}).get("chat_template", made.chat_template)
+        if (folder / _TEMPLATE_FILE).is_file():
+            template = made.chat_template
+        return dataclasses.replace(made, others=found, chat_template=template)
+
+    def save(self, folder: str | Path) -> None:
+        super().save(folder)
+        for name, data in self.others.items():
+            write_json(Path(folder) / name, data)
 
 
 class T5Tokenizer(LanguageTokenizer):

@@ -48,9 +48,13 @@ def rotary_table(
     angle_dtype: what they are rounded to before their cosines are taken: float32 as for Z-Image in
     diffusers, or float64 as for FLUX.
     """
+    return _rotations(np.arange(first, first + length), dim, theta, angle_dtype)
+
+
+def _rotations(positions: np.ndarray, dim: int, theta: float, angle_dtype: Any) -> Rotation:
+    """Returns the rotations of positions along one axis, n -> n dim/2; see `rotary_table`."""
     frequencies = theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
-    positions = np.arange(first, first + length, dtype=np.float64)
-    angles = np.outer(positions, frequencies).astype(angle_dtype)
+    angles = np.outer(positions.astype(np.float64), frequencies).astype(angle_dtype)
     return Rotation(*(jnp.asarray(f(angles).astype(np.float32)) for f in (np.cos, np.sin)))
 
 
@@ -77,9 +81,14 @@ def rotary_positions(
         rotary_table(n, dim, theta, first=first, angle_dtype=angle_dtype)
         for n, dim in zip(lengths, dims, strict=True)
     ]
+    return _joined_axes(tables, [axis - first for axis in positions])
+
+
+def _joined_axes(tables: Sequence[Rotation], places: Sequence[Any]) -> Rotation:
+    """Returns the rotations at places of tables, b t each, of all axes side by side."""
     parts = [
-        jax.tree.map(lambda x, i=index: x[i - first], table)
-        for table, index in zip(tables, positions, strict=True)
+        jax.tree.map(lambda x, i=index: x[i], table)
+        for table, index in zip(tables, places, strict=True)
     ]
     return jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=-1), *parts)
 
@@ -90,13 +99,16 @@ def rotation_at(ids: np.ndarray, dims: Sequence[int], theta: float) -> Rotation:
     The angles are not rounded to float32 before their cosines are taken, as for FLUX in diffusers.
 
     Args:
-        ids: the position of each token on each axis, t a, integers of at least zero.
+        ids: the position of each token on each axis, t a, any numbers.
         dims: the channels of each axis, which follow each other in a head.
         theta: the base of the wavelengths.
     """
-    positions = list(ids.T[:, None])
-    lengths = [int(axis.max()) + 1 for axis in positions]
-    return rotary_positions(positions, lengths, dims, theta, angle_dtype=np.float64)
+    tables, places = [], []
+    for axis, dim in zip(ids.T, dims, strict=True):
+        positions, index = np.unique(axis, return_inverse=True)
+        tables.append(_rotations(positions, dim, theta, np.float64))
+        places.append(index.reshape(1, -1).astype(np.int32))
+    return _joined_axes(tables, places)
 
 
 class RotaryAttention(nnx.Module):

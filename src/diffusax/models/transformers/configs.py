@@ -123,16 +123,17 @@ class FluxControlNetConfig(FluxConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class Flux2Transformer2DConfig(Keyed):
-    """The options of diffusers' Flux2Transformer2DModel, whose tokens are latents."""
+class FourAxesConfig(Keyed):
+    """The options that diffusers' Flux2Transformer2DModel and Flux3Transformer2DModel share.
 
-    class_name: ClassVar[str] = "Flux2Transformer2DModel"
-    fixed: ClassVar[dict[str, Any]] = {"patch_size": 1, "eps": 1e-6}
+    Their tokens are latents.
+    """
+
+    class_name: ClassVar[str]
+    fixed: ClassVar[dict[str, Any]]
     ignored: ClassVar[frozenset[str]] = frozenset()
 
     in_channels: Channels = 128
-    out_channels: Channels | None = None
-    """None for as many as in_channels."""
     num_layers: Blocks = 8
     """Blocks in which image and text have layers of their own."""
     num_single_layers: Blocks = 48
@@ -141,14 +142,11 @@ class Flux2Transformer2DConfig(Keyed):
     num_attention_heads: Heads = 48
     joint_attention_dim: Channels = 15360
     """The width of the text's hidden states."""
-    timestep_guidance_channels: Channels = 256
     mlp_ratio: Positive = 3.0
     axes_dims_rope: Annotated[tuple[Channels, ...], Meta(min_length=4, max_length=4)] = (32,) * 4
     """The channels of a head for the image's number, the row, the column, and the position in the
     text."""
     rope_theta: Positive = 2000.0
-    guidance_embeds: bool = True
-    """Whether the guidance scale is an input."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -163,6 +161,40 @@ class Flux2Transformer2DConfig(Keyed):
     def mlp_dim(self) -> int:
         """The inner width of feed-forward layers."""
         return int(self.width * self.mlp_ratio)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flux2Transformer2DConfig(FourAxesConfig):
+    """The options of diffusers' Flux2Transformer2DModel."""
+
+    class_name: ClassVar[str] = "Flux2Transformer2DModel"
+    fixed: ClassVar[dict[str, Any]] = {"patch_size": 1, "eps": 1e-6}
+
+    out_channels: Channels | None = None
+    """None for as many as in_channels."""
+    timestep_guidance_channels: Channels = 256
+    guidance_embeds: bool = True
+    """Whether the guidance scale is an input."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Flux3Transformer2DConfig(FourAxesConfig):
+    """The options of diffusers' Flux3Transformer2DModel."""
+
+    class_name: ClassVar[str] = "Flux3Transformer2DModel"
+    fixed: ClassVar[dict[str, Any]] = {"eps": 1e-6}
+
+    cond_in_channels: Channels = 128
+    """The channels of the latents of images to look at."""
+    num_layers: Blocks = 5
+    """Blocks over the image, the text and the images to look at, each by itself."""
+    num_single_layers: Blocks = 28
+    num_attention_heads: Heads = 24
+    joint_attention_dim: Channels = 20480
+    timestep_channels: Channels = 256
+    rope_theta: Positive = 10000.0
+    flow_map: bool = False
+    """Whether the time that a step leads to is an input, as in networks distilled to few steps."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
     rotary_positions,
+    rotation_at,
     split_heads,
     within_range,
 )
@@ -347,8 +348,9 @@ class QwenImage21Transformer2DModel(nnx.Module):
             ids.append(_image_ids(position, h, w))
             position += max(h, w)
         ids.append(_text_ids(position, parts[-1].shape[1]))
-        axes = np.concatenate(ids).T[:, None]
-        return self._rotation(axes, int(axes.min()), int(axes.max())), position
+        axes = np.concatenate(ids)
+        _check_positions(int(axes.min()), int(axes.max()))
+        return rotation_at(axes, self.config.axes_dims_rope, _THETA), position
 
     def _image_rotation(self, prefix: Prefix, h: int, w: int) -> Rotation:
         """Returns the rotations of the image's tokens, b (h w) d/2."""
@@ -358,18 +360,20 @@ class QwenImage21Transformer2DModel(nnx.Module):
         # An image to look at moves what follows by less than the number of its tokens.
         last = max(prefix.keys[0].shape[1], int(axes.max()))
         ids = jnp.broadcast_to(position[:, None], shape), rows, columns
-        return self._rotation(ids, int(axes.min()), last)
-
-    def _rotation(self, ids: Any, first: int, last: int) -> Rotation:
-        """Returns the rotations at positions from the first to the last."""
-        if last >= _MOST_POSITIONS or first < -_FARTHEST:
-            raise ValueError(
-                f"the text and the images need the positions {first} to {last}, and there are "
-                f"{-_FARTHEST} to {_MOST_POSITIONS - 1}; use a shorter prompt, or fewer or smaller "
-                "images"
-            )
+        first = int(axes.min())
+        _check_positions(first, last)
         dims, lengths = self.config.axes_dims_rope, (last + 1 - first,) * 3
         return rotary_positions(ids, lengths, dims, _THETA, first=first)
+
+
+def _check_positions(first: int, last: int) -> None:
+    """Raises ValueError unless there are positions from the first to the last."""
+    if last >= _MOST_POSITIONS or first < -_FARTHEST:
+        raise ValueError(
+            f"the text and the images need the positions {first} to {last}, and there are "
+            f"{-_FARTHEST} to {_MOST_POSITIONS - 1}; use a shorter prompt, or fewer or smaller "
+            "images"
+        )
 
 
 def _text_ids(position: int, length: int) -> np.ndarray:

@@ -17,6 +17,7 @@ from diffusax.pipelines.classes.flux import (
     FluxPipeline,
 )
 from diffusax.pipelines.classes.flux2 import Flux2KleinInpaintPipeline, Flux2KleinPipeline
+from diffusax.pipelines.classes.flux3 import Flux3KleinInpaintPipeline, Flux3KleinPipeline
 from diffusax.pipelines.classes.stable_diffusion import (
     LatentConsistencyModelImg2ImgPipeline,
     LatentConsistencyModelPipeline,
@@ -47,6 +48,8 @@ __all__ = [
     "DDPMPipeline",
     "Flux2KleinInpaintPipeline",
     "Flux2KleinPipeline",
+    "Flux3KleinInpaintPipeline",
+    "Flux3KleinPipeline",
     "FluxControlNetPipeline",
     "FluxFillPipeline",
     "FluxImg2ImgPipeline",

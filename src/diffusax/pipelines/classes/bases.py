@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 
 from diffusax.boundary.tensors import alike, as_numpy, as_tensor, is_tensor
+from diffusax.checkpoints.files import DISTILLED_STEPS
 from diffusax.models.autoencoders.latents import patchify, unpatchify
 from diffusax.models.transformers.flux import PATCH
 from diffusax.models.transformers.flux2 import text_ids
 from diffusax.pipelines.families import (
     FLUX,
     FLUX2_KLEIN,
+    FLUX3_KLEIN,
     IMAGE_PROMPTS,
     STABLE_DIFFUSION,
     STABLE_DIFFUSION_XL,
@@ -142,6 +144,37 @@ class Flux2Klein(_TransformerLoRAs, DiffusionPipeline):
             text_encoder_out_layers, **options,
         )
         return embeds, _positions(np.tile(text_ids(embeds.shape[1]), (len(embeds), 1, 1)), embeds)
+
+
+class Flux3Klein(_TransformerLoRAs, DiffusionPipeline):
+    """Pipelines of FLUX.3 klein."""
+
+    family = FLUX3_KLEIN
+    other_names = ("Flux3ModularPipeline", "Flux3DistilledModularPipeline")
+
+    @property
+    def own_defaults(self):
+        """The number of steps that a distilled checkpoint was made for."""
+        steps = DISTILLED_STEPS.get(self.modular_name(self.parts))
+        return {} if steps is None else {"num_inference_steps": steps}
+
+    @classmethod
+    def modular_name(cls, parts):
+        """Returns the modular pipeline of diffusers for a transformer, distilled or not."""
+        distilled = "transformer" in parts.models and parts.denoiser.network.config.flow_map
+        return cls.other_names[int(distilled)]
+
+    @encodes_prompts
+    def encode_prompt(
+        self, prompt=None, device=None, do_classifier_free_guidance=True, negative_prompt=None,
+        prompt_embeds=None, negative_prompt_embeds=None, max_sequence_length=8192,
+        text_encoder_out_layers=(4, 8, 12, 16, 20, 24, 28, 32), **options,
+    ):
+        """Returns the embeddings of prompts and of negative prompts, lists of arrays t d.
+
+        They have those of the tokens that fill them up to a multiple of 80. The second list is
+        empty without guidance. device changes nothing. options: adapters.
+        """
 
 
 class ZImage(_TransformerLoRAs, DiffusionPipeline):

@@ -15,6 +15,7 @@ from diffusax.checkpoints.files import (
     fitting_variant,
     numbered_folders,
     write_model_index,
+    write_modular_index,
 )
 from diffusax.checkpoints.keywords import take_keywords
 from diffusax.checkpoints.networks import check_saveable
@@ -122,7 +123,9 @@ def load_components(
         # Without an image encoder, a processor of images is the safety checker's.
         unused = role == "image_processor" and not {"image_encoder"} & {*listed, *given}
         if name not in listed or unused:
-            if component.optional:
+            if component.make is not None:
+                loaded[name] = component.make()
+            if component.optional or name in loaded:
                 continue
             hint = f"; give {name}=" if component in target.extra_components else ""
             raise ValueError(f"{folder / 'model_index.json'} has no {name}{hint}")
@@ -222,6 +225,9 @@ def save_components(
         parts.scheduler.save_config(folder / name)
         listed[name] = ("diffusers", parts.scheduler.to_config()["_class_name"])
     write_model_index(folder, cls.__name__, listed, call_defaults=call_defaults, **parts.options)
+    if (modular := cls.modular_name(parts)) is not None:
+        present = {k: v for k, v in listed.items() if v is not None}
+        write_modular_index(folder, modular, present)
 
 
 def _saved(parts: Components, name: str, model: Model) -> Model:

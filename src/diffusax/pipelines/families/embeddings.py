@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from diffusax.pipelines.families.policies import of_branch
 from diffusax.pipelines.plan.arguments import Call, read_numbers
@@ -82,6 +83,17 @@ class OwnLengths(OneLength):
         """Returns what `encode_prompt` does: lists of prompts and of negative prompts."""
         first = of_branch(prompt.context, prompt.lengths, 0)
         return first, of_branch(prompt.context, prompt.lengths, 1) if guided else []
+
+
+def padded_embeds(embeds: Sequence[Any], size: Callable[[int], int]) -> Prompt:
+    """Returns hidden states of different lengths, t d each, as n s d with their lengths.
+
+    size: a function (the most tokens) -> s.
+    """
+    lengths = np.array([len(x) for x in embeds], np.int32)
+    longest = size(int(lengths.max()))
+    rows = [jnp.pad(jnp.asarray(x), ((0, longest - len(x)), (0, 0))) for x in embeds]
+    return Prompt(jnp.stack(rows), lengths=lengths)
 
 
 def check_embeds(

@@ -55,6 +55,8 @@ class Component:
     """Whether a checkpoint may lack it."""
     tokenizer: str = ""
     """For a text encoder: the name of its tokenizer among the components."""
+    make: Callable[[], Any] | None = None
+    """A function that makes the component for a checkpoint without one; None where none does."""
 
 
 CONTROLNET = Component("controlnet", "controlnet")
@@ -196,7 +198,11 @@ def usual_autoencoder(latent_channels: int = 4) -> AutoencoderKLConfig:
 
 
 def diffusers_components(
-    denoiser: str, *text: tuple[str, str], tokenizer: Any, optional: Sequence[str] = ()
+    denoiser: str,
+    *text: tuple[str, str],
+    tokenizer: Any,
+    optional: Sequence[str] = (),
+    scheduler: Callable[[], Any] | None = None,
 ) -> tuple[Component, ...]:
     """Returns the components of a family in diffusers' layout.
 
@@ -205,6 +211,7 @@ def diffusers_components(
         *text: the names of each tokenizer and of the text encoder that reads its tokens.
         tokenizer: the class of the tokenizers, or a tuple with one for each.
         optional: the names of those that a checkpoint may lack.
+        scheduler: a function that makes the scheduler for checkpoints without one.
     """
     encoders = [Component(e, "text_encoder", tokenizer=t) for t, e in text]
     kinds = tokenizer if isinstance(tokenizer, tuple) else (tokenizer,) * len(text)
@@ -214,6 +221,6 @@ def diffusers_components(
         *encoders,
         *tokenizers,
         Component(denoiser, "denoiser"),
-        Component("scheduler", "scheduler", Scheduler),
+        Component("scheduler", "scheduler", Scheduler, make=scheduler),
     )
     return tuple(dataclasses.replace(c, optional=c.name in optional) for c in found)

@@ -19,7 +19,7 @@ from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Params
 from diffusax.pipelines.families import policies
 from diffusax.pipelines.families.denoiser import DenoiserInputs
-from diffusax.pipelines.families.embeddings import OwnLengths
+from diffusax.pipelines.families.embeddings import OwnLengths, padded_embeds
 from diffusax.pipelines.families.family import (
     TEXT_COMPONENTS,
     Family,
@@ -95,10 +95,7 @@ def padded_length(tokens: int, most: int | None = None) -> int:
 
 def pad_embeds(embeds: Sequence[Any]) -> Prompt:
     """Returns hidden states of different lengths, t d each, as n s d with their lengths."""
-    lengths = np.array([len(x) for x in embeds], np.int32)
-    longest = padded_length(int(lengths.max()))
-    rows = [jnp.pad(jnp.asarray(x), ((0, longest - len(x)), (0, 0))) for x in embeds]
-    return Prompt(jnp.stack(rows), lengths=lengths)
+    return padded_embeds(embeds, padded_length)
 
 
 def conditions(

@@ -67,6 +67,8 @@ class DiffusionPipeline(
     """The networks that every call needs: their names, and whether only decoding needs them."""
     returns_flags: ClassVar[bool] = False
     """Whether a call with return_dict=False returns a second value, a safety checker's result."""
+    other_names: ClassVar[tuple[str, ...]] = ()
+    """The names of modular pipelines of diffusers whose checkpoints the first such class loads."""
     scheduler_options: ClassVar[dict[str, Any]] = {}
     """The options that diffusers sets in the config of an old checkpoint's scheduler."""
     parts: Components
@@ -92,6 +94,8 @@ class DiffusionPipeline(
             setattr(cls, component.name, ComponentAttribute(component))
         if hasattr(cls, "task"):
             CLASSES[cls.__name__] = cls
+            for name in cls.other_names:
+                CLASSES.setdefault(name, cls)
 
     def __init__(self, **components: Any):
         """Makes a pipeline of components, which are given under their names in a checkpoint.
@@ -134,6 +138,16 @@ class DiffusionPipeline(
             self.parts.scheduler = with_class_options(scheduler, self.scheduler_options)
             # One that is assigned later may not say it: `FlowMatchEulerDiscreteScheduler()`.
             self.parts.process = scheduler.process
+
+    @classmethod
+    def modular_name(cls, parts: Components) -> str | None:
+        """Returns the modular pipeline of diffusers that opens saved components; None for none."""
+        return None
+
+    @property
+    def own_defaults(self) -> dict[str, Any]:
+        """The arguments of calls that have another default with these components."""
+        return {}
 
     def spread_over(self, mesh: Mesh | str | None) -> Self:
         """Splits batches and parameters over a mesh, as `from_pretrained(mesh=)`, and returns self.

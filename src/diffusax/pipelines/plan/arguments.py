@@ -206,6 +206,8 @@ def read_call(
     except TypeError as error:
         raise TypeError(f"{type(pipe).__name__}.__call__() {error}") from None
     del values["self"]
+    if own := pipe.own_defaults:
+        call = dataclasses.replace(call, **own)
     if pure:
         return check_call(values, call)
     check_untraced(values, _CALL_TRACED)
