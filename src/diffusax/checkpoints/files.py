@@ -182,9 +182,14 @@ def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dic
     options = {
         name: value
         for name, value in data.items()
-        if not name.startswith("_") and not isinstance(value, list)
+        if not name.startswith("_") and not (isinstance(value, list) and _is_component(value))
     }
     return class_name, components, options
+
+
+def _is_component(value: list[Any]) -> bool:
+    """Returns whether a list in model_index.json is a component's, not an option of numbers."""
+    return not value or not all(isinstance(entry, int | float) for entry in value)
 
 
 def listed_class(folder: Path) -> str | None:

@@ -17,6 +17,7 @@ from diffusax.pipelines.classes.flux import (
     FluxPipeline,
 )
 from diffusax.pipelines.classes.flux2 import Flux2KleinInpaintPipeline, Flux2KleinPipeline
+from diffusax.pipelines.classes.krea2 import Krea2Pipeline
 from diffusax.pipelines.classes.stable_diffusion import (
     LatentConsistencyModelImg2ImgPipeline,
     LatentConsistencyModelPipeline,
@@ -53,6 +54,7 @@ __all__ = [
     "FluxInpaintPipeline",
     "FluxKontextPipeline",
     "FluxPipeline",
+    "Krea2Pipeline",
     "LatentConsistencyModelImg2ImgPipeline",
     "LatentConsistencyModelPipeline",
     "StableDiffusionAdapterPipeline",

@@ -9,6 +9,7 @@ from diffusax.pipelines.families.family import (
 )
 from diffusax.pipelines.families.flux import FLUX
 from diffusax.pipelines.families.flux2 import FLUX2_KLEIN
+from diffusax.pipelines.families.krea2 import KREA2
 from diffusax.pipelines.families.stable_diffusion import STABLE_DIFFUSION
 from diffusax.pipelines.families.stable_diffusion_xl import STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unconditional import UNCONDITIONAL
@@ -18,6 +19,7 @@ __all__ = [
     "FLUX",
     "FLUX2_KLEIN",
     "IMAGE_PROMPTS",
+    "KREA2",
     "STABLE_DIFFUSION",
     "STABLE_DIFFUSION_XL",
     "UNCONDITIONAL",
