@@ -27,6 +27,7 @@ from support.tiny_transformers import FLUX_FILL
 from support.tiny_transformers import flux_controlnet as flux_controlnet
 from support.tiny_transformers import flux_pipeline as build_flux
 from support.tiny_transformers import klein_pipeline as build_klein
+from support.tiny_transformers import krea2_pipeline as build_krea2
 from support.tiny_transformers import z_image_pipeline as build_z_image
 from support.tiny_unconditional import build_unconditional
 
@@ -76,6 +77,7 @@ TAESD = "madebyollin/taesd"
 LANGUAGE_MODELS = {"Qwen/Qwen3-4B": "Qwen3ForCausalLM", "google/t5-v1_1-xxl": "T5EncoderModel"}
 DDPM = "google/ddpm-cat-256"
 Z_IMAGE = "Tongyi-MAI/Z-Image-Turbo"
+KREA2 = "krea/Krea-2-Raw"
 FLUX = {
     "black-forest-labs/FLUX.1-dev": {},
     "black-forest-labs/FLUX.1-Fill-dev": FLUX_FILL,
@@ -150,6 +152,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
             build_asymmetric(folder)
         elif repo == Z_IMAGE:
             build_z_image(folder)
+        elif repo == KREA2:
+            build_krea2(folder)
         elif repo in FLUX:
             kind = "FluxFillPipeline" if FLUX[repo] else "FluxPipeline"
             build_flux(folder, kind, **FLUX[repo])
@@ -195,6 +199,7 @@ def repositories(stand_in, monkeypatch):
             ASYMMETRIC,
             DDPM,
             Z_IMAGE,
+            KREA2,
             KLEIN,
         )
         for repo in (*PIPELINES, *PARTS, *steering, *others):

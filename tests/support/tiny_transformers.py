@@ -1,4 +1,4 @@
-"""Tiny transformers and their pipelines in PyTorch: FLUX.1, FLUX.2 [klein] and Z-Image.
+"""Tiny transformers and their pipelines in PyTorch: FLUX.1, FLUX.2 [klein], Krea 2 and Z-Image.
 
 All weights are random, and each has two blocks of each kind or more.
 """
@@ -13,6 +13,14 @@ import transformers
 
 from support.tiny import randomize
 from support.tokenizers import (
+    CLIP_TOKENS,
+    QWEN_TOKENS,
+    T5_TOKENS,
+    clip_tokenizer,
+    qwen_tokenizer,
+    t5_tokenizer,
+)
+from support.torch_families.tokenizers import (
     CLIP_TOKENS,
     QWEN_TOKENS,
     T5_TOKENS,
@@ -528,6 +536,66 @@ def upstream_krea2(network: Any, given: Krea2Inputs, dtype: Any = torch.float32)
     b, h, w, c = given.latents.shape
     maps = y.reshape(b, h // 2, w // 2, c, 2, 2).transpose(0, 1, 4, 2, 5, 3)
     return maps.reshape(b, h, w, c)
+
+
+KREA2_LANGUAGE: dict[str, Any] = {
+    "text_config": {
+        "vocab_size": len(QWEN_TOKENS),
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": [3, 3, 2],
+            "mrope_interleaved": True,
+        },
+    },
+    "vision_config": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "patch_size": 4,
+        "out_hidden_size": 24,
+        "num_position_embeddings": 25,
+        "deepstack_visual_indexes": [0],
+    },
+    "image_token_id": QWEN_TOKENS.index("<|image_pad|>"),
+    "video_token_id": QWEN_TOKENS.index("<|video_pad|>"),
+    "vision_start_token_id": QWEN_TOKENS.index("<|vision_start|>"),
+    "vision_end_token_id": QWEN_TOKENS.index("<|vision_end|>"),
+}
+KREA2_SIZE = {"height": 24, "width": 40, "max_sequence_length": 240}
+"""Of 6x10 tokens. Each byte of the chat around a prompt is a token, and all but 34 are read."""
+KREA2_SCHEDULE: dict[str, Any] = {
+    "use_dynamic_shifting": True,
+    "base_shift": 0.5,
+    "max_shift": 1.15,
+    "base_image_seq_len": 20,
+    "max_image_seq_len": 100,
+}
+"""Krea 2's, with its shifts for other numbers of tokens."""
+
+
+def krea2_pipeline(folder: Any, is_distilled: bool = False, **scheduler: Any) -> Any:
+    """A tiny pipeline of PyTorch, saved in `folder`."""
+    language = transformers.Qwen3VLConfig(**KREA2_LANGUAGE)
+    pipe = diffusers.Krea2Pipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**{**KREA2_SCHEDULE, **scheduler}),
+        vae=qwen_image_autoencoder(dim_mult=[1, 2], temperal_downsample=[True]),
+        text_encoder=randomize(transformers.Qwen3VLModel(language), 2).requires_grad_(False),
+        tokenizer=qwen_tokenizer(),
+        transformer=krea2_transformer(3),
+        text_encoder_select_layers=(1, 3, 2),
+        is_distilled=is_distilled,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    pipe.save_pretrained(folder)
+    return pipe
 
 
 QWEN_IMAGE21_VAE: dict[str, Any] = {

@@ -150,9 +150,15 @@ def _nothing_to_load(folder: Path, names: list[str]) -> str:
 
 
 MODEL_INDEX = "model_index.json"
+
+
 MODULAR_INDEX = "modular_model_index.json"
 """What diffusers' modular pipelines have in its place."""
+
+
 INDEXES = (MODEL_INDEX, MODULAR_INDEX)
+
+
 DISTILLED_STEPS = {"Flux3DistilledModularPipeline": 16}
 """The steps that modular pipelines were distilled to, by class; no file says them."""
 
@@ -166,14 +172,12 @@ def index_of(folder: Path) -> Path | None:
 def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dict[str, Any]]:
     """Reads the pipeline's class ("" if none), its components as (library, class), and its options.
 
-    Components that are null, without which the pipeline runs, are left out. The index of a modular
-    pipeline of diffusers has a third entry for each, how to load it; of a component that is null
-    besides, this one has the class.
+    Components that are null, without which the pipeline runs, are left out.
 
     Raises:
         ValueError: the file is missing or broken; names it.
     """
-    path = index_of(folder) or Path(folder) / MODEL_INDEX
+    path = Path(folder) / MODEL_INDEX
     if not path.exists() and (path.parent / "config.json").is_file():
         raise ValueError(
             f"{path.parent.name} holds one network and no {MODEL_INDEX}, which a pipeline needs; "
@@ -186,7 +190,6 @@ def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dic
         raise ValueError(f"{path}: _class_name must be a string (got {class_name!r})")
     components = {}
     for name, value in data.items():
-        value = _listed(value) if path.name == MODULAR_INDEX else value
         if isinstance(value, list) and list(map(type, value)) == [str, str]:
             components[name] = (value[0], value[1])
         elif value not in (None, [None, None]) and os.path.isdir(path.parent / name):
@@ -196,9 +199,14 @@ def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dic
     options = {
         name: value
         for name, value in data.items()
-        if not name.startswith("_") and not isinstance(value, list)
+        if not name.startswith("_") and not (isinstance(value, list) and _is_component(value))
     }
     return class_name, components, options
+
+
+def _is_component(value: list[Any]) -> bool:
+    """Returns whether a list in model_index.json is a component's, not an option of numbers."""
+    return not value or not all(isinstance(entry, int | float) for entry in value)
 
 
 def _listed(value: Any) -> Any:

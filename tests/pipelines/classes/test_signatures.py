@@ -36,6 +36,8 @@ NO_COMPONENTS = {
     "requires_aesthetics_score",
     "is_cosxl_edit",
     "is_distilled",
+    "patch_size",
+    "text_encoder_select_layers",
 }
 # What diffusax does not have at all, LoRA and FreeU among it.
 ABSENT_SWITCHES = {"enable_freeu", "disable_freeu"}
@@ -56,7 +58,7 @@ def test_calls_have_the_arguments_of_diffusers_in_its_order_with_its_defaults(na
     own = {k: p.default for k, p in ours.items() if p.kind is p.KEYWORD_ONLY}
     if name in WITHOUT_TEXT:
         assert own == OWN_WITHOUT_TEXT
-    elif name.startswith(("ZImage", "Flux")):
+    elif name.startswith(("ZImage", "Flux", "Krea2")):
         assert own == {k: v for k, v in OWN.items() if k not in OF_CLIP}
     else:
         assert own == OWN
@@ -75,7 +77,7 @@ def test_every_pipeline_of_diffusers_for_these_families_is_here():
     }
     wanted |= {f"ZImage{task}Pipeline" for task in tasks[:3]}
     wanted |= {f"Flux{task}Pipeline" for task in (*tasks[:3], "Fill", "Kontext", "ControlNet")}
-    wanted |= {"Flux2KleinPipeline", "Flux2KleinInpaintPipeline"}
+    wanted |= {"Flux2KleinPipeline", "Flux2KleinInpaintPipeline", "Krea2Pipeline"}
     assert set(NAMES) == wanted | set(WITHOUT_TEXT)
 
 

@@ -18,6 +18,7 @@ NAME, FOLDER = sys.argv[1:]
 OWN = {
     "z-image": {"negative_prompt": "a hat", "guidance_scale": 2.0},
     "flux": {"negative_prompt": "a hat", "true_cfg_scale": 2.0, "max_sequence_length": 32},
+    "krea2": {"negative_prompt": "a hat", "guidance_scale": 2.0},
     "klein": {**KLEIN_CALL, "image": picture(1)},
 }
 CALL = {
@@ -38,6 +39,13 @@ SPLIT = {
         "transformer_blocks.0.norm1.linear",
         "single_transformer_blocks.0.norm.linear",
         "single_transformer_blocks.0.proj_out",
+    ),
+    "krea2": (
+        "transformer_blocks.0.attn.to_q",
+        "transformer_blocks.0.attn.to_k",
+        "transformer_blocks.0.ff.down",
+        "text_fusion.refiner_blocks.0.attn.to_gate",
+        "time_mod_proj",
     ),
     "klein": (
         "transformer_blocks.0.attn.to_q",

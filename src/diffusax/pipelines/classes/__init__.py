@@ -18,6 +18,7 @@ from diffusax.pipelines.classes.flux import (
 )
 from diffusax.pipelines.classes.flux2 import Flux2KleinInpaintPipeline, Flux2KleinPipeline
 from diffusax.pipelines.classes.flux3 import Flux3KleinInpaintPipeline, Flux3KleinPipeline
+from diffusax.pipelines.classes.krea2 import Krea2Pipeline
 from diffusax.pipelines.classes.stable_diffusion import (
     LatentConsistencyModelImg2ImgPipeline,
     LatentConsistencyModelPipeline,
@@ -56,6 +57,7 @@ __all__ = [
     "FluxInpaintPipeline",
     "FluxKontextPipeline",
     "FluxPipeline",
+    "Krea2Pipeline",
     "LatentConsistencyModelImg2ImgPipeline",
     "LatentConsistencyModelPipeline",
     "StableDiffusionAdapterPipeline",

@@ -14,6 +14,7 @@ from diffusax.pipelines.families import (
     FLUX2_KLEIN,
     FLUX3_KLEIN,
     IMAGE_PROMPTS,
+    KREA2,
     STABLE_DIFFUSION,
     STABLE_DIFFUSION_XL,
     Z_IMAGE,
@@ -144,6 +145,37 @@ class Flux2Klein(_TransformerLoRAs, DiffusionPipeline):
             text_encoder_out_layers, **options,
         )
         return embeds, _positions(np.tile(text_ids(embeds.shape[1]), (len(embeds), 1, 1)), embeds)
+
+
+class Krea2(_TransformerLoRAs, DiffusionPipeline):
+    """Pipelines of Krea 2."""
+
+    family = KREA2
+
+    @encodes_prompts
+    def _encode(
+        self, prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask,
+        max_sequence_length, **options,
+    ):
+        """Returns the embeddings of prompts, a list of arrays t (l d), and an empty list."""
+
+    def encode_prompt(
+        self, prompt, device=None, num_images_per_prompt=1, prompt_embeds=None,
+        prompt_embeds_mask=None, max_sequence_length=512, **options,
+    ):
+        """Returns the embeddings of prompts, (prompts images) t l d, and which tokens count, n t.
+
+        Padding follows a prompt's tokens. device changes nothing. options: adapters.
+        """
+        found, _ = self._encode(
+            prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask,
+            max_sequence_length, **options,
+        )
+        layers, lengths = self.transformer.config.num_text_layers, list(map(len, found))
+        rows = [np.pad(as_numpy(x), ((0, max(lengths) - len(x)), (0, 0))) for x in found]
+        embeds = np.stack(rows).reshape(len(rows), max(lengths), layers, -1)
+        mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
+        return alike((embeds, mask), *found)
 
 
 class Flux3Klein(_TransformerLoRAs, DiffusionPipeline):

@@ -10,6 +10,7 @@ from diffusax.pipelines.families.family import (
 from diffusax.pipelines.families.flux import FLUX
 from diffusax.pipelines.families.flux2 import FLUX2_KLEIN
 from diffusax.pipelines.families.flux3 import FLUX3_KLEIN
+from diffusax.pipelines.families.krea2 import KREA2
 from diffusax.pipelines.families.stable_diffusion import STABLE_DIFFUSION
 from diffusax.pipelines.families.stable_diffusion_xl import STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unconditional import UNCONDITIONAL
@@ -20,6 +21,7 @@ __all__ = [
     "FLUX2_KLEIN",
     "FLUX3_KLEIN",
     "IMAGE_PROMPTS",
+    "KREA2",
     "STABLE_DIFFUSION",
     "STABLE_DIFFUSION_XL",
     "UNCONDITIONAL",

@@ -85,6 +85,36 @@ class OwnLengths(OneLength):
         return first, of_branch(prompt.context, prompt.lengths, 1) if guided else []
 
 
+@dataclasses.dataclass(frozen=True)
+class Masked(OwnLengths):
+    """Prompts have several embeddings of each token, n t l d, of which a mask n t says which count.
+
+    Here the embeddings of a token stand side by side, and tokens that do not count are left out.
+    """
+
+    def read(self, call: Call, names: Sequence[str], width: int | None) -> Prompt:
+        """Returns the embeddings that a call gives, padded; see `OneLength.read`."""
+        (name,) = names
+        axes = "(prompts, tokens, layers, width)"
+        embeds = check_embeds(name, getattr(call, name), 4, axes=axes)
+        joined = embeds.reshape(*embeds.shape[:2], -1)
+        if width not in (None, joined.shape[-1]):
+            raise ValueError(
+                f"{name} must have {width} numbers of each token, in all layers together (got "
+                f"{embeds.shape[2]} times {embeds.shape[3]})"
+            )
+        mask = getattr(call, f"{name}_mask")
+        if mask is None:
+            raise ValueError(f"{name}_mask must be given with {name}; see encode_prompt")
+        read = read_numbers(f"{name}_mask", mask).astype(bool)
+        if read.shape != embeds.shape[:2] or not read.any(axis=1).all():
+            raise ValueError(
+                f"{name}_mask must have shape {embeds.shape[:2]}, and a one in each row (got shape "
+                f"{read.shape})"
+            )
+        return self.pad([x[own] for x, own in zip(joined, read)])
+
+
 def padded_embeds(embeds: Sequence[Any], size: Callable[[int], int]) -> Prompt:
     """Returns hidden states of different lengths, t d each, as n s d with their lengths.
 

@@ -21,7 +21,7 @@ from diffusax.pipelines.families.policies import (
     negatives_first,
     sample_each,
 )
-from diffusax.pipelines.plan.plan import Conditions, Prompt, Tokens
+from diffusax.pipelines.plan.plan import Conditions, HiddenLayers, Prompt, Tokens
 from diffusax.samplers import Scheduler
 
 Role = Literal[
@@ -74,6 +74,11 @@ def any_length(components: Any, call: Any) -> None:
     """Returns None: prompts of all lengths may share a batch."""
 
 
+def usual_layers(components: Any) -> HiddenLayers | None:
+    """Returns None: the checkpoints of a family read the same hidden states."""
+    return None
+
+
 def none_unused(components: Any, call: Any, run: Any) -> tuple[()]:
     """Returns nothing: no family's own argument is without effect."""
     return ()
@@ -120,6 +125,9 @@ class Family:
     """The arguments of a call that replace a prompt, in the order of `Prompt`'s fields."""
     lengths: OneLength = dataclasses.field(default_factory=OneLength)
     """How long the embeddings of a call's prompts are: `OneLength` or `OwnLengths`."""
+    hidden_layers: Callable[[Any], HiddenLayers | None] = usual_layers
+    """A function (components) -> the hidden states that a checkpoint asks for; None for those that
+    `tokenize` gives, or the family's own."""
     batch_key: Callable[..., Any] = any_length
     """A function (components, call) -> a key that the prompts of one batch must have in common."""
     default_size: Callable[..., tuple[int, int]] | None = None

@@ -70,6 +70,14 @@ class ClassifierFree:
 
 
 @dataclasses.dataclass(frozen=True)
+class TwoBranches(ClassifierFree):
+    """Classifier-free guidance by guidance_scale of all checkpoints, also of distilled ones."""
+
+    def branches(self, components: Any) -> int:
+        return 2
+
+
+@dataclasses.dataclass(frozen=True)
 class TrueCFG(ClassifierFree):
     """Classifier-free guidance by true_cfg_scale, where a negative prompt is given.
 

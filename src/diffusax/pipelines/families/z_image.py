@@ -19,7 +19,7 @@ from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Params
 from diffusax.pipelines.families import policies
 from diffusax.pipelines.families.denoiser import DenoiserInputs
-from diffusax.pipelines.families.embeddings import OwnLengths, padded_embeds
+from diffusax.pipelines.families.embeddings import OwnLengths
 from diffusax.pipelines.families.family import (
     TEXT_COMPONENTS,
     Family,
@@ -29,6 +29,8 @@ from diffusax.pipelines.families.family import (
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     chat_tokens,
+    pad_embeds,
+    padded_length,
     padded_tokens,
     schedule_options,
 )
@@ -36,7 +38,7 @@ from diffusax.pipelines.plan.guidance import above_zero, apply_guidance, limit_n
 from diffusax.pipelines.plan.plan import Conditions, Encoders, Prompt, StepInputs, Texts, Tokens
 from diffusax.text.language_tokenizer import Qwen2Tokenizer
 
-_SHORTEST, _LONGEST = 64, 512
+_LONGEST = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,20 +84,6 @@ class ZImageDenoiser(TransformerDenoiser):
             return guided
         limit = jnp.where((inputs.weights != 0).any(-1), inputs.rescale, 0)
         return limit_norm(predictions[:, 0], guided, limit)
-
-
-def padded_length(tokens: int, most: int | None = None) -> int:
-    """Returns the length that texts of so many tokens are filled up to: 64, 128, 256, 512, ....
-
-    most: the most tokens of a text; the length is at most this, in steps of 32.
-    """
-    length = max(_SHORTEST, 1 << max(tokens - 1, 0).bit_length())
-    return length if most is None else min(length, -(-most // 32) * 32)
-
-
-def pad_embeds(embeds: Sequence[Any]) -> Prompt:
-    """Returns hidden states of different lengths, t d each, as n s d with their lengths."""
-    return padded_embeds(embeds, padded_length)
 
 
 def conditions(

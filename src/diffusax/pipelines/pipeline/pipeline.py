@@ -118,7 +118,7 @@ class DiffusionPipeline(
         self.tensors = None
         for name, value in components.items():
             if name in options:
-                options[name] = bool(value)
+                options[name] = _like(options[name], value)
             elif name in self.component_names:
                 setattr(self, name, value)
             elif name not in IGNORED:
@@ -200,7 +200,7 @@ class DiffusionPipeline(
         for name, value in options.items():
             if name not in self.parts.options:
                 raise ValueError(f"{type(self).__name__} has no option {name!r}")
-            self.parts.options[name] = bool(value)
+            self.parts.options[name] = _like(dict(self.family.options)[name], value)
         self.parts.forget()
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
@@ -267,3 +267,8 @@ class DiffusionPipeline(
             if tokenizer is not None and model is not None and hasattr(tokenizer, "check_fits"):
                 positions = getattr(model.config, "max_position_embeddings", None)
                 tokenizer.check_fits(model.config.vocab_size, positions)
+
+
+def _like(default: Any, value: Any) -> Any:
+    """Returns an option of model_index.json, as True or False where its default is one of them."""
+    return bool(value) if isinstance(default, bool) else value

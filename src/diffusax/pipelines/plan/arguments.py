@@ -48,6 +48,8 @@ class Call:
     negative_prompt_3: Texts = None
     prompt_embeds: Any = None
     negative_prompt_embeds: Any = None
+    prompt_embeds_mask: Any = None
+    negative_prompt_embeds_mask: Any = None
     pooled_prompt_embeds: Any = None
     negative_pooled_prompt_embeds: Any = None
     num_images_per_prompt: ImageCount | None = 1
