@@ -20,14 +20,6 @@ from support.tokenizers import (
     qwen_tokenizer,
     t5_tokenizer,
 )
-from support.torch_families.tokenizers import (
-    CLIP_TOKENS,
-    QWEN_TOKENS,
-    T5_TOKENS,
-    clip_tokenizer,
-    qwen_tokenizer,
-    t5_tokenizer,
-)
 
 FLUX: dict[str, Any] = {
     "in_channels": 64,

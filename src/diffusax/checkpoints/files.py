@@ -150,15 +150,9 @@ def _nothing_to_load(folder: Path, names: list[str]) -> str:
 
 
 MODEL_INDEX = "model_index.json"
-
-
 MODULAR_INDEX = "modular_model_index.json"
 """What diffusers' modular pipelines have in its place."""
-
-
 INDEXES = (MODEL_INDEX, MODULAR_INDEX)
-
-
 DISTILLED_STEPS = {"Flux3DistilledModularPipeline": 16}
 """The steps that modular pipelines were distilled to, by class; no file says them."""
 
@@ -172,12 +166,14 @@ def index_of(folder: Path) -> Path | None:
 def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dict[str, Any]]:
     """Reads the pipeline's class ("" if none), its components as (library, class), and its options.
 
-    Components that are null, without which the pipeline runs, are left out.
+    Components that are null, without which the pipeline runs, are left out. The index of a modular
+    pipeline of diffusers has a third entry for each, how to load it; of a component that is null
+    besides, this one has the class.
 
     Raises:
         ValueError: the file is missing or broken; names it.
     """
-    path = Path(folder) / MODEL_INDEX
+    path = index_of(folder) or Path(folder) / MODEL_INDEX
     if not path.exists() and (path.parent / "config.json").is_file():
         raise ValueError(
             f"{path.parent.name} holds one network and no {MODEL_INDEX}, which a pipeline needs; "
@@ -190,6 +186,7 @@ def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dic
         raise ValueError(f"{path}: _class_name must be a string (got {class_name!r})")
     components = {}
     for name, value in data.items():
+        value = _listed(value) if path.name == MODULAR_INDEX else value
         if isinstance(value, list) and list(map(type, value)) == [str, str]:
             components[name] = (value[0], value[1])
         elif value not in (None, [None, None]) and os.path.isdir(path.parent / name):
