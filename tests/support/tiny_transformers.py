@@ -4,6 +4,7 @@ All weights are random, and each has two blocks of each kind or more.
 """
 
 import dataclasses
+import json
 from typing import Any
 
 import diffusers
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 import transformers
 
+from support.processors import qwen3_processor
 from support.tiny import randomize
 from support.tokenizers import (
     CLIP_TOKENS,
@@ -619,6 +621,49 @@ QWEN_IMAGE21: dict[str, Any] = {
     "mlp_ratio": 3,
     "axes_dims_rope": (4, 2, 6),
 }
+
+
+QWEN_IMAGE21_LANGUAGE: dict[str, Any] = {
+    **KREA2_LANGUAGE,
+    "text_config": {
+        **KREA2_LANGUAGE["text_config"],
+        "hidden_size": 20,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+    },
+    "vision_config": {**KREA2_LANGUAGE["vision_config"], "out_hidden_size": 20},
+}
+
+
+def qwen_image21_pipeline(folder: Any, sigmas: Any = None, **scheduler: Any) -> Any:
+    """A tiny pipeline of PyTorch, saved in `folder`."""
+    language = transformers.Qwen3VLConfig(**QWEN_IMAGE21_LANGUAGE)
+    reader = transformers.Qwen3VLForConditionalGeneration(language)
+    vae = {"dim_mult": [1, 1, 2, 2, 2], "temperal_downsample": [False, True, True, True]}
+    pipe = diffusers.QwenImage21Pipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**{**KREA2_SCHEDULE, **scheduler}),
+        vae=qwen_image21_autoencoder(scale_factor_spatial=16, **vae),
+        text_encoder=randomize(reader, 2).requires_grad_(False),
+        processor=qwen3_processor(),
+        transformer=qwen_image21_transformer(3),
+        sample_sigmas=sigmas,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    _save_with_processor(pipe, folder)
+    return pipe
+
+
+def _save_with_processor(pipe: Any, folder: Any) -> None:
+    """Saves a pipeline; its processor, which lacks the part for videos, in its parts."""
+    index = {"_class_name": type(pipe).__name__, "sample_sigmas": pipe.config.sample_sigmas}
+    for name, part in pipe.components.items():
+        part = part.tokenizer if name == "processor" else part
+        part.save_pretrained(folder / name)
+        library = "transformers" if name in ("processor", "text_encoder") else "diffusers"
+        index[name] = [library, type(part).__name__]
+    pipe.processor.image_processor.save_pretrained(folder / "processor")
+    index["processor"] = ["transformers", "Qwen3VLProcessor"]
+    (folder / "model_index.json").write_text(json.dumps(index))
 
 
 def qwen_image21_transformer(seed: int = 0, **changes: Any) -> Any:

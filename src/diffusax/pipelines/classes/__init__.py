@@ -19,6 +19,7 @@ from diffusax.pipelines.classes.flux import (
 from diffusax.pipelines.classes.flux2 import Flux2KleinInpaintPipeline, Flux2KleinPipeline
 from diffusax.pipelines.classes.flux3 import Flux3KleinInpaintPipeline, Flux3KleinPipeline
 from diffusax.pipelines.classes.krea2 import Krea2Pipeline
+from diffusax.pipelines.classes.qwen_image21 import QwenImage21Pipeline
 from diffusax.pipelines.classes.stable_diffusion import (
     LatentConsistencyModelImg2ImgPipeline,
     LatentConsistencyModelPipeline,
@@ -60,6 +61,7 @@ __all__ = [
     "Krea2Pipeline",
     "LatentConsistencyModelImg2ImgPipeline",
     "LatentConsistencyModelPipeline",
+    "QwenImage21Pipeline",
     "StableDiffusionAdapterPipeline",
     "StableDiffusionControlNetImg2ImgPipeline",
     "StableDiffusionControlNetInpaintPipeline",

@@ -15,6 +15,7 @@ from diffusax.pipelines.families import (
     FLUX3_KLEIN,
     IMAGE_PROMPTS,
     KREA2,
+    QWEN_IMAGE21,
     STABLE_DIFFUSION,
     STABLE_DIFFUSION_XL,
     Z_IMAGE,
@@ -29,6 +30,13 @@ from diffusax.pipelines.tasks.prompts import encodes_prompts
 def _positions(ids, embeds):
     """Returns the positions of tokens as a tensor where their embeddings are one."""
     return as_tensor(ids) if is_tensor(embeds) else ids
+
+
+def padded_rows(found):
+    """Returns arrays t d of different lengths as n t d, and which rows of them count, n t."""
+    lengths = list(map(len, found))
+    rows = [np.pad(as_numpy(x), ((0, max(lengths) - len(x)), (0, 0))) for x in found]
+    return np.stack(rows), np.arange(max(lengths)) < np.array(lengths)[:, None]
 
 
 class StableDiffusion(DiffusionPipeline):
@@ -171,11 +179,38 @@ class Krea2(_TransformerLoRAs, DiffusionPipeline):
             prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask,
             max_sequence_length, **options,
         )
-        layers, lengths = self.transformer.config.num_text_layers, list(map(len, found))
-        rows = [np.pad(as_numpy(x), ((0, max(lengths) - len(x)), (0, 0))) for x in found]
-        embeds = np.stack(rows).reshape(len(rows), max(lengths), layers, -1)
-        mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
-        return alike((embeds, mask), *found)
+        embeds, mask = padded_rows(found)
+        layers = self.transformer.config.num_text_layers
+        return alike((embeds.reshape(*mask.shape, layers, -1), mask), *found)
+
+
+class QwenImage21(_TransformerLoRAs, DiffusionPipeline):
+    """Pipelines of Qwen-Image 2.1."""
+
+    family = QWEN_IMAGE21
+
+    @encodes_prompts
+    def _encode(
+        self, prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask, **options,
+    ):
+        """Returns the embeddings of prompts, a list of arrays t d, and an empty list."""
+
+    def encode_prompt(
+        self, prompt, image=None, device=None, num_images_per_prompt=1, prompt_embeds=None,
+        prompt_embeds_mask=None, image_pad_mask=None, **options,
+    ):
+        """Returns the embeddings of prompts, (prompts images) t d, which tokens count, and None.
+
+        What counts is None where all tokens do, else n t booleans; padding follows a prompt's
+        tokens. image and image_pad_mask must be None. device changes nothing. options: adapters.
+        """
+        if image is not None or image_pad_mask is not None:
+            raise ValueError("image and image_pad_mask must be None: prompts alone are encoded")
+        found, _ = self._encode(
+            prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask, **options
+        )
+        embeds, mask = padded_rows(found)
+        return alike((embeds, None if mask.all() else mask, None), *found)
 
 
 class Flux3Klein(_TransformerLoRAs, DiffusionPipeline):

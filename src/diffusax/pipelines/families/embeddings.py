@@ -106,13 +106,40 @@ class Masked(OwnLengths):
         mask = getattr(call, f"{name}_mask")
         if mask is None:
             raise ValueError(f"{name}_mask must be given with {name}; see encode_prompt")
-        read = read_numbers(f"{name}_mask", mask).astype(bool)
-        if read.shape != embeds.shape[:2] or not read.any(axis=1).all():
-            raise ValueError(
-                f"{name}_mask must have shape {embeds.shape[:2]}, and a one in each row (got shape "
-                f"{read.shape})"
-            )
+        read = check_mask(f"{name}_mask", mask, embeds.shape[:2])
         return self.pad([x[own] for x, own in zip(joined, read)])
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedTokens(OwnLengths):
+    """Prompts have embeddings of one length, n t d, of which a mask n t may say which count.
+
+    Here tokens that do not count, which follow the others, are left out.
+    """
+
+    def read(self, call: Call, names: Sequence[str], width: int | None) -> Prompt:
+        """Returns the embeddings that a call gives, padded; see `OneLength.read`."""
+        (name,) = names
+        embeds = check_embeds(name, getattr(call, name), 3, width)
+        mask = getattr(call, f"{name}_mask")
+        if mask is None:
+            return self.pad(list(embeds))
+        read = check_mask(f"{name}_mask", mask, embeds.shape[:2])
+        return self.pad([x[own] for x, own in zip(embeds, read)])
+
+
+def check_mask(name: str, mask: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns which tokens count, n t booleans.
+
+    Raises:
+        ValueError: the mask has another shape, or a row without any.
+    """
+    read = read_numbers(name, mask).astype(bool)
+    if read.shape != shape or not read.any(axis=1).all():
+        raise ValueError(
+            f"{name} must have shape {shape}, and a one in each row (got shape {read.shape})"
+        )
+    return read
 
 
 def padded_embeds(embeds: Sequence[Any], size: Callable[[int], int]) -> Prompt:
