@@ -15,11 +15,11 @@ from diffusers.modular_pipelines.flux3.before_denoise import _prepare_image_ids
 from diffusers.modular_pipelines.flux3.image_processor import Flux3ImageProcessor
 from diffusers.pipelines.pipeline_utils import ImagePipelineOutput
 
+from support.processors import qwen3_processor
 from support.tiny import randomize
 from support.tiny_language import QWEN3_VL, QWEN3_VL_VISION
 from support.tiny_transformers import klein_autoencoder
 from support.tokenizers import QWEN_TOKENS
-from support.torch_families.processors import qwen3_processor
 
 FLUX3: dict[str, Any] = {
     "in_channels": 16,

@@ -37,6 +37,8 @@ _PLAIN = (
     "FluxAttnProcessor",
     "FluxAttnProcessor2_0",
     "FusedAttnProcessor2_0",
+    "QwenImage21AttnProcessor",
+    "QwenImage21FlexAttnProcessor",
     "SlicedAttnProcessor",
     "XFormersAttnProcessor",
     "ZSingleStreamAttnProcessor",

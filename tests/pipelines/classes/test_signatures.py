@@ -58,7 +58,7 @@ def test_calls_have_the_arguments_of_diffusers_in_its_order_with_its_defaults(na
     own = {k: p.default for k, p in ours.items() if p.kind is p.KEYWORD_ONLY}
     if name in WITHOUT_TEXT:
         assert own == OWN_WITHOUT_TEXT
-    elif name.startswith(("ZImage", "Flux", "Krea2")):
+    elif name.startswith(("ZImage", "Flux", "Krea2", "QwenImage")):
         assert own == {k: v for k, v in OWN.items() if k not in OF_CLIP}
     else:
         assert own == OWN
@@ -78,6 +78,7 @@ def test_every_pipeline_of_diffusers_for_these_families_is_here():
     wanted |= {f"ZImage{task}Pipeline" for task in tasks[:3]}
     wanted |= {f"Flux{task}Pipeline" for task in (*tasks[:3], "Fill", "Kontext", "ControlNet")}
     wanted |= {"Flux2KleinPipeline", "Flux2KleinInpaintPipeline", "Krea2Pipeline"}
+    wanted.add("QwenImage21Pipeline")
     assert set(NAMES) == wanted | set(WITHOUT_TEXT)
 
 

@@ -21,6 +21,7 @@ from support.tiny_transformers import (
     flux_pipeline,
     klein_pipeline,
     krea2_pipeline,
+    qwen_image21_pipeline,
     z_image_pipeline,
 )
 
@@ -58,10 +59,16 @@ class Kind:
     """The arguments that are given what encode_prompt returns; by default the family's `embeds`."""
     joins: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Further arguments of a call in a batch of guided ones."""
+    sides: tuple[int, int] = (24, 40)
+    """Height and width."""
+
+    @property
+    def size(self) -> dict[str, int]:
+        return dict(zip(("height", "width"), self.sides))
 
     @property
     def call(self) -> dict[str, Any]:
-        return {"output_type": "np", "height": 24, "width": 40, **self.texts}
+        return {"output_type": "np", **self.size, **self.texts}
 
 
 KINDS = {
@@ -95,6 +102,17 @@ KINDS = {
         4.5,
         "text_fusion",
         embeds=("prompt_embeds", "prompt_embeds_mask"),
+    ),
+    "qwen-image21": Kind(
+        qwen_image21_pipeline,
+        ("QwenImage21Pipeline",),
+        {},
+        {"true_cfg_scale": 2.0, "negative_prompt": "a hat"},
+        {"true_cfg_scale": 1.0},
+        1.0,
+        "img_mlp",
+        embeds=("prompt_embeds", "prompt_embeds_mask"),
+        sides=(32, 64),
     ),
     "z-image": Kind(
         z_image_pipeline,
@@ -163,7 +181,7 @@ def test_other_prompts_steps_guidance_and_seeds_compile_nothing(made, name):
 @pytest.mark.parametrize("name", KINDS)
 def test_programs_that_are_listed_ahead_are_those_of_a_call(made, name):
     kind, (_, pipe, _) = KINDS[name], made(name)
-    call = ahead.example_call(pipe, 1, (24, 40), {"prompt": PROMPT, **kind.texts})
+    call = ahead.example_call(pipe, 1, kind.sides, {"prompt": PROMPT, **kind.texts})
     found = {r.program.name for r in ahead.requests(pipe.parts, pipe.task, call)}
     assert found == {"encode_texts", "denoise", "decode"}
     given = {"prompt": PROMPT, "seed": 0, "num_inference_steps": 2, **kind.call}
@@ -178,7 +196,7 @@ def test_saved_programs_are_those_of_a_call(made, tmp_path, name):
     kind, (_, pipe, folder) = KINDS[name], made(name)
     call = {"prompt": PROMPT, "seed": 1, "num_inference_steps": 2, **kind.call, **kind.guided}
     expected = pipe(**call).images
-    pipe.compile(sizes=[(24, 40)], **kind.texts, **kind.guided)
+    pipe.compile(sizes=[kind.sides], **kind.texts, **kind.guided)
     assert len(pipe.save_compiled(tmp_path)) >= 3
     forget_executables()
     other = opened(folder)
@@ -218,7 +236,7 @@ def test_a_running_batch_mixes_prompts_lengths_steps_and_guidance(made, name, ta
 @pytest.mark.parametrize("name", KINDS)
 def test_a_whole_offline_run(whole, tmp_path, name):
     kind, pipe = KINDS[name], opened(whole(name))
-    size = {"height": 24, "width": 40}
+    size = kind.size
     (unguided,) = kind.unguided.values()
     rows = [
         {"prompt": "a red apple", "seed": 1, **size},
@@ -240,7 +258,7 @@ def test_a_whole_offline_run(whole, tmp_path, name):
 def test_texts_that_are_encoded_first(whole, name):
     kind, prompts = KINDS[name], ["a red apple", PROMPT]
     pipes = opened(whole(name), encode_first=[*prompts, "a hat"]), opened(whole(name))
-    size = {"height": 24, "width": 40, "num_inference_steps": 2, "output_type": "np"}
+    size = {**kind.size, "num_inference_steps": 2, "output_type": "np"}
     images = [pipe(prompt=prompts, seed=1, **size, **kind.guided).images for pipe in pipes]
     np.testing.assert_allclose(*images, atol=1e-5)
     for argument, value in kind.texts.items():
@@ -349,8 +367,11 @@ def test_commands_refuse_a_negative_prompt_that_flux_would_not_read(whole, capsy
 @pytest.mark.parametrize("name", KINDS)
 def test_commands_compile_generate_and_export(whole, tmp_path, name):
     folder, output = str(whole(name)), str(tmp_path / "a.png")
-    main(["compile", folder, "--sizes", "24x40", "--output", str(tmp_path / "programs")])
-    size = ["--height", "24", "--width", "40", "--steps", "2", "--seed", "1"]
+    height, width = map(str, KINDS[name].sides)
+    main(
+        ["compile", folder, "--sizes", f"{height}x{width}", "--output", str(tmp_path / "programs")]
+    )
+    size = ["--height", height, "--width", width, "--steps", "2", "--seed", "1"]
     main(["generate", PROMPT, "--model", folder, *size, "--output", output])
     first = str(tmp_path / "b.png")
     main(["generate", PROMPT, "--model", folder, *size, "--output", first, "--encode-first"])
@@ -362,7 +383,7 @@ def test_commands_compile_generate_and_export(whole, tmp_path, name):
     picture(1, 80, 72).save(tmp_path / "photo.png")
     seen = ["--image", str(tmp_path / "photo.png"), "--output", first]
     main(["generate", PROMPT, "--model", folder, *size, *seen])
-    assert diffusax.load_image(first).size == (40, 24)
+    assert diffusax.load_image(first).size == (int(width), int(height))
     if name == "flux":
         flux_controlnet().save_pretrained(tmp_path / "net")
         steering = ["--control", seen[1], "--controlnet", str(tmp_path / "net")]
@@ -370,7 +391,7 @@ def test_commands_compile_generate_and_export(whole, tmp_path, name):
         image = np.asarray(diffusax.load_image(first), np.int32)
         assert np.abs(image - found[0]).max() > 5
     out = tmp_path / "exported"
-    options = ["--platforms", "cpu", "--size", "24x40", "--output", str(out)]
+    options = ["--platforms", "cpu", "--size", f"{height}x{width}", "--output", str(out)]
     main(["export", folder, *options])
     assert {"denoise.stablehlo", "transformer.safetensors"} <= {f.name for f in out.iterdir()}
     assert not (out / "draw.py").exists()
@@ -379,7 +400,7 @@ def test_commands_compile_generate_and_export(whole, tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "call", "message"),
     [
-        *((name, {"height": 26}, "height must be divisible by 4") for name in KINDS),
+        *((name, {"height": 26}, r"height must be divisible by (4|32) ") for name in KINDS),
         ("flux", {"max_sequence_length": 513}, "max_sequence_length must be at most 512"),
         ("flux", {"latents": np.zeros((1, 60, 16))}, r"or \(images, tokens, width\) = \(1, 60, 64"),
         ("flux", {"negative_ip_adapter_image": picture()}, "negative_ip_adapter_image must be No"),

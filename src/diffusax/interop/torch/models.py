@@ -44,6 +44,8 @@ _PROCESSORS = (
     "Flux2AttnProcessor",
     "Flux2ParallelSelfAttnProcessor",
     "FluxAttnProcessor",
+    "QwenImage21AttnProcessor",
+    "QwenImage21FlexAttnProcessor",
     "SlicedAttnProcessor",
     "XFormersAttnProcessor",
     "ZSingleStreamAttnProcessor",

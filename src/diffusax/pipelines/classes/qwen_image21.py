@@ -29,10 +29,11 @@ class QwenImage21Pipeline(QwenImage21):
         negative_prompt_embeds_mask=None, output_type="pil", return_dict=True,
         attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax",
-        guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        guidance_scale=None, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
     ):
         """Generates images for the prompts, of which each has its own length.
 
         It is meant to be used without guidance; a true_cfg_scale above 1 needs negative_prompt.
+        guidance_scale is another name of it, which other families have.
         A checkpoint with sample_sigmas, such as Turbo, ignores num_inference_steps.
         """

@@ -83,8 +83,13 @@ class QwenImage21Denoiser(TransformerDenoiser):
 
 
 @dataclasses.dataclass(frozen=True)
-class UnguidedByDefault(policies.TrueCFG):
-    """Classifier-free guidance by true_cfg_scale, where a negative prompt is given."""
+class EitherScale(policies.TrueCFG):
+    """Classifier-free guidance by true_cfg_scale, or by guidance_scale, with a negative prompt."""
+
+    def scale(self, call: Any) -> float:
+        if call.guidance_scale is not None:
+            call = dataclasses.replace(call, true_cfg_scale=call.guidance_scale)
+        return super().scale(call)
 
     def told(self, components: Any) -> tuple[str, ...]:
         return ()
@@ -180,7 +185,7 @@ QWEN_IMAGE21 = Family(
     schedule_options=schedule_options,
     lengths=MaskedTokens(pad_embeds),
     batch_key=text_length,
-    guidance=UnguidedByDefault(),
+    guidance=EitherScale(),
     start=policies.FlowSteps(),
     encoding=policies.take_mode,
     callback_view=policies.prompts_alone,
