@@ -22,6 +22,7 @@ from support.ip_adapters import write_hub_files
 from support.pairs import mask, picture
 from support.repository import ROOT
 from support.tiny import build_asymmetric, randomize
+from support.tiny_flux3 import flux3_pipeline
 from support.tiny_language import build_language_model
 from support.tiny_transformers import FLUX_FILL
 from support.tiny_transformers import flux_controlnet as flux_controlnet
@@ -84,6 +85,7 @@ FLUX = {
 }
 FLUX_CONTROLNET = "InstantX/FLUX.1-dev-Controlnet-Canny"
 KLEIN = "black-forest-labs/FLUX.2-klein-4B"
+KLEIN_3 = "black-forest-labs/flux-3-image-klein"
 ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
 SMALLER = (
     (r"\b(height|width)=\d+", r"\1=64"),
@@ -161,6 +163,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
             flux_controlnet().save_pretrained(folder)
         elif repo == KLEIN:
             build_klein(folder, layers=28, is_distilled=True)
+        elif repo == KLEIN_3:
+            flux3_pipeline(folder, distilled=True, layers=32)
         elif repo in LANGUAGE_MODELS:
             build_language_model(folder, LANGUAGE_MODELS[repo])
         elif repo == DDPM:
@@ -201,6 +205,7 @@ def repositories(stand_in, monkeypatch):
             Z_IMAGE,
             KREA2,
             KLEIN,
+            KLEIN_3,
         )
         for repo in (*PIPELINES, *PARTS, *steering, *others):
             if repo in text:

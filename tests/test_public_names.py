@@ -22,27 +22,27 @@ NAMES = {
         DiffusionPipeline EDMDPMSolverMultistepScheduler EDMEulerScheduler
         EulerAncestralDiscreteScheduler EulerDiscreteScheduler FlowMatchEulerDiscreteScheduler
         FlowMatchHeunDiscreteScheduler FlowMatchLCMScheduler Flux2KleinInpaintPipeline
-        Flux2KleinPipeline Flux2Transformer2DModel Flux3Transformer2DModel FluxControlNetModel
-        FluxControlNetPipeline FluxFillPipeline FluxImg2ImgPipeline FluxInpaintPipeline
-        FluxKontextPipeline FluxPipeline FluxTransformer2DModel HeunDiscreteScheduler
-        ImagePipelineOutput KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler Krea2Pipeline
-        Krea2Transformer2DModel LCMScheduler LMSDiscreteScheduler
-        LatentConsistencyModelImg2ImgPipeline LatentConsistencyModelPipeline MultiAdapter
-        MultiControlNetModel PNDMScheduler Qwen2Tokenizer Qwen3ForCausalLM Qwen3Model
-        Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLTextModel QwenImage21Transformer2DModel
-        RunningBatch SASolverScheduler StableDiffusionAdapterPipeline
-        StableDiffusionControlNetImg2ImgPipeline StableDiffusionControlNetInpaintPipeline
-        StableDiffusionControlNetPipeline StableDiffusionImg2ImgPipeline
-        StableDiffusionInpaintPipeline StableDiffusionInstructPix2PixPipeline
-        StableDiffusionPipeline StableDiffusionXLAdapterPipeline
-        StableDiffusionXLControlNetImg2ImgPipeline StableDiffusionXLControlNetInpaintPipeline
-        StableDiffusionXLControlNetPipeline StableDiffusionXLImg2ImgPipeline
-        StableDiffusionXLInpaintPipeline StableDiffusionXLInstructPix2PixPipeline
-        StableDiffusionXLPipeline T2IAdapter T5EncoderModel T5Tokenizer TCDScheduler
-        UNet2DConditionModel UNet2DModel UniPCMultistepScheduler ZImageImg2ImgPipeline
-        ZImageInpaintPipeline ZImagePipeline ZImageTransformer2DModel __version__ count_compilations
-        initialize kernel_shapes load_image load_network make_image_grid make_mesh pack_single_file
-        resolve save_network
+        Flux2KleinPipeline Flux2Transformer2DModel Flux3KleinInpaintPipeline Flux3KleinPipeline
+        Flux3Transformer2DModel FluxControlNetModel FluxControlNetPipeline FluxFillPipeline
+        FluxImg2ImgPipeline FluxInpaintPipeline FluxKontextPipeline FluxPipeline
+        FluxTransformer2DModel HeunDiscreteScheduler ImagePipelineOutput
+        KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler Krea2Pipeline Krea2Transformer2DModel
+        LCMScheduler LMSDiscreteScheduler LatentConsistencyModelImg2ImgPipeline
+        LatentConsistencyModelPipeline MultiAdapter MultiControlNetModel PNDMScheduler
+        Qwen2Tokenizer Qwen3ForCausalLM Qwen3Model Qwen3VLForConditionalGeneration Qwen3VLModel
+        Qwen3VLTextModel QwenImage21Transformer2DModel RunningBatch SASolverScheduler
+        StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
+        StableDiffusionControlNetInpaintPipeline StableDiffusionControlNetPipeline
+        StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline
+        StableDiffusionInstructPix2PixPipeline StableDiffusionPipeline
+        StableDiffusionXLAdapterPipeline StableDiffusionXLControlNetImg2ImgPipeline
+        StableDiffusionXLControlNetInpaintPipeline StableDiffusionXLControlNetPipeline
+        StableDiffusionXLImg2ImgPipeline StableDiffusionXLInpaintPipeline
+        StableDiffusionXLInstructPix2PixPipeline StableDiffusionXLPipeline T2IAdapter T5EncoderModel
+        T5Tokenizer TCDScheduler UNet2DConditionModel UNet2DModel UniPCMultistepScheduler
+        ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline ZImageTransformer2DModel
+        __version__ count_compilations initialize kernel_shapes load_image load_network
+        make_image_grid make_mesh pack_single_file resolve save_network
     """,
     "diffusax.samplers": """
         DDIMScheduler DDPMScheduler DEISMultistepScheduler DPMSolverMultistepScheduler

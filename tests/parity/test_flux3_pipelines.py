@@ -1,9 +1,18 @@
 """FLUX.3 klein's pipeline against diffusers' modular one: every pixel, on the same weights."""
 
+import diffusers
 import numpy as np
 import pytest
 import torch
-from support.pairs import Pair, picture, slow
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.modular_pipelines.flux3.before_denoise import (
+    Flux3TextRoPEInputsStep,
+    _prepare_image_ids,
+)
+from diffusers.modular_pipelines.flux3.decoders import Flux3DecodeStep
+from diffusers.modular_pipelines.flux3.encoders import Flux3TextEncoderStep, Flux3VaeEncoderStep
+from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
+from support.pairs import Pair, generators, mask, picture, slow
 from support.tiny_flux3 import FLUX3_CALL, flux3_pipeline
 
 import diffusax
@@ -123,3 +132,84 @@ def test_given_latents_and_embeddings(pairs_of):
 def test_the_layers_that_diffusers_reads(pairs_of, distilled):
     pair = pairs_of(distilled=distilled, layers=32)
     pair.check(prompt=PROMPTS[1], num_inference_steps=2, height=24, width=40)
+
+
+REPAINT = {
+    "prompt": PROMPTS[1],
+    "image": picture(1, 42, 26),
+    "mask_image": mask(2, 42, 26),
+    "strength": 0.7,
+    "num_inference_steps": 4,
+    **UNSIZED,
+}
+"""Of 6x10 latents: the borders of the image are no multiples of 4."""
+
+
+@torch.no_grad()
+def repainted(reference, generator, image_reference=None):
+    """Inpainting with diffusers' blocks and networks, step by step, 1 h w c.
+
+    diffusers has none of FLUX.3; the order of the steps is that of its pipeline for FLUX.2 klein.
+    """
+    pipe, steps, size = reference.pipe, REPAINT["num_inference_steps"], {"height": 24, "width": 40}
+    processor = Flux2ImageProcessor(vae_scale_factor=4, vae_latent_channels=4)
+    options = {"do_normalize": False, "do_binarize": True, "do_convert_grayscale": True}
+    masks = VaeImageProcessor(vae_scale_factor=4, vae_latent_channels=4, **options)
+    small = masks.preprocess(REPAINT["mask_image"], **size)
+    small = torch.nn.functional.interpolate(small, size=(6, 10), mode="bilinear")
+    maps = [processor.preprocess(REPAINT["image"], **size)]
+    if image_reference is not None:
+        cut = {"height": 28, "width": 32, "resize_mode": "crop"}
+        maps.append(processor.preprocess(image_reference, **cut))
+    vae = pipe.vae
+    mean = vae.bn.running_mean.view(1, -1, 1, 1)
+    std = (vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).sqrt()
+    fold = Flux3VaeEncoderStep._patchify_latents
+    seen = [(fold(vae.encode(x).latent_dist.mode()) - mean) / std for x in maps]
+
+    encode = Flux3TextEncoderStep._get_qwen3_vl_prompt_embeds
+    layers = {"hidden_states_layers": UNSIZED["text_encoder_out_layers"]}
+    texts = [encode(pipe.text_encoder, pipe.tokenizer, text, **layers) for text in (PROMPTS[1], "")]
+    ids = [_prepare_image_ids(*y.shape[-2:], 0.5, -1 - i) for i, y in enumerate(seen)]
+    looks = {
+        "image_cond_hidden_states": torch.cat([y.flatten(2).transpose(1, 2) for y in seen], 1),
+        "image_cond_ids": torch.cat(ids),
+        "img_ids": _prepare_image_ids(6, 10, 0.5),
+    }
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=6.93)
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps))
+    begin = int(steps - min(steps * REPAINT["strength"], float(steps)))
+    times = scheduler.timesteps[begin:]
+    scheduler.set_begin_index(begin)
+    noise = torch.randn(1, 16, 6, 10, generator=generator)
+    x = scheduler.scale_noise(seen[0], times[:1], noise)
+    for i, t in enumerate(times):
+        given = {"hidden_states": x.flatten(2).transpose(1, 2), "timestep": t[None] / 1000, **looks}
+        y, other = (
+            pipe.transformer(
+                encoder_hidden_states=text,
+                txt_ids=Flux3TextRoPEInputsStep._prepare_text_ids(text),
+                **given,
+            ).sample
+            for text in texts
+        )
+        guided = (other + 3.5 * (y - other)).transpose(1, 2).unflatten(2, (6, 10))
+        x, known = scheduler.step(guided, t, x).prev_sample, seen[0]
+        if i + 1 < len(times):
+            known = scheduler.scale_noise(known, times[i + 1 : i + 2], noise)
+        x = (1 - small) * known + small * x
+    images = vae.decode(Flux3DecodeStep._unpatchify_latents(x * std + mean)).sample
+    return processor.postprocess(images, output_type="np")
+
+
+@pytest.mark.parametrize("image_reference", [None, slow(picture(3, 33, 30))])
+def test_inpainting_as_of_flux_2(pairs_of, image_reference):
+    pair = pairs_of()
+    ours = diffusax.AutoPipelineForInpainting.from_pipe(pair.ours)
+    assert type(ours) is diffusax.Flux3KleinInpaintPipeline
+    ours.set_progress_bar_config(disable=True)
+    given = {} if image_reference is None else {"image_reference": image_reference}
+    expected = repainted(pair.reference, generators(7), image_reference)
+    actual = ours(**REPAINT, **given, generator=generators(7), output_type="np").images
+    assert actual.shape == expected.shape == (1, 24, 40, 3)
+    assert np.abs(actual - expected).max() < 1e-4

@@ -157,6 +157,11 @@ class ModularFlux3:
         """The scheduler."""
         return self.pipe.scheduler
 
+    @property
+    def transformer(self) -> Any:
+        """The transformer."""
+        return self.pipe.transformer
+
     @scheduler.setter
     def scheduler(self, value: Any) -> None:
         self.pipe.update_components(scheduler=value)

@@ -268,7 +268,10 @@ def write_modular_index(
 
     class_name: the pipeline's. components: library and class of each, in a folder of its name.
     """
-    data: dict[str, Any] = {"_class_name": class_name, "_diffusers_version": "0.42.0"}
+    # Without this name nothing is opened.
+    blocks = class_name.replace("ModularPipeline", "AutoBlocks")
+    data: dict[str, Any] = {"_blocks_class_name": blocks, "_class_name": class_name}
+    data["_diffusers_version"] = "0.42.0"
     for name, (library, kind) in components.items():
         source = {"pretrained_model_name_or_path": str(folder), "subfolder": name}
         entry: dict[str, Any] = {"type_hint": [library, kind], "variant": None, "revision": None}

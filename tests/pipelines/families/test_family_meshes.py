@@ -5,6 +5,7 @@ import pytest
 from jax.sharding import Mesh
 from support.many_devices import run_on_devices
 from support.runs import RUNS
+from support.tiny_flux3 import flux3_pipeline
 from support.tiny_transformers import (
     flux_pipeline,
     klein_pipeline,
@@ -20,6 +21,7 @@ FAMILIES = {
     "flux": (flux_pipeline, ("max_sequence_length=32",)),
     "krea2": (krea2_pipeline, ("max_sequence_length=240",)),
     "klein": (klein_pipeline, ("text_encoder_out_layers=(1,2,3)", "max_sequence_length=64")),
+    "klein-3": (flux3_pipeline, ("text_encoder_out_layers=(1,2,4)",)),
 }
 
 

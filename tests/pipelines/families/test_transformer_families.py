@@ -4,6 +4,7 @@ Parity with PyTorch is tests/parity's, meshes are test_family_meshes.py's.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.effort import few
 from support.lora import add_lora, lora_layers
 from support.offline_runs import pictures, pixels, run
 from support.pairs import mask, picture
+from support.tiny_flux3 import flux3_pipeline
 from support.tiny_transformers import (
     flux_controlnet,
     flux_pipeline,
@@ -113,6 +115,27 @@ KINDS = {
         "img_mlp",
         embeds=("prompt_embeds", "prompt_embeds_mask"),
         sides=(32, 64),
+    ),
+    "klein-3": Kind(
+        flux3_pipeline,
+        ("Flux3KleinPipeline", "Flux3KleinPipeline", "Flux3KleinInpaintPipeline"),
+        {"text_encoder_out_layers": (1, 2, 4)},
+        {"guidance_scale": 3.0, "negative_prompt": "a hat"},
+        {"guidance_scale": 1.0},
+        3.5,
+        "mode_blocks.image",
+        whole={"layers": 32},
+        joins={"text_encoder_out_layers": (3, 1, 0)},
+    ),
+    "klein-3-distilled": Kind(
+        functools.partial(flux3_pipeline, distilled=True),
+        ("Flux3KleinPipeline", "Flux3KleinPipeline", "Flux3KleinInpaintPipeline"),
+        {"text_encoder_out_layers": (1, 2, 4)},
+        {},
+        {"guidance_scale": 1.0},
+        3.5,
+        "mode_blocks.image",
+        whole={"layers": 32},
     ),
     "z-image": Kind(
         z_image_pipeline,
@@ -307,7 +330,8 @@ def test_adapters_are_those_of_pytorch(tmp_path_factory, name):
     assert np.abs(plain - expected).max() > 0.02
 
 
-@pytest.mark.parametrize("name", few(KINDS, "klein", "z-image"))
+# diffusers' modular pipelines are no pipelines that `from_torch` takes.
+@pytest.mark.parametrize("name", few(("flux", "klein", "z-image"), "klein", "z-image"))
 def test_converted_from_pytorch_objects_and_saved(made, tmp_path, name):
     kind, (reference, pipe, _) = KINDS[name], made(name)
     converted = diffusax.DiffusionPipeline.from_torch(reference)

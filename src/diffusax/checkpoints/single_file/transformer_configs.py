@@ -44,6 +44,7 @@ _REPOSITORIES = {
     "FluxTransformer2DModel": "black-forest-labs/FLUX.1-dev",
     "Flux2Transformer2DModel": "black-forest-labs/FLUX.2-klein-4B",
     "Krea2Transformer2DModel": "krea/Krea-2-Raw",
+    "Flux3Transformer2DModel": "black-forest-labs/flux-3-image-klein-base",
     "ZImageTransformer2DModel": "Tongyi-MAI/Z-Image-Turbo",
 }
 
@@ -56,6 +57,9 @@ def repository(part: Part) -> str:
             return "black-forest-labs/FLUX.1-Fill-dev"
         if _shape(part, "time_text_embed.guidance_embedder.linear_1") is None:
             return "black-forest-labs/FLUX.1-schnell"
+    of_flux3 = part.class_name == "Flux3Transformer2DModel"
+    if of_flux3 and _shape(part, "target_timestep_embedder.linear_1") is not None:
+        return "black-forest-labs/flux-3-image-klein"
     return _REPOSITORIES[part.class_name]
 
 
@@ -215,6 +219,29 @@ def _flux2(part: Part) -> Config | None:
     }
 
 
+def _flux3(part: Part) -> Config | None:
+    inputs, seen = _shape(part, "x_embedders.image"), _shape(part, "x_embedders.image_cond")
+    text, times = _shape(part, "context_embedder"), _shape(part, "timestep_embedder.linear_1")
+    inner = _shape(part, "single_transformer_blocks.0.ff.linear_out")
+    head = _shape(part, "single_transformer_blocks.0.attn.norm_q")
+    if not inputs or not seen or not text or not times or not inner or head != (_HEAD,):
+        return None
+    blocks = "single_blocks." if part.layout == "original" else "single_transformer_blocks."
+    return {
+        "in_channels": inputs[1],
+        "cond_in_channels": seen[1],
+        "num_layers": _count(part, "txt_mode_blocks."),
+        "num_single_layers": _count(part, blocks),
+        "attention_head_dim": _HEAD,
+        "num_attention_heads": inputs[0] // _HEAD,
+        "joint_attention_dim": text[1],
+        "timestep_channels": times[1],
+        "mlp_ratio": inner[1] / inner[0],
+        "axes_dims_rope": [32] * 4,
+        "flow_map": _shape(part, "target_timestep_embedder.linear_1") is not None,
+    }
+
+
 def _of_both(part: Part) -> Config | None:
     """Returns the options that FLUX.1 and FLUX.2 have in common."""
     inputs, text = _shape(part, "x_embedder"), _shape(part, "context_embedder")
@@ -253,5 +280,6 @@ _CONFIGS: dict[str, Callable[[Part], Config | None]] = {
     "FluxTransformer2DModel": _flux,
     "Flux2Transformer2DModel": _flux2,
     "Krea2Transformer2DModel": _krea2,
+    "Flux3Transformer2DModel": _flux3,
     "ZImageTransformer2DModel": _z_image,
 }

@@ -208,8 +208,7 @@ def read_call(
     except TypeError as error:
         raise TypeError(f"{type(pipe).__name__}.__call__() {error}") from None
     del values["self"]
-    if own := pipe.own_defaults:
-        call = dataclasses.replace(call, **own)
+    call = dataclasses.replace(call, **pipe.own_defaults)
     if pure:
         return check_call(values, call)
     check_untraced(values, _CALL_TRACED)
