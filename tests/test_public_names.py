@@ -30,8 +30,8 @@ NAMES = {
         LCMScheduler LMSDiscreteScheduler LatentConsistencyModelImg2ImgPipeline
         LatentConsistencyModelPipeline MultiAdapter MultiControlNetModel PNDMScheduler
         Qwen2Tokenizer Qwen3ForCausalLM Qwen3Model Qwen3VLForConditionalGeneration Qwen3VLModel
-        Qwen3VLTextModel QwenImage21Transformer2DModel RunningBatch SASolverScheduler
-        StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
+        Qwen3VLTextModel QwenImage21Pipeline QwenImage21Transformer2DModel RunningBatch
+        SASolverScheduler StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
         StableDiffusionControlNetInpaintPipeline StableDiffusionControlNetPipeline
         StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline
         StableDiffusionInstructPix2PixPipeline StableDiffusionPipeline
@@ -113,7 +113,7 @@ NAMES = {
         ZImageTransformer2DModel initialize
     """,
     "diffusax.pipelines": """
-        Family STABLE_DIFFUSION documented noise_source text_to_image
+        Family QwenImage21Pipeline STABLE_DIFFUSION documented noise_source text_to_image
     """,
     "diffusax.utils": """
         BaseOutput PIL_INTERPOLATION captioned contact_sheet deprecate export_to_gif export_to_video
