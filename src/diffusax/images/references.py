@@ -82,12 +82,11 @@ def cropped_references(images: Sequence[Any], multiple: int) -> list[np.ndarray]
     return [reference_images([image], multiple) for image in loaded]
 
 
-def whole_reference(image: Any, multiple: int) -> tuple[np.ndarray, Box]:
+def whole_reference(image: Any, multiple: int) -> np.ndarray:
     """Prepares the only reference image, 1 H W 3 float32 in [-1, 1], of which nothing is cut off.
 
     It is made smaller if it is large, see `canvas_of`, and mirrored at its borders until height and
-    width are multiples of a number. Also returns where it stands in the result: left, top, right
-    and bottom.
+    width are multiples of a number, see `region_of`.
 
     Upstream: diffusers modular_pipelines/flux3/image_processor.py, resize_mode="fill".
 
@@ -99,15 +98,25 @@ def whole_reference(image: Any, multiple: int) -> tuple[np.ndarray, Box]:
         ValueError: the image cannot be read.
     """
     loaded = load_image(image)
-    (width, height), (columns, rows) = canvas_of(*loaded.size, multiple)
-    if loaded.size != (width, height):
-        loaded = loaded.resize((width, height), Image.Resampling.LANCZOS)
-    left, top = (columns - width) // 2, (rows - height) // 2
-    around = (top, rows - height - top), (left, columns - width - left), (0, 0)
+    within, (columns, rows) = canvas_of(*loaded.size, multiple)
+    if loaded.size != within:
+        loaded = loaded.resize(within, Image.Resampling.LANCZOS)
+    left, top, right, bottom = region_of(within, (columns, rows))
+    around = (top, rows - bottom), (left, columns - right), (0, 0)
     # A mirror that leaves out the border itself would need more than one token to fill up another.
-    mode: Any = "reflect" if min(width, height) > multiple else "symmetric"
-    padded = Image.fromarray(np.pad(np.asarray(loaded), around, mode=mode))
-    return to_pixels(padded, factor=multiple), (left, top, left + width, top + height)
+    mode: Any = "reflect" if min(within) > multiple else "symmetric"
+    return to_pixels(
+        Image.fromarray(np.pad(np.asarray(loaded), around, mode=mode)), factor=multiple
+    )
+
+
+def region_of(within: tuple[int, int], canvas: tuple[int, int]) -> Box:
+    """Returns where an only reference stands in what it is filled up to: in the middle.
+
+    within, canvas: the width and height of both, see `canvas_of`.
+    """
+    left, top = ((outer - inner) // 2 for inner, outer in zip(within, canvas, strict=True))
+    return left, top, left + within[0], top + within[1]
 
 
 def canvas_of(width: int, height: int, multiple: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -37,7 +37,7 @@ _EPS = 1e-6
 _SCALE = np.array([1, 0.5, 0.5, 1])
 """How far neighbours are apart: rows and columns of an image by half of what words are."""
 
-FLUX3_RULES: Rules = (*FLUX2_RULES, (r"stream_modulations\.\w+\.linear\.kernel", -1))
+FLUX3_RULES: Rules = (*FLUX2_RULES, (r"(early|single)_stream_modulations\.\w+\.linear\.kernel", -1))
 """The tensor axis splits the heads, and the feed-forwards' inner channels."""
 
 
@@ -233,7 +233,7 @@ class Flux3Transformer2DModel(nnx.Module):
         """Returns what the first blocks make of the text and of images to look at."""
         text, *images = conditions
         check_tokens("context", text.tokens, {self.config.joint_attention_dim})
-        time = jnp.zeros(len(text.tokens), jnp.float32)
+        time = jnp.zeros(text.tokens.shape[0], jnp.float32)
         (active,) = activations(self._time(time, target), len(conditions))
         x = split_tokens(self.context_embedder(text.tokens))
         blocks: Any = self.txt_mode_blocks
@@ -284,7 +284,7 @@ class Flux3Transformer2DModel(nnx.Module):
         """Returns the text and the images to look at, if any, with their positions."""
         found = [Stream(context, self._rotation([text_ids(context.shape[1])]))]
         if references:
-            tokens = [y.reshape(len(y), -1, y.shape[-1]) for y in references]
+            tokens = [y.reshape(y.shape[0], -1, y.shape[-1]) for y in references]
             ids = [
                 image_ids(*y.shape[1:3]) - [0, 0, 0, i] for i, y in enumerate(references, start=1)
             ]

@@ -23,6 +23,7 @@ from diffusax.images.references import (
     canvas_of,
     cropped_references,
     limited_size,
+    region_of,
     whole_reference,
 )
 from diffusax.models.adapters.low_rank import adapter_options
@@ -141,15 +142,15 @@ class WholeOrCropped(policies.References):
     def references(self, call: Any, multiple: int) -> Sequence[np.ndarray]:
         images = () if call.image is None else as_images(call.image)
         if len(images) == 1:
-            return [whole_reference(images[0], multiple)[0]]
+            return [whole_reference(images[0], multiple)]
         return cropped_references(images, multiple)
 
     def kept_part(self, call: Any, multiple: int) -> Box | None:
         images = () if call.image is None else as_images(call.image)
         if len(images) != 1 or call.height is not None or call.width is not None:
             return None
-        pixels, box = whole_reference(images[0], multiple)
-        return None if box == (0, 0, *reversed(pixels.shape[1:3])) else box
+        within, canvas = canvas_of(*load_image(images[0]).size, multiple)
+        return None if within == canvas else region_of(within, canvas)
 
 
 def default_size(components: Any, call: Any) -> tuple[int, int]:
