@@ -44,6 +44,7 @@ _PROCESSORS = (
     "Flux2AttnProcessor",
     "Flux2ParallelSelfAttnProcessor",
     "FluxAttnProcessor",
+    "Krea2AttnProcessor",
     "SlicedAttnProcessor",
     "XFormersAttnProcessor",
     "ZSingleStreamAttnProcessor",
