@@ -31,7 +31,7 @@ NAMES = {
         LMSDiscreteScheduler LatentConsistencyModelImg2ImgPipeline
         LatentConsistencyModelPipeline MultiAdapter MultiControlNetModel PNDMScheduler
         Qwen2Tokenizer Qwen3ForCausalLM Qwen3Model Qwen3VLForConditionalGeneration Qwen3VLModel
-        Qwen3VLTextModel RunningBatch SASolverScheduler
+        Qwen3VLTextModel Qwen3VLVisionModel RunningBatch SASolverScheduler
         StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
         StableDiffusionControlNetInpaintPipeline StableDiffusionControlNetPipeline
         StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline
@@ -111,7 +111,7 @@ NAMES = {
         Krea2Transformer2DConfig Krea2Transformer2DModel MODELS Model
         Network Params Qwen3Config Qwen3ForCausalLM Qwen3Model Qwen3VLConfig
         Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLTextConfig Qwen3VLTextModel
-        T2IAdapter T2IAdapterConfig
+        Qwen3VLVisionConfig Qwen3VLVisionModel T2IAdapter T2IAdapterConfig
         T5Config T5EncoderModel TENSOR_RULES UNet2DConditionConfig UNet2DConditionModel
         UNet2DConfig UNet2DModel ZImageTransformer2DConfig ZImageTransformer2DModel initialize
     """,

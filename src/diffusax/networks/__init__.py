@@ -26,6 +26,7 @@ from diffusax.networks.language_models import (
     Qwen3VLForConditionalGeneration,
     Qwen3VLModel,
     Qwen3VLTextModel,
+    Qwen3VLVisionModel,
     T5EncoderModel,
 )
 from diffusax.networks.model import Model, load_network
@@ -71,6 +72,7 @@ __all__ = [
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLModel",
     "Qwen3VLTextModel",
+    "Qwen3VLVisionModel",
     "T2IAdapter",
     "T5EncoderModel",
     "UNet2DConditionModel",
