@@ -30,19 +30,20 @@ NAMES = {
         LCMScheduler LMSDiscreteScheduler LatentConsistencyModelImg2ImgPipeline
         LatentConsistencyModelPipeline MultiAdapter MultiControlNetModel PNDMScheduler
         Qwen2Tokenizer Qwen3ForCausalLM Qwen3Model Qwen3VLForConditionalGeneration Qwen3VLModel
-        Qwen3VLTextModel QwenImage21Pipeline QwenImage21Transformer2DModel RunningBatch
-        SASolverScheduler StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
-        StableDiffusionControlNetInpaintPipeline StableDiffusionControlNetPipeline
-        StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline
-        StableDiffusionInstructPix2PixPipeline StableDiffusionPipeline
-        StableDiffusionXLAdapterPipeline StableDiffusionXLControlNetImg2ImgPipeline
-        StableDiffusionXLControlNetInpaintPipeline StableDiffusionXLControlNetPipeline
-        StableDiffusionXLImg2ImgPipeline StableDiffusionXLInpaintPipeline
-        StableDiffusionXLInstructPix2PixPipeline StableDiffusionXLPipeline T2IAdapter T5EncoderModel
-        T5Tokenizer TCDScheduler UNet2DConditionModel UNet2DModel UniPCMultistepScheduler
-        ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline ZImageTransformer2DModel
-        __version__ count_compilations initialize kernel_shapes load_image load_network
-        make_image_grid make_mesh pack_single_file resolve save_network
+        Qwen3VLTextModel Qwen3VLVisionModel QwenImage21Pipeline QwenImage21Transformer2DModel
+        RunningBatch SASolverScheduler StableDiffusionAdapterPipeline
+        StableDiffusionControlNetImg2ImgPipeline StableDiffusionControlNetInpaintPipeline
+        StableDiffusionControlNetPipeline StableDiffusionImg2ImgPipeline
+        StableDiffusionInpaintPipeline StableDiffusionInstructPix2PixPipeline
+        StableDiffusionPipeline StableDiffusionXLAdapterPipeline
+        StableDiffusionXLControlNetImg2ImgPipeline StableDiffusionXLControlNetInpaintPipeline
+        StableDiffusionXLControlNetPipeline StableDiffusionXLImg2ImgPipeline
+        StableDiffusionXLInpaintPipeline StableDiffusionXLInstructPix2PixPipeline
+        StableDiffusionXLPipeline T2IAdapter T5EncoderModel T5Tokenizer TCDScheduler
+        UNet2DConditionModel UNet2DModel UniPCMultistepScheduler ZImageImg2ImgPipeline
+        ZImageInpaintPipeline ZImagePipeline ZImageTransformer2DModel __version__ count_compilations
+        initialize kernel_shapes load_image load_network make_image_grid make_mesh pack_single_file
+        resolve save_network
     """,
     "diffusax.samplers": """
         DDIMScheduler DDPMScheduler DEISMultistepScheduler DPMSolverMultistepScheduler
@@ -107,10 +108,10 @@ NAMES = {
         FluxTransformer2DConfig FluxTransformer2DModel Krea2Transformer2DConfig
         Krea2Transformer2DModel MODELS Model Network Params Qwen3Config Qwen3ForCausalLM Qwen3Model
         Qwen3VLConfig Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLTextConfig
-        Qwen3VLTextModel QwenImage21Transformer2DConfig QwenImage21Transformer2DModel T2IAdapter
-        T2IAdapterConfig T5Config T5EncoderModel TENSOR_RULES UNet2DConditionConfig
-        UNet2DConditionModel UNet2DConfig UNet2DModel ZImageTransformer2DConfig
-        ZImageTransformer2DModel initialize
+        Qwen3VLTextModel Qwen3VLVisionConfig Qwen3VLVisionModel QwenImage21Transformer2DConfig
+        QwenImage21Transformer2DModel T2IAdapter T2IAdapterConfig T5Config T5EncoderModel
+        TENSOR_RULES UNet2DConditionConfig UNet2DConditionModel UNet2DConfig UNet2DModel
+        ZImageTransformer2DConfig ZImageTransformer2DModel initialize
     """,
     "diffusax.pipelines": """
         Family QwenImage21Pipeline STABLE_DIFFUSION documented noise_source text_to_image

@@ -194,7 +194,7 @@ NETWORKS = {
     "CLIPVisionModel": {"num_attention_heads": 4},
     "CLIPModel": {"text_config": TEXT, "vision_config": {"num_hidden_layers": 1}},
     "Qwen3Model": {"num_hidden_layers": 2},
-    "Qwen3VLModel": {"text_config": {"num_hidden_layers": 2}},
+    "Qwen3VLModel": {"text_config": {"num_hidden_layers": 2}, "vision_config": {"depth": 25}},
     "Qwen3VLTextModel": {"num_hidden_layers": 2, "rope_scaling": {"mrope_section": (2, 1, 1)}},
     "T5EncoderModel": {"num_layers": 2, "feed_forward_proj": "gated-gelu"},
     "AutoencoderKLFlux2": {"decoder_block_out_channels": (96, 192, 384, 384)},

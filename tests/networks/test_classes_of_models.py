@@ -54,6 +54,7 @@ CONFIGS = {
     "Qwen3VLForConditionalGeneration": tiny_language.QWEN3_VL,
     "Qwen3VLModel": tiny_language.QWEN3_VL,
     "Qwen3VLTextModel": tiny_language.QWEN3_VL_TEXT,
+    "Qwen3VLVisionModel": tiny_language.QWEN3_VL_VISION,
     "T2IAdapter": tiny.T2I_ADAPTER["sd"],
     "T5EncoderModel": tiny_language.T5,
     "UNet2DConditionModel": tiny.UNET["sd1"],

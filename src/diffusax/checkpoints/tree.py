@@ -58,7 +58,7 @@ def to_flax(tensor: np.ndarray, path: tuple[Any, ...]) -> np.ndarray:
         return tensor[:, :, -1].transpose(2, 3, 1, 0)
     if path[-1].key != "kernel":
         return tensor
-    return tensor.transpose(2, 3, 1, 0) if tensor.ndim == 4 else tensor.T
+    return tensor.transpose(*range(2, tensor.ndim), 1, 0)
 
 
 def to_torch(array: np.ndarray, path: tuple[Any, ...]) -> np.ndarray:
@@ -69,7 +69,7 @@ def to_torch(array: np.ndarray, path: tuple[Any, ...]) -> np.ndarray:
         return whole
     if path[-1].key != "kernel":
         return array
-    return array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
+    return array.transpose(-1, -2, *range(array.ndim - 2))
 
 
 def torch_shape(shape: tuple[int, ...], path: tuple[Any, ...]) -> tuple[int, ...]:
@@ -215,13 +215,15 @@ def match_names(
     others = getattr(module_class, "ignored_parts", ())
     found: dict[str, S] = {}
     twice = []
-    for name, entry in (item for part in stored for item in part.items()):
-        if (name.endswith(ignored) or name.startswith(others)) and name not in wanted:
-            continue
+    for stored_name, entry in (item for part in stored for item in part.items()):
+        name = stored_name
         for old, new in legacy:
             name = name.replace(old, new)
         if name not in wanted and prefix + name in wanted:
             name = prefix + name
+        skipped = stored_name.endswith(ignored) or stored_name.startswith(others)
+        if skipped and name not in wanted:
+            continue
         if name in found:
             twice.append(name)
         found[name] = entry

@@ -20,7 +20,11 @@ from diffusax.models.encoders.configs import (
     Qwen3Config,
     T5Config,
 )
-from diffusax.models.encoders.qwen3_vl_configs import Qwen3VLConfig, Qwen3VLTextConfig
+from diffusax.models.encoders.qwen3_vl_configs import (
+    Qwen3VLConfig,
+    Qwen3VLTextConfig,
+    Qwen3VLVisionConfig,
+)
 from diffusax.models.network import Network, Params
 from diffusax.models.table import MODELS, TENSOR_RULES
 from diffusax.models.transformers.configs import (
@@ -69,6 +73,7 @@ __all__ = [
     "Qwen3Config",
     "Qwen3VLConfig",
     "Qwen3VLTextConfig",
+    "Qwen3VLVisionConfig",
     "T2IAdapterConfig",
     "T5Config",
     "TENSOR_RULES",

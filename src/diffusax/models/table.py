@@ -20,6 +20,7 @@ from diffusax.models.encoders.qwen3_vl import (
     Qwen3VLModel,
     Qwen3VLTextModel,
 )
+from diffusax.models.encoders.qwen3_vl_vision import Qwen3VLVisionModel
 from diffusax.models.encoders.t5 import T5EncoderModel
 from diffusax.models.transformers.flux import FluxTransformer2DModel
 from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
@@ -60,6 +61,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         Qwen3VLForConditionalGeneration,
         Qwen3VLModel,
         Qwen3VLTextModel,
+        Qwen3VLVisionModel,
         T2IAdapter,
         T5EncoderModel,
         UNet2DConditionModel,

@@ -27,6 +27,7 @@ from diffusax.networks.language_models import (
     Qwen3VLForConditionalGeneration,
     Qwen3VLModel,
     Qwen3VLTextModel,
+    Qwen3VLVisionModel,
     T5EncoderModel,
 )
 from diffusax.networks.model import Model, load_network
@@ -76,6 +77,7 @@ __all__ = [
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLModel",
     "Qwen3VLTextModel",
+    "Qwen3VLVisionModel",
     "QwenImage21Transformer2DModel",
     "T2IAdapter",
     "T5EncoderModel",

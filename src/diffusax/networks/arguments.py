@@ -62,6 +62,21 @@ def take_ids(input_ids: Any, config: Any) -> Any:
     return ids if isinstance(ids, jax.Array) else ids.astype(np.int32)
 
 
+def take_grids(name: str, value: Any) -> np.ndarray:
+    """Returns for each image the numbers of frames, and of rows and columns of patches, k 3.
+
+    Raises:
+        ValueError: they are no such integers.
+    """
+    grids = np.asarray([] if value is None else as_array(value))
+    if grids.ndim != 2 or grids.shape[1] != 3 or grids.dtype.kind not in "iu" or grids.min() < 1:
+        raise ValueError(
+            f"{name} must be integers (images, 3): frames, and rows and columns of patches (got "
+            f"{grids.dtype} of shape {grids.shape})"
+        )
+    return grids
+
+
 def take_numbers(name: str, value: Any, count: int) -> Any:
     """Converts timesteps to float32, one or `count`, so that all kinds of them share a program.
 

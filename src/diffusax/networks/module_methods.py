@@ -36,6 +36,7 @@ _PLAIN = (
     "Flux2ParallelSelfAttnProcessor",
     "FluxAttnProcessor",
     "FluxAttnProcessor2_0",
+    "Krea2AttnProcessor",
     "FusedAttnProcessor2_0",
     "QwenImage21AttnProcessor",
     "QwenImage21FlexAttnProcessor",

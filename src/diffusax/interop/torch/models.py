@@ -46,6 +46,7 @@ _PROCESSORS = (
     "FluxAttnProcessor",
     "QwenImage21AttnProcessor",
     "QwenImage21FlexAttnProcessor",
+    "Krea2AttnProcessor",
     "SlicedAttnProcessor",
     "XFormersAttnProcessor",
     "ZSingleStreamAttnProcessor",

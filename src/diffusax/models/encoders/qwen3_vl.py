@@ -7,6 +7,7 @@ Upstream: transformers models/qwen3_vl/modeling_qwen3_vl.py.
 
 from typing import ClassVar
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -19,8 +20,14 @@ from diffusax.models.encoders.qwen3 import (
     Qwen3Model,
 )
 from diffusax.models.encoders.qwen3_vl_configs import Qwen3VLConfig, Qwen3VLTextConfig
+from diffusax.models.encoders.qwen3_vl_vision import (
+    VISION_RULES,
+    Qwen3VLVisionModel,
+    VisionOutput,
+)
 
-_WITHOUT_TOWER = ("model.visual.", "visual.")
+_TOWER = ("model.visual.", "visual.")
+_RULES = (*TENSOR_RULES, *VISION_RULES)
 
 
 def frequency_axes(sections: tuple[int, ...], count: int) -> np.ndarray:
@@ -61,21 +68,34 @@ class Qwen3VLModel(DecoderModel):
     """Qwen3-VL without its head. input_ids: b t -> hidden states, b t c."""
 
     config_class = Qwen3VLConfig
-    tensor_rules = TENSOR_RULES
+    tensor_rules = _RULES
     adapter_groups = ADAPTER_GROUPS
     # The files of checkpoints mostly have the names of the model with its head.
     legacy_names = (("model.language_model.", "language_model."), ("model.visual.", "visual."))
     ignored_keys = ("lm_head.weight",)
-    ignored_parts = _WITHOUT_TOWER
+    # Of models that read texts alone, see `Qwen3VLConfig`.
+    ignored_parts = _TOWER
 
     def __init__(self, config: Qwen3VLConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.language_model = Qwen3VLTextModel(config.text_config, rngs=rngs)
+        vision = config.vision_config
+        self.visual = None if vision is None else Qwen3VLVisionModel(vision, rngs=rngs)
 
     @property
     def decoder(self) -> Qwen3Model:
         """The language model."""
         return self.language_model
+
+    def encode_images(self, pixel_values: jax.Array, grid: jax.Array) -> VisionOutput:
+        """Encodes images of as many patches each, see `Qwen3VLVisionModel`.
+
+        Raises:
+            ValueError: pixel_values have another shape, or the model reads texts alone.
+        """
+        if self.visual is None:
+            raise ValueError("pixel_values must be None: the model was loaded to read texts alone")
+        return self.visual(pixel_values, grid)
 
 
 class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):
@@ -83,4 +103,10 @@ class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):
 
     config_class = Qwen3VLConfig
     model_class = Qwen3VLModel
-    ignored_parts = _WITHOUT_TOWER
+    tensor_rules = _RULES
+    ignored_parts = _TOWER
+
+    def encode_images(self, pixel_values: jax.Array, grid: jax.Array) -> VisionOutput:
+        """Encodes images of as many patches each, see `Qwen3VLModel.encode_images`."""
+        found: VisionOutput = self.model.encode_images(pixel_values, grid)
+        return found

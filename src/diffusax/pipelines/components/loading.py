@@ -143,7 +143,7 @@ def load_components(
             own_place = role == "text_encoder" and encoder_mesh is not None
             place = encoder_mesh if own_place else device
             place = component_mesh(place, role) if isinstance(place, Mesh) else place
-            options = {"dtype": kind, "device": place}
+            options = {"dtype": kind, "device": place, "changes": dict(component.options)}
             paths = [component_folder(folder, name)]
             if role in NUMBERED_ROLES:
                 paths = numbered_folders(folder / name) or paths

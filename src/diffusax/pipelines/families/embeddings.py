@@ -90,13 +90,16 @@ class Masked(OwnLengths):
     """Prompts have several embeddings of each token, n t l d, of which a mask n t says which count.
 
     Here the embeddings of a token stand side by side, and tokens that do not count are left out.
+    Lists of arrays t (l d), as callbacks have them, are taken, too, and need no mask.
     """
 
     def read(self, call: Call, names: Sequence[str], width: int | None) -> Prompt:
         """Returns the embeddings that a call gives, padded; see `OneLength.read`."""
         (name,) = names
-        axes = "(prompts, tokens, layers, width)"
-        embeds = check_embeds(name, getattr(call, name), 4, axes=axes)
+        given, axes = getattr(call, name), "(prompts, tokens, layers, width)"
+        if isinstance(given, list | tuple) or getattr(given, "ndim", 0) == 3:
+            return super().read(call, names, width)
+        embeds = check_embeds(name, given, 4, axes=axes)
         joined = embeds.reshape(*embeds.shape[:2], -1)
         if width not in (None, joined.shape[-1]):
             raise ValueError(

@@ -57,6 +57,9 @@ class Component:
     """For a text encoder: the name of its tokenizer among the components."""
     make: Callable[[], Any] | None = None
     """A function that makes the component for a checkpoint without one; None where none does."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Options of a network that replace those of its file: vision_config=None leaves out what a
+    language model reads images with."""
 
 
 CONTROLNET = Component("controlnet", "controlnet")
@@ -177,6 +180,10 @@ class Family:
         known = {c.name: c.role for c in (*self.components, *others)}
         return known[name] if name in known else known[name.rpartition("_")[0]]
 
+    def changes(self, name: str) -> dict[str, Any]:
+        """Returns the options of a component's network that replace those of its file."""
+        return next((dict(c.options) for c in self.components if c.name == name), {})
+
     @property
     def embedding_columns(self) -> tuple[str, ...]:
         """The columns of embeddings in a training cache, in the order of `Prompt`'s fields."""
@@ -211,6 +218,7 @@ def diffusers_components(
     tokenizer: Any,
     optional: Sequence[str] = (),
     scheduler: Callable[[], Any] | None = None,
+    text_options: tuple[tuple[str, Any], ...] = (),
 ) -> tuple[Component, ...]:
     """Returns the components of a family in diffusers' layout.
 
@@ -220,8 +228,9 @@ def diffusers_components(
         tokenizer: the class of the tokenizers, or a tuple with one for each.
         optional: the names of those that a checkpoint may lack.
         scheduler: a function that makes the scheduler for checkpoints without one.
+        text_options: options of the text encoders, see `Component.options`.
     """
-    encoders = [Component(e, "text_encoder", tokenizer=t) for t, e in text]
+    encoders = [Component(e, "text_encoder", tokenizer=t, options=text_options) for t, e in text]
     kinds = tokenizer if isinstance(tokenizer, tuple) else (tokenizer,) * len(text)
     tokenizers = [Component(t, "tokenizer", kind) for (t, _), kind in zip(text, kinds, strict=True)]
     found = (

@@ -265,6 +265,7 @@ FLUX3_KLEIN = Family(
         ("tokenizer", "text_encoder"),
         tokenizer=Qwen3VLProcessor,
         optional=TEXT_COMPONENTS,
+        text_options=(("vision_config", None),),
         scheduler=default_scheduler,
     ),
     tokenize=tokenize,

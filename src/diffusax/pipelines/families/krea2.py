@@ -199,6 +199,7 @@ KREA2 = Family(
         ("tokenizer", "text_encoder"),
         tokenizer=Qwen2Tokenizer,
         optional=TEXT_COMPONENTS,
+        text_options=(("vision_config", None),),
     ),
     options=(("text_encoder_select_layers", None), ("is_distilled", False), ("patch_size", PATCH)),
     tokenize=tokenize,

@@ -173,6 +173,7 @@ QWEN_IMAGE21 = Family(
         ("processor", "text_encoder"),
         tokenizer=Qwen3VLProcessor,
         optional=("processor", *TEXT_COMPONENTS),
+        text_options=(("vision_config", None),),
     ),
     options=(("sample_sigmas", None),),
     tokenize=tokenize,
