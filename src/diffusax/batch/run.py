@@ -8,14 +8,20 @@ import numpy as np
 from jax.sharding import Mesh
 
 from diffusax.batch import programs
-from diffusax.batch.image import Image, Kind, PreparedImage, kind_of, networks_in_batch
+from diffusax.batch.image import (
+    Image,
+    Kind,
+    PreparedImage,
+    count_shares,
+    kind_of,
+    networks_in_batch,
+)
 from diffusax.batch.lanes import Lanes, Seat
 from diffusax.lora.lora import Lora
 from diffusax.lora.stacks import WeightGroups, stack_shapes
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.run.sample import load_denoiser
-from diffusax.runtime.devices.mesh import batch_size
 from diffusax.runtime.programs.program import Request
 from diffusax.runtime.switches import in_mesh
 
@@ -27,11 +33,6 @@ def check_local(mesh: Mesh | None) -> None:
             "a running batch needs a mesh within one process; load the pipeline with a mesh of "
             "jax.local_devices()"
         )
-
-
-def count_shares(mesh: Mesh | None) -> int:
-    """Returns the number of parts into which a mesh splits a batch."""
-    return 1 if mesh is None else batch_size(mesh)
 
 
 class BatchRun:
