@@ -20,11 +20,6 @@ Pixels = Annotated[int, Meta(ge=8, le=16_384)]
 Scale = Annotated[float, Meta(ge=-100, le=100)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Prompt = Annotated[Text, Meta(description="The prompt; <lora:name:0.8> in it names a LoRA.")]
-Steps = Annotated[int, Meta(ge=1, le=1000, description="The sampler's steps.")]
-Images = Annotated[int, Meta(ge=1, le=1000, description="The number of images.")]
-Blur = Annotated[
-    float, Meta(ge=0, le=1024, description="The pixels by which the mask's edge is softened.")
-]
 Weights = dict[str, Scale]
 SEEDS = 2**64
 """The number of seeds; after the last one comes 0."""
@@ -60,7 +55,9 @@ class TextSettings:
     prompt: Prompt = ""
     negative_prompt: Annotated[Text, Meta(description="The text to steer away from.")] = ""
     model: Annotated[Name, Meta(description="A model's name; the default model for none.")] = ""
-    num_inference_steps: Steps | None = None
+    num_inference_steps: (
+        Annotated[int, Meta(ge=1, le=1000, description="The sampler's steps.")] | None
+    ) = None
     guidance_scale: (
         Annotated[
             Scale,
@@ -116,7 +113,9 @@ class ImageSettings:
             "has one more and never none; or all, of a schedule that is longer by as much."
         ),
     ] = "diffusers"
-    mask_blur: Blur = 0.0
+    mask_blur: Annotated[
+        float, Meta(ge=0, le=1024, description="The pixels by which the mask's edge is softened.")
+    ] = 0.0
     padding_mask_crop: (
         Annotated[
             int,
@@ -136,7 +135,7 @@ class Settings(ImageSettings, TextSettings):
 
     width: Pixels | None = None
     height: Pixels | None = None
-    num_images: Images = 1
+    num_images: Annotated[int, Meta(ge=1, le=1000, description="The number of images.")] = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
