@@ -238,9 +238,13 @@ class BatchLoop:
             image.request.set_rows(image.index, row, image.prepared.rows)
 
     def _measure_again(self) -> None:
-        """Measures one of the sizes that are due, in a batch beside those that run."""
+        """Measures one of the sizes that are due, in a batch beside those that run.
+
+        Larger ones than the next wait until a batch is half their size, so that nobody waits long.
+        """
         for run in self._all_runs():
-            smallest, largest = self._sizes.smallest_of(run.kind), self._sizes.largest_of(run.kind)
+            smallest = self._sizes.smallest_of(run.kind)
+            largest = min(self._sizes.largest_of(run.kind), 2 * run.size)
             for size in self.seconds.due(run.kind):
                 if (
                     len(run)
@@ -252,6 +256,7 @@ class BatchLoop:
                     return
 
     def _measure(self, image: Image, smallest: int, size: int) -> None:
+        log.info("the machine has changed: batches of %d lanes are measured again", size)
         while self._flying:
             self._land()
         try:

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 
 from diffusax.batch.image import Image, PreparedImage, count_shares, kind_of, prepare_images
-from diffusax.batch.lanes import Lanes
-from diffusax.batch.run import BatchRun, check_local
+from diffusax.batch.run import BatchRun, Lanes, check_local
 from diffusax.lora.stacks import WeightGroups
 from diffusax.offline.requests import CheckedImage
 from diffusax.offline.seating import Seated

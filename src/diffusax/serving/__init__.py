@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from diffusax.serving.requests.generation import Control as Control
     from diffusax.serving.requests.generation import Generation as Generation
     from diffusax.serving.web.app import create_app as create_app
-    from diffusax.serving.web.settings import WebSettings as WebSettings
+    from diffusax.serving.web.security import WebSettings as WebSettings
     from diffusax.serving.with_ray import application as application
 
 # A client needs neither JAX nor the web's libraries, and an engine not the latter.

@@ -13,11 +13,10 @@ import diffusax
 from diffusax.pipelines.families.policies import FlowSteps, WholeSteps
 from diffusax.pipelines.tasks.tasks import image_to_image
 from diffusax.serving.requests.errors import Refused
-from diffusax.serving.requests.generation import Generation
-from diffusax.serving.requests.strength import step_arguments
+from diffusax.serving.requests.generation import Generation, step_arguments
 from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.hires import enlargement, second_pass, settings_of_second_pass
-from diffusax.serving.web.a1111.missing import with_noise
+from diffusax.serving.web.a1111.reading import with_noise
 from diffusax.serving.web.fields import GenerationFields, read_fields
 from diffusax.serving.web.replies import in_webui_words
 
