@@ -73,20 +73,11 @@ def scheduler_from_name(
         ValueError: the name is unknown, or the sampler is for networks that were trained for
             another process than those of `config`.
     """
-    if isinstance(config, Scheduler):
-        return _suited(name, config)
-    if config is None or config.get("_class_name") not in SCHEDULERS:
-        return _named(name, config)
-    scheduler = _named(name, config)
-    check_process(f"sampler {name!r}", scheduler, scheduler_from_config(config).process)
-    return scheduler
-
-
-@functools.lru_cache(1024)
-def _suited(name: str, own: Scheduler) -> Scheduler:
-    """Returns the sampler of a name for the networks of a scheduler."""
-    scheduler = _named(name, own)
-    check_process(f"sampler {name!r}", scheduler, own.process)
+    scheduler, own = _named(name, config), config
+    if isinstance(config, Mapping):
+        own = scheduler_from_config(config) if config.get("_class_name") in SCHEDULERS else None
+    if isinstance(own, Scheduler):
+        check_process(f"sampler {name!r}", scheduler, own.process)
     return scheduler
 
 
