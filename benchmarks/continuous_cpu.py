@@ -266,10 +266,10 @@ def merged(pipe: Any, batch: diffusax.RunningBatch, name: str, seed: int) -> flo
     layers = {
         f"{path}.kernel": {
             part: 0.1 * draw.normal(size=size).astype("f4")
-            for part, size in zip(names, ((wide, 8), (8, narrow)) * 2)
+            for part, size in zip(names, ((shape[1], 8), (8, shape[0])) * 2)
         }
-        for path, (narrow, wide) in kernel_shapes(pipe.parts.networks["unet"]).items()
-        if path.endswith(("to_q", "to_k", "to_v", "to_out.0"))
+        for path, shape in kernel_shapes(pipe.parts.networks["unet"]).items()
+        if len(shape) == 2 and "attn" in path
     }
     pipe.add_adapter(name, Lora({}, {"unet": layers}))
     began = time.perf_counter()
