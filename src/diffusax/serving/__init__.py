@@ -26,7 +26,7 @@ _MODULES = {
     "Engine": "engine.engine",
     "EngineSettings": "engine.engine",
     "Generation": "requests.generation",
-    "WebSettings": "web.settings",
+    "WebSettings": "web.security",
     "application": "with_ray",
     "create_app": "web.app",
 }
