@@ -2,12 +2,15 @@
 
 Each server gets the same requests at the same times. They differ in sampler, steps, guidance and
 prompt. The load is the rate of arrivals over the rate at which one picture at a time can be served.
+Then the longest gap between steps of a running batch, without and with a request beside it whose
+adapter, a LoHa of all attention layers, is merged into the parameters for the first time.
     python benchmarks/continuous_cpu.py [--requests 300] [--load 0.5 0.8 1.2]
 """
 
 import argparse
 import collections
 import dataclasses
+import itertools
 import statistics
 import threading
 import time
@@ -18,6 +21,8 @@ import numpy as np
 from machine import describe
 
 import diffusax
+from diffusax.lora import Lora
+from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.samplers import scheduler_from_name
 
 SAMPLERS = ("dpm++2m", "euler", "euler_a", "heun", "ddim", "unipc", "dpm++2m_sde", "lcm")
@@ -39,14 +44,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--load", type=float, nargs="+", default=[0.5, 0.8, 1.2])
+    parser.add_argument("--load", type=float, nargs="*", default=[0.5, 0.8, 1.2])
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--model", default="emoji")
+    parser.add_argument("--rounds", type=int, default=8, help="of adapters that are merged")
     args = parser.parse_args()
     print(describe())
     pipe = diffusax.DiffusionPipeline.from_pretrained(args.model)
     pipe.set_progress_bar_config(disable=True)
     calls = requests(args.requests)
+    if not args.load:
+        report_gaps(pipe, args.lanes, args.rounds)
+        return
     servers = {
         "one at a time": OneByOne(pipe, 1),
         "batches of equals": OneByOne(pipe, args.lanes // 2),
@@ -62,6 +71,7 @@ def main() -> None:
             report(f"load {load:.0%}, {name}", serve(server, calls, list(np.cumsum(gaps))))
     for server in servers.values():
         server.close()
+    report_gaps(pipe, args.lanes, args.rounds)
 
 
 def requests(count: int) -> list[dict[str, Any]]:
@@ -211,6 +221,63 @@ def report(name: str, times: list[Times]) -> None:
         f"{speed:.2f} images/s",
         flush=True,
     )
+
+
+def report_gaps(pipe: Any, lanes: int, rounds: int) -> None:
+    """Prints the longest gaps between steps, in turns without and with an adapter that is new."""
+    rows: list[float] = []
+    call = {"guidance_scale": 2.0, "num_inference_steps": 200, "output_type": "np"}
+
+    def note(image: int, done: int, total: int) -> None:
+        rows.append(time.perf_counter())
+
+    with diffusax.RunningBatch(pipe, lanes=lanes) as batch:
+        batch.warm("a", **call)
+        merged(pipe, batch, "first", 0)
+        gaps: dict[str, list[float]] = {"without": [], "with": []}
+        waits = []
+        for i in range(rounds):
+            for name, found in gaps.items():
+                rows.clear()
+                others = [batch.submit("a red apple", seed=seed, **call) for seed in range(2)]
+                for other in others:
+                    other.set_rows = note
+                while len(rows) < 20:
+                    time.sleep(0.01)
+                if name == "with":
+                    waits.append(merged(pipe, batch, f"adapter-{i}", i))
+                for other in others:
+                    other.result()
+                found.append(max(b - a for a, b in itertools.pairwise(rows[20:])))
+    print(
+        f"longest gap between steps, {rounds} times, median and longest: "
+        + ", ".join(
+            f"{1000 * statistics.median(found):.0f} and {1000 * max(found):.0f} ms {name}"
+            for name, found in gaps.items()
+        )
+        + f" an adapter that is merged, whose call of 4 steps took {statistics.median(waits):.2f} s"
+    )
+
+
+def merged(pipe: Any, batch: diffusax.RunningBatch, name: str, seed: int) -> float:
+    """Returns the seconds of a call with a new LoHa of all attention layers, of rank 8."""
+    draw = np.random.default_rng(seed)
+    names = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
+    layers = {
+        f"{path}.kernel": {
+            part: 0.1 * draw.normal(size=size).astype("f4")
+            for part, size in zip(names, ((shape[1], 8), (8, shape[0])) * 2)
+        }
+        for path, shape in kernel_shapes(pipe.parts.networks["unet"]).items()
+        if len(shape) == 2 and "attn" in path
+    }
+    pipe.add_adapter(name, Lora({}, {"unet": layers}))
+    began = time.perf_counter()
+    options = {"guidance_scale": 2.0, "num_inference_steps": 4, "output_type": "np"}
+    batch.submit("a lion", adapters={name: 1.0}, **options).result()
+    took = time.perf_counter() - began
+    pipe.delete_adapters(name)
+    return took
 
 
 if __name__ == "__main__":

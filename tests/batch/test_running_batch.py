@@ -19,8 +19,7 @@ from support.mixtures import calls
 import diffusax
 from diffusax import samplers
 from diffusax.batch.image import Image, prepare_images
-from diffusax.batch.lanes import Lanes, Seat
-from diffusax.batch.run import BatchRun
+from diffusax.batch.run import BatchRun, Lanes, Seat
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.pipelines.plan.arguments import check_call
 from diffusax.pipelines.tasks.text_cache import TextCache

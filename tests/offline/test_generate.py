@@ -17,7 +17,7 @@ from support.offline_runs import errors, files, pictures, pixels, run, settings,
 import diffusax
 from diffusax import offline
 from diffusax.batch import programs as batch
-from diffusax.batch.lanes import Lanes
+from diffusax.batch.run import Lanes
 from diffusax.offline.requests import Requests, line_seed
 from diffusax.offline.seating import seat_requests
 from diffusax.samplers import X, scheduler_from_function

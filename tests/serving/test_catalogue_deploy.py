@@ -15,7 +15,7 @@ from support.running_server import running
 
 from diffusax.cli import serve
 from diffusax.serving.client import ENDED, Client, Refusal
-from diffusax.serving.web import health
+from diffusax.serving.web import capabilities
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
 KEYS = tuple(f"key-number-{i}" for i in range(8))
@@ -33,7 +33,7 @@ def test_the_manifest_runs_the_server():
     assert container["env"][0]["name"] == serve.KEYS
     wait = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["terminationGracePeriodSeconds"] > wait + options.drain_seconds
-    paths = {operation.path for operation in health.OPERATIONS if operation.open}
+    paths = {operation.path for operation in capabilities.OPERATIONS if operation.open}
     probes = [container[f"{name}Probe"]["httpGet"]["path"] for name in ("liveness", "readiness")]
     assert set(probes) == paths == {"/health", "/ready"}
     labels = deployment["spec"]["template"]["metadata"]["labels"]

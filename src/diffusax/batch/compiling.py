@@ -15,7 +15,7 @@ import jax
 from diffusax.batch.executables import Executables
 from diffusax.batch.image import Image, Kind, PreparedImage
 from diffusax.batch.programs import insert
-from diffusax.batch.run import BatchRun, count_shares
+from diffusax.batch.run import BatchRun
 from diffusax.batch.sizes import KindSizes
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.run import programs
@@ -97,7 +97,6 @@ class Compiler:
         ready = sizes.ready(kind)
         self._use(kind)
         if not ready:
-            sizes.spread(kind, count_shares(image.request.c.mesh))
             self._ask(image, least, urgency=0)
             while image.request.warms and (least := 2 * least) <= sizes.cap(kind):
                 self._ask(image, least, keep=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from diffusax.batch.programs import MIN_ROWS, Entry, entry_arrays
 from diffusax.lora.lora import Lora
@@ -28,6 +29,7 @@ from diffusax.pipelines.plan.plan import (
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.sample import load_denoiser
 from diffusax.pipelines.tasks.tasks import Task, most_branches
+from diffusax.runtime.devices.mesh import batch_size
 from diffusax.runtime.random.noise import TorchNoise
 from diffusax.runtime.switches import in_mesh
 from diffusax.samplers import Schedule, Table
@@ -70,6 +72,8 @@ class Kind:
     """The shapes of the adapters of its images; empty where they have none."""
     adapters: int
     """The adapters that there is room for."""
+    devices: int
+    """The devices that share such a batch."""
 
     def has_room_for(self, adapters: Sequence[Lora], shapes: Shapes) -> bool:
         """Returns whether the programs have room for these adapters, whose stacks need `shapes`."""
@@ -89,7 +93,13 @@ def kind_of(c: Components, prepared: PreparedImage, rank: int = 0) -> Kind:
     count = room_for(len(prepared.adapters))
     parts = prepared.key, tuple(sorted(shapes.items())), count
     with _LOCK:
-        return _KINDS.setdefault(parts, Kind(prepared.key, shapes, count))
+        kind = Kind(prepared.key, shapes, count, count_shares(c.mesh))
+        return _KINDS.setdefault(parts, kind)
+
+
+def count_shares(mesh: Mesh | None) -> int:
+    """Returns the number of parts into which a mesh splits a batch."""
+    return 1 if mesh is None else batch_size(mesh)
 
 
 def networks_in_batch(c: Components) -> dict[str, Any]:

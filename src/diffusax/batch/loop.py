@@ -14,7 +14,7 @@ import jax
 from diffusax.batch.image import Image, Kind, Status
 from diffusax.batch.measures import RowSeconds
 from diffusax.batch.policies import Device
-from diffusax.batch.run import BatchRun, count_shares
+from diffusax.batch.run import BatchRun
 from diffusax.batch.sizes import Sizes
 
 log = logging.getLogger(__name__)
@@ -128,6 +128,7 @@ class BatchLoop:
             self._forget_empty(key)
         while len(self._flying) > (_IN_FLIGHT - 1 if self.has_work() else 0):
             self._land()
+        self._measure_again()
 
     def fail(self, error: BaseException) -> None:
         """Ends the requests of all images that have a seat, and forgets the batches."""
@@ -161,10 +162,8 @@ class BatchLoop:
         return next((run for run in fitting if run.has_ranks_for(prepared)), None)
 
     def _new_run(self, image: Image) -> BatchRun:
-        c, size = image.request.c, self._sizes.smallest_of(image.kind)
-        while size // count_shares(c.mesh) < image.prepared.branches:
-            size *= 2
-        return BatchRun(c, image.prepared, size, image.kind)
+        size = self._sizes.size_for(image)
+        return BatchRun(image.request.c, image.prepared, size, image.kind)
 
     def _shrink(self, run: BatchRun) -> None:
         """Halves the batch while its images fit the half."""
@@ -238,6 +237,38 @@ class BatchLoop:
         for image, row in dispatch.progress:
             image.request.set_rows(image.index, row, image.prepared.rows)
 
+    def _measure_again(self) -> None:
+        """Measures one of the sizes that are due, in a batch beside those that run.
+
+        Larger ones than the next wait until a batch is half their size, so that nobody waits long.
+        """
+        for run in self._all_runs():
+            smallest = self._sizes.smallest_of(run.kind)
+            largest = min(self._sizes.largest_of(run.kind), 2 * run.size)
+            for size in self.seconds.due(run.kind):
+                if (
+                    len(run)
+                    and size != run.size
+                    and smallest <= size <= largest
+                    and self._sizes.has_room(run.kind, size)
+                ):
+                    self._measure(next(iter(run.images.values())), smallest, size)
+                    return
+
+    def _measure(self, image: Image, smallest: int, size: int) -> None:
+        log.info("the machine has changed: batches of %d lanes are measured again", size)
+        while self._flying:
+            self._land()
+        try:
+            run = BatchRun(image.request.c, image.prepared, smallest, image.kind)
+            while run.size < size:
+                run.resize(2 * run.size)
+            time_rows(self.seconds, run, image)
+        except Exception as error:
+            log.warning("a batch of %d lanes cannot be measured again", size, exc_info=error)
+            self._sizes.begins_again(image.kind, size, error)
+            self.seconds.forget(image.kind, size)
+
     def _show(self, run: BatchRun) -> None:
         """Decodes the images of requests that want a preview."""
         images = run.images
@@ -251,6 +282,33 @@ class BatchLoop:
                 # The batch itself is as it was.
                 make = functools.partial(_raise, error)
             self._previewers.submit(request.answer_previews, make)
+
+
+def time_rows(seconds: RowSeconds, run: BatchRun, image: Image) -> jax.Array:
+    """Measures twice what a row of a batch without images takes; what runs is left as it is.
+
+    Args:
+        seconds: is told.
+        run: the batch.
+        image: an image of its kind, whose rows are computed; the programs are the same for any
+            number of branches.
+
+    Returns:
+        The latents of the image then, 1 h w c.
+    """
+    seat = run.lanes.find(1)
+    assert seat is not None
+    run.join(Image(image.request, image.index, image.prepared, image.kind), seat)
+    rows = max(1, int(_SECONDS / (seconds.measured(run.kind, run.size) or _SECONDS)))
+    jax.block_until_ready(run.latents(seat.place))
+    for _ in range(2):
+        began = time.perf_counter()
+        run.advance(rows)
+        jax.block_until_ready(run.done)
+        seconds.note(run.kind, run.size, (time.perf_counter() - began) / rows)
+    latents = run.latents(seat.place)
+    run.leave(seat.place)
+    return latents
 
 
 def _raise(error: Exception) -> list[Any]:

@@ -1,19 +1,27 @@
 """What a running batch measures: the seconds of its rows, and how often images come."""
 
 import collections
+import math
+import statistics
 import threading
 import time
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import jax
 
 from diffusax.batch.image import Kind
 
-_CHANGE = 0.3
-"""The weight of a row's latest seconds in their mean."""
-_FAR = 2.0
-"""A measurement that is so many times the mean says more of something else, such as a program that
-is compiled once more: it counts as this much, and the next one well below the mean replaces it."""
+_LATEST = 5
+"""The measurements of a size of which the middle one counts. So many in a row that depart from them
+to the same side say that the machine has changed; fewer say more of something else, such as a
+program that is compiled once more, and are left out."""
+_SLACK = 0.25
+"""The part of a measurement by which others depart that say something new."""
+_SPREADS = 4.0
+"""The same in median deviations of the latest measurements from the middle one."""
+_LASTING, _WORTH = 1.0, 8.0
+"""The least seconds for which a change lasts, also as a multiple of the seconds of a row of each
+size, so that measuring again takes a small part of the time."""
 _STALE = 10.0
 """Seconds after which a size that has not run says less than another size of its kind that has."""
 _KINDS = 32
@@ -26,25 +34,70 @@ _ARRIVALS = 32
 """The arrivals over which their rate is measured."""
 
 
-class _Mean(NamedTuple):
-    """The mean seconds of a row, None where they were measured once, and when that was last."""
+class _Measured:
+    """What was measured of a size of a kind of batch."""
 
-    seconds: float | None
-    at: float
+    def __init__(self, at: float) -> None:
+        self.at = at
+        """When it was measured last, but for those that depart."""
+        self._latest: collections.deque[float] = collections.deque(maxlen=_LATEST)
+        self._departing: list[tuple[float, float]] = []
+        """The measurements in a row that depart from the latest to one side, after their times."""
+
+    @property
+    def seconds(self) -> float | None:
+        """The seconds of a row; None where they were measured once."""
+        return statistics.median_low(self._latest) if self._latest else None
+
+    def add(self, seconds: float, at: float) -> None:
+        """Adds a measurement."""
+        middle = self.seconds
+        if middle is None:
+            self.restart([seconds], at)
+            return
+        spread = statistics.median(abs(one - middle) for one in self._latest)
+        if abs(seconds - middle) <= max(_SLACK * middle, _SPREADS * spread):
+            self.restart([*self._latest, seconds], at)
+        elif seconds < middle and len(self._latest) < _LATEST:
+            # Of a few measurements the quickest was held up least.
+            self.restart([seconds], at)
+        else:
+            if self._departing and (self._departing[0][1] < middle) != (seconds < middle):
+                self._departing.clear()
+            self._departing.append((at, seconds))
+
+    def changed_since(self, least: float) -> float | None:
+        """Returns since when the measurements depart, at least for so many seconds; else None."""
+        if len(self._departing) < _LATEST:
+            return None
+        (began, _), (ended, _) = self._departing[0], self._departing[-1]
+        if ended - began < least:
+            return None
+        self.restart([seconds for _, seconds in self._departing], ended)
+        return began
+
+    def restart(self, latest: Iterable[float], at: float) -> None:
+        """Takes other measurements for those until now."""
+        self._latest, self.at = collections.deque(latest, maxlen=_LATEST), at
+        self._departing.clear()
 
 
 class RowSeconds:
     """The seconds of a row by the kind of batch and its size.
 
-    Each is a moving mean. The first measurement of a size is left out, which includes compiling it.
-    Any thread may call the methods.
+    Each is the middle one of the latest. The first measurement of a size is left out, which
+    includes compiling it. Once those of one size say that the machine has changed, what was
+    measured before of the others, of all kinds, is no longer believed, and is `due` again. Any
+    thread may call the methods.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._means: collections.OrderedDict[Kind, dict[int, _Mean]] = collections.OrderedDict()
+        self._kinds: collections.OrderedDict[Kind, dict[int, _Measured]] = collections.OrderedDict()
         """The kinds that were measured last are at the end."""
         self._landed, self._late = 0.0, False
+        self._changed = -math.inf
+        """When the machine changed last (time.monotonic)."""
 
     def land(
         self, kind: Kind, size: int, rows: int, began: float, ended: float, *, late: bool
@@ -70,19 +123,38 @@ class RowSeconds:
 
     def note(self, kind: Kind, size: int, seconds: float) -> None:
         """Notes how long a row has taken in a batch of a kind and size."""
+        now = time.monotonic()
         with self._lock:
-            means = self._means.setdefault(kind, {})
-            self._means.move_to_end(kind)
-            if len(self._means) > _KINDS:
-                self._means.popitem(last=False)
-            mean = _changed(means[size].seconds, seconds) if size in means else None
-            means[size] = _Mean(mean, time.monotonic())
+            sizes = self._kinds.setdefault(kind, {})
+            self._kinds.move_to_end(kind)
+            if len(self._kinds) > _KINDS:
+                self._kinds.popitem(last=False)
+            if size not in sizes:
+                sizes[size] = _Measured(now)
+                return
+            if sizes[size].at < self._changed:
+                sizes[size].restart([], now)
+            sizes[size].add(seconds, now)
+            rows = sum(one.seconds or 0.0 for one in sizes.values())
+            since = sizes[size].changed_since(max(_LASTING, _WORTH * rows))
+            self._changed = self._changed if since is None else since
+
+    def due(self, kind: Kind) -> list[int]:
+        """Returns the sizes of a kind that are to be measured again."""
+        with self._lock:
+            sizes = self._kinds.get(kind, {})
+            return sorted(size for size, one in sizes.items() if one.at < self._changed)
+
+    def forget(self, kind: Kind, size: int) -> None:
+        """Forgets a size that cannot be measured again."""
+        with self._lock:
+            self._kinds.get(kind, {}).pop(size, None)
 
     def measured(self, kind: Kind, size: int) -> float | None:
         """Returns the seconds of a row in a batch of a kind and size, if they were measured."""
         with self._lock:
-            mean = self._means.get(kind, {}).get(size)
-        return None if mean is None else mean.seconds
+            found = self._kinds.get(kind, {}).get(size)
+            return None if found is None else found.seconds
 
     def reach(self, kind: Kind, smallest: int) -> int:
         """Returns the next size that should be measured, after those that have been.
@@ -90,8 +162,12 @@ class RowSeconds:
         smallest: the fewest lanes of such a batch.
         """
         with self._lock:
-            means = self._means.get(kind, {})
-            known = [size for size, mean in means.items() if mean.seconds is not None]
+            sizes = self._kinds.get(kind, {})
+            known = [
+                size
+                for size, one in sizes.items()
+                if one.seconds is not None and one.at >= self._changed
+            ]
         return 2 * max(known) if known else smallest
 
     def estimate(self, kind: Kind, lanes: int, smallest: int) -> float:
@@ -116,19 +192,20 @@ class RowSeconds:
         return known[nearest] * (size / nearest) ** growth
 
     def _fresh(self, kind: Kind) -> dict[int, float]:
-        """Returns the means of a kind by size, without those that are much older than the latest.
+        """Returns the seconds of a kind by size, without those that are much older than the latest.
 
-        What a size took while the machine did something else would be believed for ever if it
-        keeps the size from running again.
+        What a size took while the machine did something else would be believed for ever if it keeps
+        the size from running again. Nor does it return those from before the machine changed.
         """
         with self._lock:
-            means = [(size, *mean) for size, mean in self._means.get(kind, {}).items()]
-        latest = max((at for _, _, at in means), default=0.0)
-        return {
-            size: seconds
-            for size, seconds, at in means
-            if seconds is not None and at >= latest - _STALE
-        }
+            sizes = self._kinds.get(kind, {})
+            since = max((one.at for one in sizes.values()), default=0.0) - _STALE
+            found = {
+                size: one.seconds
+                for size, one in sizes.items()
+                if one.at >= max(since, self._changed)
+            }
+        return {size: seconds for size, seconds in found.items() if seconds is not None}
 
 
 class Arrivals:
@@ -147,10 +224,3 @@ class Arrivals:
         if len(times) < 3:
             return 0.0
         return (len(times) - 1) / max(time.time() - times[0], 1e-3)
-
-
-def _changed(mean: float | None, seconds: float) -> float:
-    """Returns a mean with one more measurement."""
-    if mean is None or _FAR * seconds < mean:
-        return seconds
-    return mean + _CHANGE * (min(seconds, _FAR * mean) - mean)

@@ -4,19 +4,18 @@ import atexit
 import dataclasses
 import functools
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import jax
 import PIL.Image
 
 from diffusax.batch.alone import RunsAlone
-from diffusax.batch.image import draws_torch_noise, prepare_images
+from diffusax.batch.image import count_shares, draws_torch_noise, prepare_images
+from diffusax.batch.loop import time_rows
 from diffusax.batch.request import Request, check_pipeline
-from diffusax.batch.run import BatchRun, check_local, count_shares
+from diffusax.batch.run import BatchRun, check_local
 from diffusax.batch.scheduler import Scheduler
 from diffusax.batch.sizes import Sizes
 from diffusax.pipelines.plan.arguments import Call
@@ -78,7 +77,7 @@ class RunningBatch:
         if not 0 <= adapter_rank <= 4096:
             raise ValueError(f"adapter_rank must be between 0 and 4096 (got {adapter_rank})")
         self._pipe, self._texts = pipe, TextCache()
-        self._sizes = Sizes(lanes, smallest, adapter_rank)
+        self._sizes = Sizes(lanes // devices, smallest // devices, adapter_rank)
         self._lock, self._closing = threading.Lock(), False
         self._alone = RunsAlone()
         self._scheduler = Scheduler(
@@ -129,31 +128,19 @@ class RunningBatch:
         """
         sampler, pipe = kwargs.pop("sampler", None), kwargs.pop("pipe", None)
         request = self._request(pipe, sampler, args, kwargs)
-        task, sizes = request.pipe.task, [self._sizes.smallest]
-        prepared = prepare_images(request.c, task, request.prepare())[0]
-        for call in _calls_like(request.call, self._sizes.largest):
-            prepare_images(request.c, task, request.prepare(call), 1)
-        while sizes[-1] < self._sizes.largest:
-            sizes.append(2 * sizes[-1])
+        prepared = prepare_images(request.c, request.pipe.task, request.prepare())[0]
         request.take_images([prepared], self._sizes.rank)
         (image,) = request.images
+        sizes, largest = [self._sizes.smallest_of(image.kind)], self._sizes.largest_of(image.kind)
+        for call in _calls_like(request.call, largest):
+            prepare_images(request.c, request.pipe.task, request.prepare(call), 1)
+        while sizes[-1] < largest:
+            sizes.append(2 * sizes[-1])
         run = BatchRun(request.c, prepared, sizes[0], image.kind)
         for size in (*sizes, *sizes[-2::-1]):
             if size != run.size:
                 run.resize(size)
-            # The programs are the same for any number of branches.
-            seat = run.lanes.find(1)
-            assert seat is not None
-            image.at = 0
-            run.join(image, seat)
-            # The first row is compiled, and not counted.
-            for _ in range(2):
-                began = time.perf_counter()
-                run.advance(1)
-                jax.block_until_ready(run.done)
-                self._scheduler.loop.seconds.note(image.kind, size, time.perf_counter() - began)
-            latents = run.latents(seat.place)
-            run.leave(seat.place)
+            latents = time_rows(self._scheduler.loop.seconds, run, image)
         request.decode(latents, prepared.decoding, prepared.decoder_condition)
 
     def close(self, *, cancel: bool = False) -> None:
@@ -194,10 +181,9 @@ class RunningBatch:
             return
         call, count = padded(request.call)
         run = request.prepare(call)
-        shares = count_shares(request.c.mesh)
         if draws_torch_noise(run):
             self._alone.add(request, run)
-        elif 1 + len(run.weights) > self._sizes.largest // shares:
+        elif 1 + len(run.weights) > self._sizes.largest:
             self._alone.add(request)
         else:
             images = prepare_images(request.c, request.pipe.task, run, count)

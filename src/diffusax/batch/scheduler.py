@@ -12,6 +12,8 @@ A request goes through these steps:
    from then on: they have a seat in the batch of their kind, which grows and shrinks.
 5. The batches take turns. An image whose last row is dispatched leaves, and is decoded in a thread
    beside; the last one settles its request.
+6. What the rows of each size take is measured, and each size before the next is tried. When the
+   measurements say that the machine has changed, the other sizes are measured again, one each turn.
 
 Requests that were cancelled, or are not done in time, leave before the next step, wherever they
 are. `RunningBatch` and the server's `Engine` differ in how a request is prepared, and in whether
@@ -306,7 +308,7 @@ class Scheduler:
         """Returns whether the memory holds a batch for an image beside those that run."""
         if not present or any(other.kind is image.kind for other in present):
             return True
-        return self._sizes.has_room_for(image)
+        return self._sizes.has_room(image.kind, self._sizes.size_for(image))
 
     def _is_wanted(self, kind: Kind) -> bool:
         """Returns whether images of a kind wait or run. Any thread may call this."""

@@ -9,7 +9,6 @@ import jax
 
 from diffusax.batch.image import Image, Kind
 from diffusax.batch.policies import batch_size
-from diffusax.batch.run import count_shares
 from diffusax.runtime.devices.memory import device_memory, is_out_of_memory
 
 log = logging.getLogger(__name__)
@@ -26,26 +25,34 @@ class Sizes:
     """
 
     largest: int
-    """The most lanes."""
+    """The most lanes on each device."""
     smallest: int
-    """The lanes while little is to do."""
+    """The lanes on each device while little is to do."""
     rank: int
     """The least total rank of adapters, where images have some."""
 
     def smallest_of(self, kind: Kind) -> int:
         """Returns how many lanes a batch of a kind has while there is little to do."""
-        return self.smallest
+        return self.smallest * kind.devices
 
     def largest_of(self, kind: Kind) -> int:
         """Returns the most lanes of a batch of a kind."""
-        return self.largest
+        return self.largest * kind.devices
+
+    def least_of(self, image: Image) -> int:
+        """Returns the size of the smallest batch that an image fits."""
+        return image.kind.devices * max(self.smallest, batch_size(image.prepared.branches))
+
+    def size_for(self, image: Image) -> int:
+        """Returns the lanes of a new batch for an image."""
+        return max(self.least_of(image), self.smallest_of(image.kind))
 
     def is_ready(self, image: Image) -> bool:
         """Returns whether the programs of a batch that an image fits can be called."""
         return True
 
-    def has_room_for(self, image: Image) -> bool:
-        """Returns whether the memory holds another batch, which an image would be the first of."""
+    def has_room(self, kind: Kind, size: int) -> bool:
+        """Returns whether the memory holds another batch of a kind."""
         return True
 
     def begins_again(self, kind: Kind, size: int, error: Exception) -> bool:
@@ -72,8 +79,6 @@ class _Kind:
     """The sizes that could not be compiled and that others do without."""
     limit: int | None = None
     """The most lanes for which the memory was enough."""
-    devices: int = 1
-    """The devices that share its batches."""
 
 
 class KindSizes(Sizes):
@@ -96,7 +101,7 @@ class KindSizes(Sizes):
     def smallest_of(self, kind: Kind) -> int:
         """Returns the fewest lanes that are compiled."""
         ready = self._kind(kind).ready
-        return min(ready, default=self.smallest)
+        return min(ready, default=super().smallest_of(kind))
 
     def largest_of(self, kind: Kind) -> int:
         """Returns the most lanes that are compiled and that the memory holds."""
@@ -110,22 +115,12 @@ class KindSizes(Sizes):
 
     def cap(self, kind: Kind) -> int:
         """Returns the most lanes that a batch may have once they are compiled."""
-        known = self._kind(kind)
-        most = self.largest * known.devices
-        return min(most, known.limit or most)
-
-    def least_of(self, image: Image) -> int:
-        """Returns the size of the smallest batch that an image fits."""
-        devices = count_shares(image.request.c.mesh)
-        return devices * max(self.smallest, batch_size(image.prepared.branches))
+        most = super().largest_of(kind)
+        return min(most, self._kind(kind).limit or most)
 
     def is_ready(self, image: Image) -> bool:
         """Returns whether the programs of a batch that an image fits are compiled."""
         return bool(self.ready(image.kind)) and self.largest_of(image.kind) >= self.least_of(image)
-
-    def spread(self, kind: Kind, devices: int) -> None:
-        """Sets how many devices share the batches of a kind."""
-        self._kind(kind).devices = devices
 
     def ready(self, kind: Kind) -> set[int]:
         """Returns the sizes that are compiled."""
@@ -163,11 +158,6 @@ class KindSizes(Sizes):
         """Returns whether the memory holds another batch, by the compiler's figures."""
         arrays, temporaries = self._kind(kind).needs.get(size, (0.0, 0.0))
         return self._memory is None or arrays + temporaries <= self._memory - memory_in_use()
-
-    def has_room_for(self, image: Image) -> bool:
-        """Returns whether the memory holds another batch, which an image would be the first of."""
-        size = max(self.least_of(image), self.smallest_of(image.kind))
-        return self.has_room(image.kind, size)
 
     def forget(self, kind: Kind) -> None:
         """Forgets which sizes of a kind are compiled, and which cannot be."""

@@ -170,7 +170,7 @@ class Serve(Options):
         return {pair[2]: int(pair[1]) for pair in pairs if pair}
 
     def _web_settings(self) -> Any:
-        from diffusax.serving.web.settings import WebSettings
+        from diffusax.serving.web.security import WebSettings
 
         return WebSettings(
             keys=self.keys(),

@@ -8,9 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from diffusax.batch.image import Image, PreparedImage, kind_of, prepare_images
-from diffusax.batch.lanes import Lanes
-from diffusax.batch.run import BatchRun, check_local, count_shares
+from diffusax.batch.image import Image, PreparedImage, count_shares, kind_of, prepare_images
+from diffusax.batch.run import BatchRun, Lanes, check_local
 from diffusax.lora.stacks import WeightGroups
 from diffusax.offline.requests import CheckedImage
 from diffusax.offline.seating import Seated

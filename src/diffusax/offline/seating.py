@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from diffusax.batch.lanes import Lanes, Seat
+from diffusax.batch.run import Lanes, Seat
 from diffusax.offline.requests import Request
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from diffusax.serving.requests.generation import Control as Control
     from diffusax.serving.requests.generation import Generation as Generation
     from diffusax.serving.web.app import create_app as create_app
-    from diffusax.serving.web.settings import WebSettings as WebSettings
+    from diffusax.serving.web.security import WebSettings as WebSettings
     from diffusax.serving.with_ray import application as application
 
 # A client needs neither JAX nor the web's libraries, and an engine not the latter.
@@ -26,7 +26,7 @@ _MODULES = {
     "Engine": "engine.engine",
     "EngineSettings": "engine.engine",
     "Generation": "requests.generation",
-    "WebSettings": "web.settings",
+    "WebSettings": "web.security",
     "application": "with_ray",
     "create_app": "web.app",
 }

@@ -23,6 +23,8 @@ from diffusax.serving.requests.generation import Generation
 class Kind:
     """A kind of batch."""
 
+    devices = 1
+
 
 KIND = Kind()
 

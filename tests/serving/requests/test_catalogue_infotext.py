@@ -20,7 +20,7 @@ from diffusax.serving.requests.infotext import (
     read_text,
     write_infotext,
 )
-from diffusax.serving.web.a1111.missing import from_webui
+from diffusax.serving.web.a1111.reading import from_webui
 
 PICTURE = Image.new("RGB", (64, 64))
 DRAWN = {

@@ -11,7 +11,7 @@ from support.running_server import picture, running, sent
 
 from diffusax.images.masks import mask_of
 from diffusax.serving.requests.errors import Busy, Refused
-from diffusax.serving.web.budget import PixelBudget, take_pixels
+from diffusax.serving.web.bodies import PixelBudget, take_pixels
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ import diffusax
 from diffusax.pipelines.families.policies import FlowSteps, WholeSteps
 from diffusax.pipelines.tasks.tasks import image_to_image
 from diffusax.serving.requests.errors import Refused
-from diffusax.serving.requests.generation import Generation
-from diffusax.serving.requests.strength import step_arguments
+from diffusax.serving.requests.generation import Generation, step_arguments
 from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.hires import enlargement, second_pass, settings_of_second_pass
-from diffusax.serving.web.a1111.missing import with_noise
+from diffusax.serving.web.a1111.reading import with_noise
+from diffusax.serving.web.fields import GenerationFields, read_fields
 from diffusax.serving.web.replies import in_webui_words
 
 ODD = (None, "", "None", 0, -1, 2.5, "7", True, 10**30)
@@ -308,3 +308,26 @@ def test_sentences_have_the_names_of_a1111s_fields():
         ("adapters names the LoRA 'x'", "prompt names the LoRA 'x'"),
     ):
         assert in_webui_words(sentence) == said
+
+
+@pytest.mark.parametrize(
+    ("kind", "theirs", "ours", "value"),
+    [
+        (TextToImage, "steps", "num_inference_steps", 0),
+        (TextToImage, "cfg_scale", "guidance_scale", 101),
+        (TextToImage, "batch_size", "num_images", "a"),
+        (TextToImage, "height", "height", 7),
+        (TextToImage, "hr_cfg", "guidance_scale", -101),
+        (ImageToImage, "image_cfg_scale", "image_guidance_scale", 101),
+        (ImageToImage, "denoising_strength", "strength", 2),
+        (ImageToImage, "mask_blur_x", "mask_blur", -1),
+    ],
+)
+def test_a_field_under_a1111s_name_is_refused_in_the_words_of_ours(kind, theirs, ours, value):
+    said = []
+    for fields, name in ((kind, theirs), (GenerationFields, ours)):
+        with pytest.raises(Refused) as error:
+            read_fields(fields, {name: value}, strict=False)
+        said.append(str(error.value).removeprefix(name))
+    assert said[0] == said[1]
+    assert " must be " in said[0]

@@ -13,8 +13,15 @@ from diffusax.images.reading import load_image
 from diffusax.samplers import Scheduler, scheduler_from_name
 from diffusax.serving.catalogue.entries import Checkpoint, FileEntry
 from diffusax.serving.requests.errors import Refused
-from diffusax.serving.requests.generation import EDIT, IMAGE, INPAINT, TEXT, Generation
-from diffusax.serving.requests.strength import check_strength, step_arguments
+from diffusax.serving.requests.generation import (
+    EDIT,
+    IMAGE,
+    INPAINT,
+    TEXT,
+    Generation,
+    check_strength,
+    step_arguments,
+)
 from diffusax.text.lora_tags import read_tags
 
 _NEEDS = (
@@ -56,7 +63,7 @@ def complete(
         for name in ("num_inference_steps", "guidance_scale", "strength", "image_guidance_scale")
         if getattr(generation, name) is None and own.get(name) is not None
     }
-    filled["sampler"] = _sampler(checkpoint, generation.sampler)
+    filled["sampler"] = _sampler(checkpoint, generation)
     filled |= dict(zip(("width", "height"), _size(checkpoint, generation)))
     generation = dataclasses.replace(generation, model=checkpoint.entry.name, **filled)
     if generation.guidance_rescale and "guidance_rescale" not in own:
@@ -65,7 +72,6 @@ def complete(
             f"(got {generation.guidance_rescale:g})",
             param="guidance_rescale",
         )
-    _check_eta(checkpoint, generation)
     check_strength(cls, generation)
     return _resized(generation)
 
@@ -222,31 +228,25 @@ def _check_controls(
             )
 
 
-def _sampler(checkpoint: Checkpoint, name: str | None) -> str:
-    """Returns the name of the sampler; raises Refused unless it suits the model."""
-    if name is None:
-        return checkpoint.entry.sampler
+def _sampler(checkpoint: Checkpoint, generation: Generation) -> str:
+    """Returns the name of the sampler; raises Refused unless it suits the model and reads eta."""
+    own = generation.sampler
+    name = checkpoint.entry.sampler if own is None else own
     try:
-        scheduler_from_name(name, checkpoint.scheduler)
+        scheduler = scheduler_from_name(name, checkpoint.scheduler)
     except ValueError:
         raise Refused(
             f"sampler must be one that suits {checkpoint.entry.name!r} (got {name!r}); use one of "
             f"{', '.join(checkpoint.entry.samplers)}",
             param="sampler",
         ) from None
-    return name
-
-
-def _check_eta(checkpoint: Checkpoint, generation: Generation) -> None:
-    """Raises Refused for an eta that the sampler would not read."""
-    scheduler = scheduler_from_name(generation.sampler or "", checkpoint.scheduler)
     if generation.eta and scheduler.class_name not in _WITH_ETA:
         raise Refused(
-            f"eta must be 0 for the sampler {generation.sampler!r} (got {generation.eta:g}); ddim "
-            "and "
-            "tcd have it",
+            f"eta must be 0 for the sampler {name!r} (got {generation.eta:g}); ddim and tcd have "
+            "it",
             param="eta",
         )
+    return name
 
 
 def _size(checkpoint: Checkpoint, generation: Generation) -> tuple[int, int]:

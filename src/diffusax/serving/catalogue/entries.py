@@ -245,6 +245,7 @@ def _kind(parts: Components, origin: Any, source: str | Path) -> Task:
     return "image-to-image" if parts.options.get("requires_aesthetics_score") else "text-to-image"
 
 
+@functools.lru_cache(256)
 def _class_for(origin: Any, task: str, *, steered: bool = False) -> Any:
     return origin if task == "edit" else AUTOS[task].find_class(origin, steered)
 

@@ -1,18 +1,21 @@
-"""Keeps models and ControlNets in memory: loads them when needed and evicts unused ones."""
+"""Keeps models, ControlNets and LoRAs in memory: loads them when needed, evicts unused ones."""
 
 import collections
 import dataclasses
 import logging
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
+from diffusax.checkpoints.single_file import is_single_file
+from diffusax.networks import ControlNetModel, Model
 from diffusax.runtime.devices.memory import device_memory
-from diffusax.serving.catalogue.entries import Checkpoint, FileEntry
-from diffusax.serving.catalogue.loading import LoadedControlNet, LoadedModel
+from diffusax.serving.catalogue.entries import AUTOS, Checkpoint, FileEntry
 from diffusax.serving.requests.errors import Refused
+from diffusax.text.lora_tags import add_weights
 
 log = logging.getLogger(__name__)
 
@@ -197,3 +200,152 @@ class Residents:
             for (kind, _), model in self._held.items():
                 if kind == "model":
                     model.forget(key[1])
+
+
+class LoadedModel:
+    """A model in memory, with a pipeline for each task and each set of ControlNets in use.
+
+    All of them share the model's parameters, embeddings and adapters.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, embeddings: Sequence[FileEntry], options: dict[str, Any]
+    ):
+        """Loads the model.
+
+        Args:
+            checkpoint: the model.
+            embeddings: textual inversions; those of other models are left out.
+            options: dtype, device and mesh of `from_pretrained`.
+
+        Raises:
+            ValueError: a file cannot be read; says which and why.
+        """
+        self.checkpoint, self.embeddings = checkpoint, tuple(embeddings)
+        cls = checkpoint.pipeline_class(checkpoint.entry.kind)
+        self._pipe = cls.from_pretrained(checkpoint.source, **options)
+        self._pipe.set_progress_bar_config(disable=True)
+        if embeddings:
+            _load_embeddings(self._pipe, embeddings)
+        self._pipes: dict[tuple[str, tuple[str, ...]], Any] = {
+            (checkpoint.entry.kind, ()): self._pipe
+        }
+        self.nbytes = sum(count_bytes(params) for params in self._pipe.params.values())
+        """The bytes of its parameters, without those of ControlNets."""
+
+    def is_of(self, checkpoint: Checkpoint | None, embeddings: Sequence[FileEntry]) -> bool:
+        """Returns whether it was loaded from these files, as they are now listed."""
+        return self.checkpoint == checkpoint and self.embeddings == tuple(embeddings)
+
+    def pipeline(self, task: str, controlnets: Sequence[tuple[str, Model]]) -> Any:
+        """Returns the pipeline for a task, steered by ControlNets, which are given with names."""
+        key = task, tuple(name for name, _ in controlnets)
+        if key not in self._pipes:
+            nets = [net for _, net in controlnets]
+            steered = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
+            self._pipes[key] = AUTOS[task].from_pipe(self._pipe, **steered)
+        return self._pipes[key]
+
+    def forget(self, controlnet: str) -> None:
+        """Forgets the pipelines with a ControlNet."""
+        self._pipes = {key: pipe for key, pipe in self._pipes.items() if controlnet not in key[1]}
+
+
+class LoadedControlNet:
+    """A ControlNet in memory."""
+
+    def __init__(self, entry: FileEntry, *, dtype: Any = None, device: Any = None):
+        """Loads the ControlNet. dtype and device: those of its models.
+
+        Raises:
+            ValueError: it cannot be read; says why.
+        """
+        self.entry = entry
+        open_with = (
+            ControlNetModel.from_single_file
+            if is_single_file(entry.path)
+            else ControlNetModel.from_pretrained
+        )
+        self.model: Model = open_with(entry.path, dtype=dtype or "float32", device=device)
+        self.nbytes = count_bytes(self.model.params)
+        """The bytes of its parameters."""
+
+
+def count_bytes(params: Any) -> int:
+    """Returns the bytes of a tree of parameters."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+
+
+def _load_embeddings(pipe: Any, entries: Sequence[FileEntry]) -> None:
+    """Loads the embeddings that fit a pipeline; logs the others."""
+    try:
+        # Each call copies the text encoder's table, so one call loads as many as it can.
+        pipe.load_textual_inversion([entry.path for entry in entries])
+    except ValueError as error:
+        if len(entries) == 1:
+            log.info("%s is not loaded: %s", entries[0].path, error)
+            return
+        half = len(entries) // 2
+        _load_embeddings(pipe, entries[:half])
+        _load_embeddings(pipe, entries[half:])
+
+
+_MOST_LORAS = 16
+"""The LoRAs of a model that stay in memory."""
+
+
+class Adapters:
+    """Loads LoRAs into pipelines and evicts the least recently used. Any thread may call it."""
+
+    def __init__(self, most: int = _MOST_LORAS):
+        """Starts without LoRAs. most: those of a model that stay in memory."""
+        self._most, self._lock = most, threading.Lock()
+        self._used: weakref.WeakKeyDictionary[Any, collections.OrderedDict[str, Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def load(self, pipe: Any, weights: Mapping[str, Any], catalogue: Any) -> dict[str, Any]:
+        """Loads the LoRAs that a request names and returns their weights for a call.
+
+        Reads a file again if it has changed. Images under way keep the weights that they have.
+
+        Args:
+            pipe: the pipeline.
+            weights: the weights by names of the catalogue: a number, or numbers by component, of
+                which those of components that the pipeline lacks are left out.
+            catalogue: the catalogue.
+
+        Raises:
+            NotFound: the catalogue has no LoRA of this name.
+            Refused: a LoRA cannot be read or does not fit the model; says why.
+        """
+        found: dict[str, Any] = {}
+        for name, weight in weights.items():
+            # A LoRA may be named by its title, and twice.
+            own = catalogue.lora(name).name
+            if isinstance(weight, Mapping):
+                weight = {k: v for k, v in weight.items() if k in pipe.component_names}
+            found[own] = add_weights(found[own], weight) if own in found else weight
+        with self._lock:
+            used = self._used.setdefault(pipe.parts.adapters, collections.OrderedDict())
+            for name in found:
+                self._load(pipe, used, name, catalogue.lora(name).path)
+            while len(used) > max(self._most, len(found)):
+                oldest = next(iter(used))
+                del used[oldest]
+                pipe.delete_adapters(oldest)
+        return found
+
+    def _load(self, pipe: Any, used: Any, name: str, path: Any) -> None:
+        version = path, path.stat().st_mtime_ns
+        if used.get(name) != version:
+            if name in used:
+                del used[name]
+                pipe.delete_adapters(name)
+            try:
+                pipe.load_lora_weights(path, adapter_name=name)
+            except ValueError as error:
+                message = f"adapters names {name!r}, which cannot be used here: {error}"
+                raise Refused(message, param="adapters") from None
+            used[name] = version
+        used.move_to_end(name)

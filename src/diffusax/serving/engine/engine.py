@@ -18,7 +18,7 @@ from diffusax.batch.request import Request
 from diffusax.batch.scheduler import Scheduler
 from diffusax.batch.sizes import KindSizes, memory_in_use
 from diffusax.pipelines.tasks.text_cache import TextCache
-from diffusax.serving.catalogue.adapters import Adapters
+from diffusax.serving.catalogue.residents import Adapters
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.metrics import Metrics
 from diffusax.serving.engine.parts import Part, prepare_part

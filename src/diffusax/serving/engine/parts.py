@@ -10,13 +10,12 @@ from diffusax.batch.image import Image, prepare_images
 from diffusax.batch.request import Request, State
 from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.runtime.devices.memory import is_out_of_memory
-from diffusax.serving.catalogue.adapters import Adapters
 from diffusax.serving.catalogue.calls import adapters_of
+from diffusax.serving.catalogue.residents import Adapters
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.previews import Previews
 from diffusax.serving.requests.errors import Failed, NotFound, Refused, TooLate
-from diffusax.serving.requests.generation import Generation
-from diffusax.serving.requests.strength import count_steps
+from diffusax.serving.requests.generation import Generation, count_steps
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What a client asks for, with the settings that all interfaces of the server share."""
+"""What a client asks for: settings that all interfaces share, and the steps that they mean."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,7 +7,11 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from diffusax.boundary.convert import Words, convert_fields, field_types, in_words, shortened
+from diffusax.pipelines.tasks.tasks import consistency_image_to_image
+from diffusax.samplers import Scheduler
 from diffusax.serving.requests.errors import Refused
+from diffusax.text.lora_tags import read_tags
+from diffusax.text.prompt_schedules import with_whole_steps
 
 TEXT, IMAGE, INPAINT, EDIT = "text-to-image", "image-to-image", "inpainting", "edit"
 TASKS = TEXT, IMAGE, INPAINT, EDIT
@@ -20,11 +24,6 @@ Pixels = Annotated[int, Meta(ge=8, le=16_384)]
 Scale = Annotated[float, Meta(ge=-100, le=100)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Prompt = Annotated[Text, Meta(description="The prompt; <lora:name:0.8> in it names a LoRA.")]
-Steps = Annotated[int, Meta(ge=1, le=1000, description="The sampler's steps.")]
-Images = Annotated[int, Meta(ge=1, le=1000, description="The number of images.")]
-Blur = Annotated[
-    float, Meta(ge=0, le=1024, description="The pixels by which the mask's edge is softened.")
-]
 Weights = dict[str, Scale]
 SEEDS = 2**64
 """The number of seeds; after the last one comes 0."""
@@ -60,7 +59,9 @@ class TextSettings:
     prompt: Prompt = ""
     negative_prompt: Annotated[Text, Meta(description="The text to steer away from.")] = ""
     model: Annotated[Name, Meta(description="A model's name; the default model for none.")] = ""
-    num_inference_steps: Steps | None = None
+    num_inference_steps: (
+        Annotated[int, Meta(ge=1, le=1000, description="The sampler's steps.")] | None
+    ) = None
     guidance_scale: (
         Annotated[
             Scale,
@@ -116,7 +117,9 @@ class ImageSettings:
             "has one more and never none; or all, of a schedule that is longer by as much."
         ),
     ] = "diffusers"
-    mask_blur: Blur = 0.0
+    mask_blur: Annotated[
+        float, Meta(ge=0, le=1024, description="The pixels by which the mask's edge is softened.")
+    ] = 0.0
     padding_mask_crop: (
         Annotated[
             int,
@@ -136,7 +139,7 @@ class Settings(ImageSettings, TextSettings):
 
     width: Pixels | None = None
     height: Pixels | None = None
-    num_images: Images = 1
+    num_images: Annotated[int, Meta(ge=1, le=1000, description="The number of images.")] = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,3 +228,84 @@ def _converted(
         except ValueError as error:
             raise Refused(str(error), param=param or name) from None
     return found
+
+
+_LESS_THAN_ALL = 0.999
+"""A1111's largest strength, for which its last step is left."""
+
+
+def count_steps(generation: Generation) -> int:
+    """Estimates how many steps a completed request runs, at least 1."""
+    steps, strength = generation.num_inference_steps or 1, generation.strength
+    if strength is None or generation.strength_rule == "exact":
+        return steps
+    return max(int(steps * strength), 1)
+
+
+def check_strength(pipeline_class: Any, generation: Generation) -> None:
+    """Raises Refused where diffusers' rule leaves no step of a completed request."""
+    steps, strength = generation.num_inference_steps, generation.strength
+    if not _begins_late(pipeline_class, generation) or generation.strength_rule != "diffusers":
+        return
+    first_step = pipeline_class.family.start.first_step
+    if steps and strength is not None and first_step(steps, strength) >= steps:
+        raise Refused(
+            f"strength leaves none of num_inference_steps={steps} (got {strength:g}); use a "
+            f"strength of at least {1 / steps:.3g}, or more steps",
+            param="strength",
+        )
+
+
+def step_arguments(
+    pipeline_class: Any, generation: Generation, scheduler: Scheduler
+) -> dict[str, Any]:
+    """Returns the arguments of a pipeline's call that run a request's steps.
+
+    These are the number of steps and the strength, and for a schedule that is longer than the run
+    prompts whose changes are counted in its steps. Where a strength would need a schedule of more
+    steps than the network was trained for, fewer steps than all are run.
+
+    Source: stable-diffusion-webui, modules/sd_samplers_common.py, setup_img2img_steps.
+
+    Args:
+        pipeline_class: the class of the pipeline.
+        generation: the completed request.
+        scheduler: its sampler.
+    """
+    steps, strength = generation.num_inference_steps, generation.strength
+    most = scheduler.num_train_timesteps
+    plain: dict[str, Any] = {"num_inference_steps": steps, "strength": strength}
+    rule = generation.strength_rule
+    if rule == "diffusers" or not steps or strength is None:
+        return plain
+    if not _begins_late(pipeline_class, generation):
+        return plain
+    part = min(strength, _LESS_THAN_ALL)
+    if rule == "webui":
+        whole, last = steps, int(part * steps) + 1
+    elif steps <= part * most:
+        whole, last = int(steps / part), steps
+    else:
+        whole, last = most, min(max(int(part * most), 1), steps)
+    # Half a step away from where a part of a step would count as one more or less.
+    halves, first_step = (last - 0.5, last + 0.5), pipeline_class.family.start.first_step
+    strengths = [min(half / whole, 1.0) for half in halves]
+    (kept,) = [s for s in strengths if whole - first_step(whole, s) == last][:1]
+    own = {"num_inference_steps": whole, "strength": kept}
+    return own if rule == "webui" else {**own, **_prompts(generation, steps * scheduler.order)}
+
+
+def _prompts(generation: Generation, steps: int) -> dict[str, str]:
+    """Returns the prompts with their changes counted in steps."""
+    texts = {
+        "prompt": read_tags(generation.prompt)[0],
+        "negative_prompt": generation.negative_prompt,
+    }
+    return {name: with_whole_steps(text, steps) for name, text in texts.items() if text}
+
+
+def _begins_late(pipeline_class: Any, generation: Generation) -> bool:
+    """Returns whether the run leaves out the first steps of its sampler."""
+    return generation.task in (IMAGE, INPAINT) and (
+        pipeline_class.task is not consistency_image_to_image
+    )

@@ -13,19 +13,17 @@ from starlette.routing import Route
 from diffusax.serving.catalogue.catalogue import Catalogue
 from diffusax.serving.engine.engine import Engine
 from diffusax.serving.requests.errors import NotFound, Refused
-from diffusax.serving.web import capabilities, health, hub, jobs, metrics, openai
+from diffusax.serving.web import capabilities, hub, jobs, metrics, openai
 from diffusax.serving.web.a1111 import generation, lists
 from diffusax.serving.web.a1111.state import A1111
 from diffusax.serving.web.metrics import ROUTE
-from diffusax.serving.web.openapi import document_operations
-from diffusax.serving.web.operations import Operation
+from diffusax.serving.web.openapi import Operation, document_operations
 from diffusax.serving.web.page import page_operations
 from diffusax.serving.web.replies import error_reply
-from diffusax.serving.web.security import Guard
+from diffusax.serving.web.security import Guard, WebSettings
 from diffusax.serving.web.service import Service
-from diffusax.serving.web.settings import WebSettings
 
-_MODULES: tuple[Any, ...] = (jobs, openai, generation, lists, hub, capabilities, health, metrics)
+_MODULES: tuple[Any, ...] = (jobs, openai, generation, lists, hub, capabilities, metrics)
 
 
 def create_app(

@@ -13,7 +13,7 @@ from diffusax.serving.requests.infotext import write_infotext
 from diffusax.serving.web.bodies import content_type, read_bytes, read_json
 from diffusax.serving.web.fields import GenerationFields, read_fields
 from diffusax.serving.web.images import decode_base64, encode, image_from_bytes
-from diffusax.serving.web.operations import operation
+from diffusax.serving.web.openapi import operation
 from diffusax.serving.web.service import (
     Service,
     client_of,

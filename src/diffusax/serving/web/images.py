@@ -14,7 +14,7 @@ from diffusax.images.conversion import png_parameters
 from diffusax.images.reading import load_image
 from diffusax.infotext.files import open_image
 from diffusax.serving.requests.errors import Refused
-from diffusax.serving.web.budget import take_pixels
+from diffusax.serving.web.bodies import take_pixels
 
 _LONGEST_COMMENT = 65_000
 """The most bytes of a comment in EXIF."""

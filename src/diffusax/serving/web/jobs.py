@@ -20,7 +20,7 @@ from diffusax.serving.web.images import (
     encode,
     open_with_texts,
 )
-from diffusax.serving.web.operations import operation
+from diffusax.serving.web.openapi import operation
 from diffusax.serving.web.replies import KEEP_ALIVE, Json, sse, stream
 from diffusax.serving.web.service import (
     client_of,

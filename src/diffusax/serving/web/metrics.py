@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from diffusax.serving.engine.metrics import Histogram, Sample
-from diffusax.serving.web.operations import operation
+from diffusax.serving.web.openapi import operation
 from diffusax.serving.web.service import Service, in_thread
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -30,7 +30,7 @@ from diffusax.serving.web.fields import (
     read_size,
 )
 from diffusax.serving.web.images import decode_base64, encode, image_from_bytes, in_base64
-from diffusax.serving.web.operations import operation
+from diffusax.serving.web.openapi import operation
 from diffusax.serving.web.replies import KEEP_ALIVE, Json, error_body, sse, stream
 from diffusax.serving.web.service import (
     Service,

@@ -1,9 +1,10 @@
-"""Makes the OpenAPI document from the operations, and a page that shows it."""
+"""Records of what the server answers, the OpenAPI document of them, and a page that shows it."""
 
+import dataclasses
 import html
 import importlib.resources
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,8 +12,44 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax._version import __version__
-from diffusax.serving.web.operations import Operation, operation
 from diffusax.serving.web.replies import Json
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One method of one path.
+
+    body and form are the dataclasses of a JSON body and of a multipart form's fields; `answer` is
+    the dataclass of a JSON answer, or the media type of another one.
+    """
+
+    method: str
+    path: str
+    endpoint: Endpoint
+    summary: str
+    group: str
+    body: Any = None
+    raw_body: tuple[str, ...] = ()
+    form: Any = None
+    files: tuple[str, ...] = ()
+    query: tuple[str, ...] = ()
+    answer: Any = dict
+    status: int = 200
+    errors: tuple[int, ...] = ()
+    open: bool = False
+    """Whether the operation needs no API key."""
+
+
+def operation(method: str, path: str, summary: str, **options: Any) -> Any:
+    """Makes an endpoint, a function of a request, into an operation; a decorator."""
+
+    def decorate(endpoint: Endpoint) -> Operation:
+        return Operation(method=method, path=path, endpoint=endpoint, summary=summary, **options)
+
+    return decorate
+
 
 _REF = "#/components/schemas/{name}"
 _MEANINGS = {

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax.serving.requests.errors import NotFound
-from diffusax.serving.web.operations import Operation, operation
+from diffusax.serving.web.openapi import Operation, operation
 
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 _TYPES |= {".svg": "image/svg+xml", ".webmanifest": "application/manifest+json"}

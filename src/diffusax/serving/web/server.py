@@ -1,18 +1,24 @@
-"""Runs the application with uvicorn, and stops it on SIGTERM and Ctrl-C."""
+"""Runs the application with uvicorn, bounds its connections, and stops it on SIGTERM and Ctrl-C."""
 
+import asyncio
 import contextlib
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
+from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from diffusax.runtime.signals import StopRequest, receiving
 from diffusax.serving.engine.engine import Engine
-from diffusax.serving.web.connections import connection_class, most_connections
+from diffusax.serving.requests.errors import Refused
 from diffusax.serving.web.log import LOG
+from diffusax.serving.web.replies import error_reply
 
 _LINGER = 2.0
 """The seconds for clients to fetch images that were finished while the server drained."""
@@ -97,3 +103,111 @@ class Server(uvicorn.Server):
         self._engine.drain(self._timeout)
         time.sleep(_LINGER if live else 0)
         self.should_exit = True
+
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits.
+    resource = None  # type: ignore[assignment]
+
+
+class Connection(H11Protocol):
+    """A connection that is closed when the head of a request does not come in time.
+
+    Where there are too many connections, in all or from one address, those that ask for nothing are
+    closed, the oldest first. If all of them ask for something, the new one is answered with 503.
+    """
+
+    head_timeout = 15.0
+    """The seconds in which the request line and the headers must come."""
+    most = 1000
+    """The most connections at once, see `most_connections`."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins to wait for the first request."""
+        super().connection_made(transport)
+        self.begun = self.loop.time()
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._wait_for_head()
+        others = [other for other in self.connections if isinstance(other, Connection)]
+        same = [other for other in others if other.address == self.address]
+        # Half of the places are left to other addresses.
+        if not (_make_room(same, self.most // 2) and _make_room(others, self.most)):
+            LOG.warning("a connection is refused: all %d are busy", len(others))
+            self.app = _refuse
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops waiting."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Handles what has come, and waits for the rest of a head that is not whole."""
+        super().handle_events()
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            self._wait_for_head()
+        elif self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+
+    @property
+    def address(self) -> str:
+        """The client's address, without the port."""
+        return self.client[0] if self.client else ""
+
+    @property
+    def asks_nothing(self) -> bool:
+        """Whether no request waits for its answer."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def shed(self) -> None:
+        """Closes the connection, and leaves its place to others at once."""
+        self._stop_waiting()
+        self.connections.discard(self)  # type: ignore[arg-type]
+        self.transport.abort()
+
+    def _wait_for_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_timeout, self.shed)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def connection_class(*, head_timeout: float, most: int) -> type[Connection]:
+    """Returns the class of connections with these bounds."""
+    bounds = {"head_timeout": head_timeout, "most": most}
+    return type("Connection", (Connection,), bounds)
+
+
+def most_connections(most: int) -> int:
+    """Returns the most connections, which the process's limit of open files may lower."""
+    if resource is None:
+        return most
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else max(8, min(most, soft // 2))
+
+
+def _make_room(connections: Iterable[Any], most: int) -> bool:
+    """Closes idle connections beyond a number, the oldest first; returns whether that sufficed."""
+    found = list(connections)
+    excess = len(found) - most
+    if excess <= 0:
+        return True
+    # The newest is the one that room is made for.
+    idle = sorted((one for one in found if one.asks_nothing), key=lambda one: one.begun)[:-1]
+    for one in idle[:excess]:
+        one.shed()
+    return len(idle) >= excess
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers that there are too many connections."""
+    error = Refused(
+        "the server has too many connections; ask again later",
+        status=503,
+        code="busy",
+        retry_after=10.0,
+    )
+    await error_reply(scope["path"], error, {"Connection": "close"})(scope, receive, send)

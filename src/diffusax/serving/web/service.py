@@ -16,11 +16,11 @@ from diffusax.serving.engine.engine import Engine
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.requests.errors import Closing, NotFound, Refused
 from diffusax.serving.requests.generation import Control, Generation
-from diffusax.serving.web.budget import PixelBudget
+from diffusax.serving.web.bodies import PixelBudget
 from diffusax.serving.web.fields import GenerationFields
 from diffusax.serving.web.images import image_from_base64
 from diffusax.serving.web.log import LOG, log_job
-from diffusax.serving.web.settings import WebSettings, check_most, client_name
+from diffusax.serving.web.security import WebSettings, check_most, client_name
 
 
 @dataclasses.dataclass(eq=False)

@@ -2,26 +2,46 @@
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
 from diffusax.boundary.convert import field_types
-from diffusax.serving.requests.generation import (
-    Blur,
-    Images,
-    Name,
-    Pixels,
-    Scale,
-    Share,
-    Steps,
-    Text,
-)
+from diffusax.serving.requests.generation import ControlSettings, Name, Settings, Text
 from diffusax.serving.web.fields import SentImage, read_fields
 
 T = TypeVar("T")
 
+_SETTINGS = {
+    "prompt": "prompt",
+    "negative_prompt": "negative_prompt",
+    "sampler_name": "sampler",
+    "sampler_index": "sampler",
+    "batch_size": "num_images",
+    "n_iter": "num_images",
+    "steps": "num_inference_steps",
+    "cfg_scale": "guidance_scale",
+    "width": "width",
+    "height": "height",
+    "denoising_strength": "strength",
+    "hr_sampler_name": "sampler",
+    "hr_prompt": "prompt",
+    "hr_negative_prompt": "negative_prompt",
+    "hr_cfg": "guidance_scale",
+    "image_cfg_scale": "image_guidance_scale",
+    "mask_blur": "mask_blur",
+    "mask_blur_x": "mask_blur",
+    "mask_blur_y": "mask_blur",
+}
+"""A1111's names of our settings, whose ranges, descriptions and defaults they have."""
+_CONTROL = {
+    "model": "model",
+    "weight": "scale",
+    "guidance_start": "start",
+    "guidance_end": "end",
+}
+"""Those of a ControlNet's settings."""
 Whole = Annotated[int, Meta(ge=0, le=16_384)]
 AnySeed = Annotated[int, Meta(ge=-(2**63), description="-1 takes one at random.")]
 Amount = Annotated[float, Meta(ge=0, le=1_000_000)]
@@ -74,26 +94,46 @@ def _types(hint: Any) -> set[Any]:
     return set().union(*map(_types, args)) if args else {hint}
 
 
+def _declared_by(ours: type, names: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
+    """Gives the fields of a class the types of ours, and the defaults where they have none.
+
+    ours: the dataclass that declares them.
+    names: the names of its fields by those of the class.
+    """
+    hints = field_types(ours)
+    defaults = {field.name: field.default for field in dataclasses.fields(ours)}
+
+    def declare(cls: type[T]) -> type[T]:
+        for name in cls.__annotations__.keys() & names.keys():
+            cls.__annotations__[name] = hints[names[name]]
+            if name not in vars(cls):
+                setattr(cls, name, defaults[names[name]])
+        return cls
+
+    return declare
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@_declared_by(Settings, _SETTINGS)
 class Shared:
     """What both calls take; the defaults are A1111's."""
 
-    prompt: Text = ""
-    negative_prompt: Text = ""
+    prompt: str
+    negative_prompt: str
     seed: AnySeed = -1
     subseed: AnySeed = -1
     subseed_strength: float = 0.0
     seed_resize_from_w: int = -1
     seed_resize_from_h: int = -1
-    sampler_name: Name | None = None
-    sampler_index: Name | None = None
+    sampler_name: str | None
+    sampler_index: str | None
     scheduler: Name | None = None
-    batch_size: Images = 1
-    n_iter: Images = 1
-    steps: Steps | None = None
-    cfg_scale: Scale | None = None
-    width: Pixels | None = None
-    height: Pixels | None = None
+    batch_size: int
+    n_iter: int
+    steps: int | None
+    cfg_scale: float | None
+    width: int | None
+    height: int | None
     override_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     override_settings_restore_afterwards: bool = True
     alwayson_scripts: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -115,11 +155,12 @@ class Shared:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@_declared_by(Settings, _SETTINGS)
 class TextToImage(Shared):
     """txt2img, with the second pass of hires fix."""
 
     enable_hr: bool = False
-    denoising_strength: Share = 0.75
+    denoising_strength: float = 0.75
     firstphase_width: Whole = 0
     firstphase_height: Whole = 0
     firstpass_image: Any = None
@@ -129,14 +170,15 @@ class TextToImage(Shared):
     hr_resize_x: Whole = 0
     hr_resize_y: Whole = 0
     hr_checkpoint_name: Name | None = None
-    hr_sampler_name: Name | None = None
+    hr_sampler_name: str | None
     hr_scheduler: Name | None = None
-    hr_prompt: Text = ""
-    hr_negative_prompt: Text = ""
-    hr_cfg: Scale | None = None
+    hr_prompt: str
+    hr_negative_prompt: str
+    hr_cfg: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@_declared_by(Settings, _SETTINGS)
 class ImageToImage(Shared):
     """img2img, with the options of inpainting; a mask is white where to generate anew."""
 
@@ -144,15 +186,15 @@ class ImageToImage(Shared):
         default_factory=list
     )
     resize_mode: Annotated[int, Meta(ge=0, le=3)] = 0
-    denoising_strength: Share = 0.75
-    image_cfg_scale: Scale | None = None
+    denoising_strength: float = 0.75
+    image_cfg_scale: float | None
     mask: SentImage | None = None
     latent_mask: Any = None
     mask_round: bool = True
     initial_noise_multiplier: float | None = None
-    mask_blur: Blur | None = None
-    mask_blur_x: Blur = 4.0
-    mask_blur_y: Blur = 4.0
+    mask_blur: float | None = None
+    mask_blur_x: float = 4.0
+    mask_blur_y: float = 4.0
     inpainting_fill: Annotated[int, Meta(ge=0, le=3)] = 0
     inpaint_full_res: bool = True
     inpaint_full_res_padding: Whole = 0
@@ -161,6 +203,7 @@ class ImageToImage(Shared):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@_declared_by(ControlSettings, _CONTROL)
 class ControlUnit:
     """One ControlNet, as the extension of A1111's server takes it."""
 
@@ -168,10 +211,10 @@ class ControlUnit:
     image: Any = None
     input_image: Any = None
     module: Name | None = None
-    model: Name | None = None
-    weight: Scale = 1.0
-    guidance_start: Share = 0.0
-    guidance_end: Share = 1.0
+    model: str | None = None
+    weight: float
+    guidance_start: float
+    guidance_end: float
     control_mode: Any = 0
     resize_mode: Any = 1
 

@@ -37,10 +37,10 @@ from diffusax.serving.web.a1111.state import (
 )
 from diffusax.serving.web.bodies import read_json
 from diffusax.serving.web.images import encode, in_base64
-from diffusax.serving.web.operations import operation
+from diffusax.serving.web.openapi import operation
 from diffusax.serving.web.replies import Json, encode_json
+from diffusax.serving.web.security import check_most
 from diffusax.serving.web.service import Service, client_of, ended, in_thread, service_of
-from diffusax.serving.web.settings import check_most
 from diffusax.text.prompt_warnings import prompt_warnings
 
 _ERRORS = (404, 413, 415, 422, 429, 503, 504)

@@ -11,8 +11,7 @@ from diffusax.serving.catalogue.entries import ModelEntry
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.requests.generation import Generation
 from diffusax.serving.web.a1111.fields import TextToImage
-from diffusax.serving.web.a1111.missing import from_webui, with_noise
-from diffusax.serving.web.a1111.reading import read_prompt
+from diffusax.serving.web.a1111.reading import from_webui, read_prompt, with_noise
 from diffusax.text.prompt_schedules import with_whole_steps
 
 _UPSCALERS = {

@@ -21,7 +21,7 @@ from diffusax.serving.web.a1111.state import shown, state_of
 from diffusax.serving.web.bodies import read_json
 from diffusax.serving.web.fields import SentImage, read_fields
 from diffusax.serving.web.images import decode_base64, open_with_texts
-from diffusax.serving.web.operations import Operation, operation
+from diffusax.serving.web.openapi import Operation, operation
 from diffusax.serving.web.replies import Json
 from diffusax.serving.web.service import Service, client_of, in_thread, service_of
 

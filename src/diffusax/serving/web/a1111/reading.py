@@ -1,4 +1,4 @@
-"""Turns A1111's calls into `Generation`s."""
+"""Turns A1111's calls into `Generation`s, and refuses what its server has and this one lacks."""
 
 import dataclasses
 import re
@@ -9,15 +9,15 @@ from PIL import Image, ImageFilter, ImageOps
 
 from diffusax.images.conversion import resize
 from diffusax.images.masks import mask_of
+from diffusax.infotext import samplers
 from diffusax.serving.catalogue.entries import ModelEntry
-from diffusax.serving.requests.errors import Refused
-from diffusax.serving.requests.generation import SEEDS, Generation, check_seed
-from diffusax.serving.web.a1111.controlnet import fit, read_controls
-from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
-from diffusax.serving.web.a1111.missing import check_present, from_webui, with_noise
+from diffusax.serving.requests.errors import NotFound, Refused
+from diffusax.serving.requests.generation import SEEDS, Control, Generation, check_seed
+from diffusax.serving.web.a1111.fields import ControlUnit, ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.state import Options
+from diffusax.serving.web.fields import read_fields
 from diffusax.serving.web.images import as_rgb, image_from_base64
-from diffusax.serving.web.settings import WebSettings, check_most
+from diffusax.serving.web.security import WebSettings, check_most
 from diffusax.text.lora_tags import read_tags
 
 _COMMENTS = re.compile(r"(?:(?:^|\n)#[^\n]*|#[^\n]*)(?:\n|$)")
@@ -192,3 +192,200 @@ def _fill_masked(image: Image.Image, mask: Image.Image, mode: int) -> Image.Imag
     result = image.copy()
     result.paste(filled.convert("RGB"), mask=filled.getchannel("A"))
     return result
+
+
+_NO_STYLES: tuple[Any, ...] = (None, [], "", "None", "none")
+_ETA = {"euler_a": 1.0, "kdpm2_a": 1.0, "dpm++_sde": 1.0, "dpm++2m_sde": 1.0, "dpm++3m_sde": 1.0}
+_ETA |= {"ddim": 0.0}
+"""The samplers that read eta, with its default."""
+_WITHOUT_ETA = {"euler_a": "euler", "kdpm2_a": "kdpm2", "dpm++2m_sde": "dpm++2m"}
+"""What samplers are with an eta of 0."""
+_CHURN = ("euler", "heun", "kdpm2")
+_NOISE = ("kdpm2_a", "dpm++_sde", "dpm++2m_sde", "dpm++3m_sde")
+"""The samplers that read s_churn, and those that read s_noise without it: sampler_extra_params of
+A1111's sd_samplers_kdiffusion.py."""
+
+
+def check_present(fields: Shared, width: int, height: int) -> None:
+    """Raises Refused where a call asks for what is not here. width, height: of its images."""
+    styles = fields.styles if isinstance(fields.styles, list) else [fields.styles]
+    named = [style for style in styles if style not in _NO_STYLES]
+    resized = (fields.seed_resize_from_w, fields.seed_resize_from_h)
+    resizes = min(resized) > 0 and resized != (width, height)
+    refiner = fields.refiner_checkpoint not in (None, "None", "none")
+    last = fields.refiner_switch_at
+    script = fields.script_name if fields.script_name not in ("None", "none") else None
+    asked: dict[str, tuple[Any, Any, str]] = {
+        "subseed_strength": (fields.subseed_strength, 0, "variation seeds"),
+        "tiling": (fields.tiling, False, "images that tile"),
+        "restore_faces": (fields.restore_faces, False, "restorers of faces"),
+        "seed_resize_from_w": (resized[0] if resizes else -1, -1, "resizing of seeds"),
+        "styles": (named, [], "styles; write their words into the prompt"),
+        "script_name": (script or "", "", "scripts"),
+        "refiner_checkpoint": (
+            fields.refiner_checkpoint if refiner and (last is None or last < 1) else "",
+            "",
+            "refiners within a run",
+        ),
+        "s_min_uncond": (fields.s_min_uncond, 0, "steps without a negative prompt"),
+        "infotext": (fields.infotext or "", "", "calls from texts; send their fields"),
+        "firstpass_image": (getattr(fields, "firstpass_image", None), None, "given first passes"),
+        "latent_mask": (getattr(fields, "latent_mask", None), None, "masks of latents"),
+        "mask_round": (getattr(fields, "mask_round", True), True, "soft masks"),
+        "initial_noise_multiplier": (
+            1.0 if (m := getattr(fields, "initial_noise_multiplier", None)) is None else m,
+            1.0,
+            "multiples of the first noise",
+        ),
+    }
+    for name, (value, off, what) in asked.items():
+        if value != off:
+            text = f"{name} must be {off!r} here (got {str(value)[:60]!r}), as there are no {what}"
+            raise Refused(text, param=name, code="not_supported")
+
+
+def from_webui(sampler: str, schedule: str | None = None) -> str:
+    """Returns the name of a sampler here, see `diffusax.infotext.samplers.from_webui`.
+
+    Raises:
+        NotFound: there is no such sampler.
+        Refused: it has no such schedule type.
+    """
+    try:
+        return samplers.from_webui(sampler, schedule)
+    except samplers.UnknownSampler as error:
+        raise NotFound(str(error), param="sampler") from None
+    except samplers.UnknownSchedule as error:
+        raise Refused(str(error), param="scheduler") from None
+
+
+def with_noise(fields: Shared, sampler: str) -> tuple[str, float]:
+    """Returns the sampler and DDIM's eta for what a call says of the noise in its steps.
+
+    Source: stable-diffusion-webui, modules/sd_samplers_common.py, Sampler.initialize.
+
+    Args:
+        fields: the call.
+        sampler: the name of its sampler.
+
+    Raises:
+        Refused: the sampler would read a value, and cannot do so here.
+    """
+    plain = sampler.removesuffix("_karras")
+    if plain in _CHURN and fields.s_churn:
+        raise _fixed("s_churn", 0, fields.s_churn, sampler)
+    if plain in _NOISE and fields.s_noise != 1:
+        raise _fixed("s_noise", 1, fields.s_noise, sampler)
+    usual = _ETA.get(plain)
+    eta = usual if fields.eta is None else fields.eta
+    if plain == "ddim" and eta is not None:
+        if eta > 1:
+            raise Refused(f"eta must be from 0 to 1 for DDIM (got {eta:g})", param="eta")
+        return sampler, eta
+    if eta == usual or usual is None:
+        return sampler, 0.0
+    if eta == 0 and plain in _WITHOUT_ETA:
+        return _WITHOUT_ETA[plain] + sampler.removeprefix(plain), 0.0
+    raise _fixed("eta", 1, eta, sampler)
+
+
+def _fixed(name: str, value: float, got: Any, sampler: str) -> Refused:
+    text = f"{name} must be {value} for the sampler {sampler!r} here (got {got:g})"
+    return Refused(text, param=name, code="not_supported")
+
+
+_NAMES = ("controlnet",)
+_BALANCED = (0, None, "Balanced", "balanced")
+_RESIZE = {0: "default", "Just Resize": "default", "Scale to Fit (Inner Fit)": "crop"}
+_RESIZE |= {1: "crop", "Crop and Resize": "crop", 2: "fill", "Resize and Fill": "fill"}
+
+
+def read_controls(
+    scripts: dict[str, Any], settings: WebSettings, own: Image.Image | None = None
+) -> tuple[tuple[Control, str], ...]:
+    """Returns the ControlNets that scripts name, each with the way to resize its image.
+
+    Arguments:
+        scripts: the request's alwayson_scripts.
+        settings: the most ControlNets, and the most pixels of an image.
+        own: the image for units without one.
+
+    Raises:
+        Refused: a unit asks for a preprocessor, or for what the pipelines lack; or another script
+            is asked for.
+    """
+    found = []
+    for name, script in scripts.items():
+        args = script.get("args") if isinstance(script, dict) else script
+        if name.lower() in _NAMES:
+            units = args if isinstance(args, list) else []
+            check_most("alwayson_scripts", len(units), settings.most_controls, "ControlNets")
+            most = settings.most_pixels
+            found += [_read(unit, i, most, own) for i, unit in enumerate(units)]
+        elif _asks(args):
+            raise Refused(
+                f"alwayson_scripts has {name[:60]!r}, which is not here; there is ControlNet",
+                param="alwayson_scripts",
+            )
+    return tuple(unit for unit in found if unit is not None)
+
+
+def fit(controls: tuple[tuple[Control, str], ...], width: int, height: int) -> tuple[Control, ...]:
+    """Resizes the images of ControlNets to the size to generate."""
+    return tuple(
+        dataclasses.replace(control, image=resize(control.image, height, width, mode))
+        for control, mode in controls
+    )
+
+
+def _asks(args: Any) -> bool:
+    """Returns whether a script is asked for; some clients send every script, with False."""
+    if isinstance(args, list):
+        return any(map(_asks, args))
+    if isinstance(args, dict):
+        return bool(args) and args.get("enabled", True) is not False
+    return bool(args)
+
+
+def _read(
+    unit: Any, index: int, most_pixels: int, own: Image.Image | None
+) -> tuple[Control, str] | None:
+    place = f"alwayson_scripts.ControlNet.args[{index}]"
+    if not isinstance(unit, dict):
+        if not unit:
+            return None
+        raise Refused(f"{place} must be an object (got {type(unit).__name__})", param=place)
+    fields = read_fields(ControlUnit, unit, strict=False, tolerant=True)
+    if not fields.enabled or fields.model in (None, "", "None", "none"):
+        return None
+    if fields.module not in (None, "", "None", "none"):
+        raise Refused(
+            f'{place}.module must be "none" (got {fields.module[:60]!r}); send the map that the '
+            "ControlNet reads, as there are no preprocessors",
+            param=place,
+        )
+    if fields.control_mode not in _BALANCED:
+        raise Refused(
+            f'{place}.control_mode must be "Balanced" (got {str(fields.control_mode)[:60]!r})',
+            param=place,
+        )
+    mode = _RESIZE.get(fields.resize_mode) if isinstance(fields.resize_mode, int | str) else None
+    if mode is None:
+        known = ", ".join(name for name in _RESIZE if isinstance(name, str))
+        got = str(fields.resize_mode)[:60]
+        raise Refused(f"{place}.resize_mode must be one of {known} (got {got!r})", param=place)
+    value = fields.image or fields.input_image
+    value = value.get("image") if isinstance(value, dict) else value
+    image = image_from_base64(value, f"{place}.image", most_pixels) if value else own
+    if image is None:
+        raise Refused(f"{place}.image must be given", param=place)
+    # The extension writes a hash behind the name.
+    model = re.sub(r" \[[0-9a-f]+\]$", "", fields.model)
+    control = Control(
+        model=model,
+        image=as_rgb(image, f"{place}.image"),
+        scale=fields.weight,
+        start=fields.guidance_start,
+        end=fields.guidance_end,
+    )
+    return control, mode
