@@ -10,7 +10,7 @@ import torch
 from peft import get_peft_model_state_dict
 from safetensors.torch import save_file
 from support.lora import add_lora
-from support.pairs import mask, picture
+from support.pairs import mask, picture, slow
 from support.tiny_flux3 import FLUX3_CALL, flux3_pipeline
 
 import diffusax
@@ -39,7 +39,7 @@ def made(tmp_path_factory):
     return reference, opened(folder), folder
 
 
-@pytest.mark.parametrize("distilled", [False, True])
+@pytest.mark.parametrize("distilled", [slow(False), True])
 def test_saved_and_read_again_here_and_by_diffusers(tmp_path, distilled):
     flux3_pipeline(tmp_path / "model", distilled)
     pipe = opened(tmp_path / "model")
