@@ -570,7 +570,7 @@ KREA2_SCHEDULE: dict[str, Any] = {
     "base_shift": 0.5,
     "max_shift": 1.15,
     "base_image_seq_len": 20,
-    "max_image_seq_len": 100,
+    "max_image_seq_len": 1000,
 }
 """Krea 2's, with its shifts for other numbers of tokens."""
 

@@ -135,7 +135,7 @@ class Krea2TextFusion(nnx.Module):
             remat: whether gradients compute the activations of blocks again.
         """
         b, s, count, d = x.shape
-        x = split_tokens(x.reshape(b, s * count, d))
+        x = x.reshape(b, s * count, d)
         for block in self.layerwise_blocks:
             own = rematerialized(lambda y, block=block: block(y, None, count), remat)
             x = own(x)
