@@ -28,8 +28,9 @@ NAMES = {
         KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler LCMScheduler
         LMSDiscreteScheduler LatentConsistencyModelImg2ImgPipeline
         LatentConsistencyModelPipeline MultiAdapter MultiControlNetModel PNDMScheduler
-        Qwen2Tokenizer Qwen3ForCausalLM Qwen3Model Qwen3VLForConditionalGeneration Qwen3VLModel
-        Qwen3VLTextModel Qwen3VLVisionModel RunningBatch SASolverScheduler
+        Qwen2Tokenizer Qwen2VLImageProcessor Qwen3ForCausalLM Qwen3Model
+        Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLProcessor Qwen3VLTextModel
+        Qwen3VLVisionModel RunningBatch SASolverScheduler
         StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
         StableDiffusionControlNetInpaintPipeline StableDiffusionControlNetPipeline
         StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline

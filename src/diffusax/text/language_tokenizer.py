@@ -22,7 +22,8 @@ from diffusax.text.vocabulary import Vocabulary
 
 _UNBOUNDED = 10**20
 """What transformers writes as model_max_length where there is none is above this."""
-_TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FILE = "chat_template.jinja"
+"""The file of a chat template."""
 _MAX_TEMPLATE_BYTES = 2**20
 _UNSUPPORTED = ("continue_final_message", "return_assistant_tokens_mask", "sanitize_control_tokens")
 
@@ -199,7 +200,7 @@ class LanguageTokenizer(Vocabulary):
         }
         if self.chat_template is not None and config.get("chat_template") != self.chat_template:
             config.pop("chat_template", None)
-            with written_whole(folder / _TEMPLATE_FILE) as partial:
+            with written_whole(folder / TEMPLATE_FILE) as partial:
                 partial.write_text(self.chat_template, encoding="utf-8", newline="")
         write_json(folder / "tokenizer_config.json", config, ensure_ascii=False)
 
@@ -273,7 +274,7 @@ def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     Raises:
         ValueError: it is not a text.
     """
-    path = folder / _TEMPLATE_FILE
+    path = folder / TEMPLATE_FILE
     if path.is_file():
         return read_text(path, _MAX_TEMPLATE_BYTES)
     found = config.get("chat_template")
