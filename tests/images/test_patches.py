@@ -100,8 +100,8 @@ def test_the_file_of_the_hub_is_read(tmp_path):
     assert Qwen2VLImageProcessor.from_folder(tmp_path) == ours
     assert (ours.patch_size, ours.size.longest_edge, ours.do_resize) == (16, 16777216, True)
     patches = ours(picture(300, 200))
-    assert patches.pixel_values.shape == (12 * 18, 3 * 2 * 16 * 16)
-    np.testing.assert_array_equal(patches.image_grid_thw, [[1, 12, 18]])
+    assert patches.pixel_values.shape == (14 * 20, 3 * 2 * 16 * 16)
+    np.testing.assert_array_equal(patches.image_grid_thw, [[1, 14, 20]])
 
 
 @pytest.mark.parametrize(
