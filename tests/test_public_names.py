@@ -29,21 +29,21 @@ NAMES = {
         KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler Krea2Pipeline Krea2Transformer2DModel
         LCMScheduler LMSDiscreteScheduler LatentConsistencyModelImg2ImgPipeline
         LatentConsistencyModelPipeline MultiAdapter MultiControlNetModel PNDMScheduler
-        Qwen2Tokenizer Qwen3ForCausalLM Qwen3Model Qwen3VLForConditionalGeneration Qwen3VLModel
-        Qwen3VLTextModel Qwen3VLVisionModel QwenImage21Pipeline QwenImage21Transformer2DModel
-        RunningBatch SASolverScheduler StableDiffusionAdapterPipeline
-        StableDiffusionControlNetImg2ImgPipeline StableDiffusionControlNetInpaintPipeline
-        StableDiffusionControlNetPipeline StableDiffusionImg2ImgPipeline
-        StableDiffusionInpaintPipeline StableDiffusionInstructPix2PixPipeline
-        StableDiffusionPipeline StableDiffusionXLAdapterPipeline
-        StableDiffusionXLControlNetImg2ImgPipeline StableDiffusionXLControlNetInpaintPipeline
-        StableDiffusionXLControlNetPipeline StableDiffusionXLImg2ImgPipeline
-        StableDiffusionXLInpaintPipeline StableDiffusionXLInstructPix2PixPipeline
-        StableDiffusionXLPipeline T2IAdapter T5EncoderModel T5Tokenizer TCDScheduler
-        UNet2DConditionModel UNet2DModel UniPCMultistepScheduler ZImageImg2ImgPipeline
-        ZImageInpaintPipeline ZImagePipeline ZImageTransformer2DModel __version__ count_compilations
-        initialize kernel_shapes load_image load_network make_image_grid make_mesh pack_single_file
-        resolve save_network
+        Qwen2Tokenizer Qwen2VLImageProcessor Qwen3ForCausalLM Qwen3Model
+        Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLProcessor Qwen3VLTextModel
+        Qwen3VLVisionModel QwenImage21Pipeline QwenImage21Transformer2DModel RunningBatch
+        SASolverScheduler StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
+        StableDiffusionControlNetInpaintPipeline StableDiffusionControlNetPipeline
+        StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline
+        StableDiffusionInstructPix2PixPipeline StableDiffusionPipeline
+        StableDiffusionXLAdapterPipeline StableDiffusionXLControlNetImg2ImgPipeline
+        StableDiffusionXLControlNetInpaintPipeline StableDiffusionXLControlNetPipeline
+        StableDiffusionXLImg2ImgPipeline StableDiffusionXLInpaintPipeline
+        StableDiffusionXLInstructPix2PixPipeline StableDiffusionXLPipeline T2IAdapter T5EncoderModel
+        T5Tokenizer TCDScheduler UNet2DConditionModel UNet2DModel UniPCMultistepScheduler
+        ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline ZImageTransformer2DModel
+        __version__ count_compilations initialize kernel_shapes load_image load_network
+        make_image_grid make_mesh pack_single_file resolve save_network
     """,
     "diffusax.samplers": """
         DDIMScheduler DDPMScheduler DEISMultistepScheduler DPMSolverMultistepScheduler

@@ -110,12 +110,12 @@ def config_of(kind: str, **changes: Any) -> Any:
     if kind == "T5EncoderModel":
         return transformers.T5Config(**{**T5, **changes})
     if kind.startswith("Qwen3VL"):
-        tied = changes.pop("tie_word_embeddings", False)
+        names = ("tie_word_embeddings", "image_token_id")
+        whole = {name: changes.pop(name) for name in names if name in changes}
         text = {**QWEN3_VL_TEXT, **changes}
         if kind == "Qwen3VLTextModel":
             return transformers.Qwen3VLTextConfig(**text)
-        options = {**QWEN3_VL, "text_config": text, "tie_word_embeddings": tied}
-        return transformers.Qwen3VLConfig(**options)
+        return transformers.Qwen3VLConfig(**{**QWEN3_VL, **whole, "text_config": text})
     return transformers.Qwen3Config(**{**QWEN3, **changes})
 
 

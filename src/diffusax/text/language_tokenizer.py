@@ -22,7 +22,8 @@ from diffusax.text.vocabulary import Vocabulary
 
 _UNBOUNDED = 10**20
 """What transformers writes as model_max_length where there is none is above this."""
-_TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FILE = "chat_template.jinja"
+"""The file of a chat template."""
 _MAX_TEMPLATE_BYTES = 2**20
 _OLD_TEMPLATE = "chat_template.json"
 _PROCESSOR = (
@@ -48,7 +49,9 @@ class LanguageTokenizer(Vocabulary):
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     class_names: ClassVar[tuple[str, ...]] = ()
-    """The names of transformers' classes that the files may give."""
+    """The names of transformers' classes that the files may give; the first is written."""
+    listed_name: ClassVar[str] = ""
+    """The class in a pipeline's index, where it is another one."""
     defaults: ClassVar[dict[str, str]] = {}
     """The special tokens that tokenizer_config.json need not name."""
 
@@ -200,12 +203,12 @@ class LanguageTokenizer(Vocabulary):
             partial.write_text(self.tokenizer.to_str(), encoding="utf-8")
         config = {
             **self.special,
-            "tokenizer_class": type(self).__name__,
+            "tokenizer_class": self.class_names[0],
             **self.config,
         }
         if self.chat_template is not None and config.get("chat_template") != self.chat_template:
             config.pop("chat_template", None)
-            with written_whole(folder / _TEMPLATE_FILE) as partial:
+            with written_whole(folder / TEMPLATE_FILE) as partial:
                 partial.write_text(self.chat_template, encoding="utf-8", newline="")
         write_json(folder / "tokenizer_config.json", config, ensure_ascii=False)
 
@@ -252,13 +255,14 @@ class Qwen2Tokenizer(LanguageTokenizer):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Qwen3VLProcessor(Qwen2Tokenizer):
-    """The tokenizer of Qwen3-VL's processor, with what the processor says of images and videos.
+class ProcessorTokenizer(Qwen2Tokenizer):
+    """The tokenizer in the files of Qwen3-VL's processor, whose other files it keeps.
 
     others: the contents of the files beside the tokenizer's, by name, which are kept as they are.
     """
 
     others: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    listed_name = "Qwen3VLProcessor"
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Self:
@@ -305,7 +309,7 @@ def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     Raises:
         ValueError: it is not a text.
     """
-    path = folder / _TEMPLATE_FILE
+    path = folder / TEMPLATE_FILE
     if path.is_file():
         return read_text(path, _MAX_TEMPLATE_BYTES)
     found = config.get("chat_template")

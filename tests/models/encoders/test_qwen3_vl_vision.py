@@ -1,6 +1,7 @@
 """Qwen3-VL's vision network against transformers, live, all weights random."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +9,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 from support.effort import first
 from support.tiny import randomize
 from support.tiny_language import QWEN3_VL_VISION, build
+from support.tiny_vision_language import write_qwen3_vl_processor
 
 import diffusax
 from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import save_network
 from diffusax.checkpoints.tree import to_flax, to_torch
 from diffusax.models import Network, Qwen3VLVisionConfig, Qwen3VLVisionModel
+from diffusax.models.encoders.qwen3_vl_vision import encode_each
 from diffusax.networks import load_network
 from diffusax.runtime.programs.compilations import count_compilations
 
@@ -110,6 +114,39 @@ def test_a_whole_model_reads_images_with_texts(tmp_path):
     alone = diffusax.Qwen3VLModel.from_pretrained(tmp_path, vision_config=None)
     with pytest.raises(ValueError, match="was loaded to read texts alone"):
         alone(ids, mask, **given)
+
+
+@torch.no_grad()
+def test_one_program_reads_texts_with_images_as_qwen_image_2_1_does(tmp_path):
+    theirs_of = write_qwen3_vl_processor(tmp_path / "processor")
+    ours_of = diffusax.Qwen3VLProcessor.from_pretrained(tmp_path / "processor")
+    ids = {"vocab_size": len(theirs_of.tokenizer), "image_token_id": ours_of.image_token_id}
+    theirs = build("Qwen3VLForConditionalGeneration", **ids)
+    theirs.save_pretrained(tmp_path)
+    values = [RNG.integers(0, 256, (side, 20, 3), np.uint8) for side in (40, 9, 20)]
+    images = [Image.fromarray(x) for x in values]
+    place = "<|vision_start|><|image_pad|><|vision_end|>"
+    texts = [f"a photo of {place} and {place} on the sofa", f"{place}the cat", "a red sofa"]
+    options = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
+    given = theirs_of(images=images, text=texts, **options)
+    norm = theirs.model.language_model.norm
+    norm.register_forward_hook(lambda module, args, output: args[0])
+    expected = theirs(**given, output_hidden_states=True).hidden_states[-1]
+    model = load_network(tmp_path)
+
+    @jax.jit
+    def encode(params, given):
+        run = partial(model.apply, params, method="encode_images")
+        options = {"attention_mask": given.mask, "position_ids": given.positions}
+        options["images"] = encode_each(run, given.patches, given.grids).tokens(given.images)
+        options |= {"layers": (-1,), "final_norm": False, "method": "hidden_states"}
+        return model.apply(params, given.ids, **options)[0]
+
+    for side in ("left", "right"):
+        read = ours_of.read(texts, [images[:2], images[2:], []], padding_side=side)
+        found = np.array(encode(model.params, read))[read.mask]
+        # Rows of real tokens are the same, wherever pads are.
+        assert_close(found, expected[given["attention_mask"] == 1])
 
 
 def test_without_a_vision_config_texts_alone_are_read(tmp_path):

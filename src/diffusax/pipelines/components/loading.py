@@ -215,7 +215,8 @@ def save_components(
         listed[name] = (library, model.class_name)
     for name, tokenizer in parts.tokenizers.items():
         tokenizer.save(folder / name)
-        listed[name] = ("transformers", type(tokenizer).__name__)
+        own = getattr(tokenizer, "listed_name", "") or type(tokenizer).__name__
+        listed[name] = ("transformers", own)
     for several in (CONTROLNET, T2I_ADAPTER):
         if len(names := parts.of_role(several.role)) > 1:
             listed = {k: v for k, v in listed.items() if k not in names}

@@ -51,7 +51,7 @@ from diffusax.pipelines.plan.plan import (
     Tokens,
 )
 from diffusax.samplers import FlowMatchEulerDiscreteScheduler
-from diffusax.text.language_tokenizer import Qwen3VLProcessor
+from diffusax.text.language_tokenizer import ProcessorTokenizer
 
 _WINDOW = 80
 """The tokens of which a text's window is a multiple."""
@@ -263,7 +263,7 @@ FLUX3_KLEIN = Family(
     components=diffusers_components(
         "transformer",
         ("tokenizer", "text_encoder"),
-        tokenizer=Qwen3VLProcessor,
+        tokenizer=ProcessorTokenizer,
         optional=TEXT_COMPONENTS,
         text_options=(("vision_config", None),),
         scheduler=default_scheduler,

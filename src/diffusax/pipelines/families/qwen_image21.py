@@ -33,7 +33,7 @@ from diffusax.pipelines.families.transformer import (
 )
 from diffusax.pipelines.plan.plan import Conditions, Encoders, Prompt, StepInputs, Texts, Tokens
 from diffusax.samplers.noise_levels import dynamic_mu
-from diffusax.text.language_tokenizer import Qwen3VLProcessor
+from diffusax.text.language_tokenizer import ProcessorTokenizer
 
 _CAPTION = 512
 """The tokens of captions in training."""
@@ -171,7 +171,7 @@ QWEN_IMAGE21 = Family(
     components=diffusers_components(
         "transformer",
         ("processor", "text_encoder"),
-        tokenizer=Qwen3VLProcessor,
+        tokenizer=ProcessorTokenizer,
         optional=("processor", *TEXT_COMPONENTS),
         text_options=(("vision_config", None),),
     ),
