@@ -5,8 +5,8 @@ from typing import Any
 
 import transformers
 
+from support.processors import Qwen3Pictures
 from support.tiny_language import write_qwen_tokenizer
-from support.torch_families.processors import Qwen3Pictures
 
 TOKENS = ["<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 TEMPLATE = """\

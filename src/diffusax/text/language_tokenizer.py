@@ -271,7 +271,7 @@ class ProcessorTokenizer(Qwen2Tokenizer):
         found = {name: load_json(folder / name) for name in _PROCESSOR if (folder / name).is_file()}
         # Processors of transformers 4 keep the template in a file of its own.
         template = found.pop(_OLD_TEMPLATE, {}).get("chat_template", made.chat_template)
-        if (folder / _TEMPLATE_FILE).is_file():
+        if (folder / TEMPLATE_FILE).is_file():
             template = made.chat_template
         return dataclasses.replace(made, others=found, chat_template=template)
 
