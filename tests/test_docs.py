@@ -22,11 +22,13 @@ from support.ip_adapters import write_hub_files
 from support.pairs import mask, picture
 from support.repository import ROOT
 from support.tiny import build_asymmetric, randomize
+from support.tiny_flux3 import flux3_pipeline
 from support.tiny_language import build_language_model
 from support.tiny_transformers import FLUX_FILL
 from support.tiny_transformers import flux_controlnet as flux_controlnet
 from support.tiny_transformers import flux_pipeline as build_flux
 from support.tiny_transformers import klein_pipeline as build_klein
+from support.tiny_transformers import krea2_pipeline as build_krea2
 from support.tiny_transformers import z_image_pipeline as build_z_image
 from support.tiny_unconditional import build_unconditional
 
@@ -76,12 +78,14 @@ TAESD = "madebyollin/taesd"
 LANGUAGE_MODELS = {"Qwen/Qwen3-4B": "Qwen3ForCausalLM", "google/t5-v1_1-xxl": "T5EncoderModel"}
 DDPM = "google/ddpm-cat-256"
 Z_IMAGE = "Tongyi-MAI/Z-Image-Turbo"
+KREA2 = "krea/Krea-2-Raw"
 FLUX = {
     "black-forest-labs/FLUX.1-dev": {},
     "black-forest-labs/FLUX.1-Fill-dev": FLUX_FILL,
 }
 FLUX_CONTROLNET = "InstantX/FLUX.1-dev-Controlnet-Canny"
 KLEIN = "black-forest-labs/FLUX.2-klein-4B"
+KLEIN_3 = "black-forest-labs/flux-3-image-klein"
 ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
 SMALLER = (
     (r"\b(height|width)=\d+", r"\1=64"),
@@ -150,6 +154,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
             build_asymmetric(folder)
         elif repo == Z_IMAGE:
             build_z_image(folder)
+        elif repo == KREA2:
+            build_krea2(folder)
         elif repo in FLUX:
             kind = "FluxFillPipeline" if FLUX[repo] else "FluxPipeline"
             build_flux(folder, kind, **FLUX[repo])
@@ -157,6 +163,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
             flux_controlnet().save_pretrained(folder)
         elif repo == KLEIN:
             build_klein(folder, layers=28, is_distilled=True)
+        elif repo == KLEIN_3:
+            flux3_pipeline(folder, distilled=True, layers=32)
         elif repo in LANGUAGE_MODELS:
             build_language_model(folder, LANGUAGE_MODELS[repo])
         elif repo == DDPM:
@@ -195,7 +203,9 @@ def repositories(stand_in, monkeypatch):
             ASYMMETRIC,
             DDPM,
             Z_IMAGE,
+            KREA2,
             KLEIN,
+            KLEIN_3,
         )
         for repo in (*PIPELINES, *PARTS, *steering, *others):
             if repo in text:

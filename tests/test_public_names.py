@@ -14,45 +14,47 @@ from support.repository import ROOT
 NAMES = {
     "diffusax": """
         AsymmetricAutoencoderKL AutoModel AutoPipelineForImage2Image AutoPipelineForInpainting
-        AutoPipelineForText2Image AutoencoderKL AutoencoderKLFlux2 AutoencoderTiny
-        CLIPImageProcessor CLIPModel CLIPTextModel CLIPTextModelWithProjection CLIPTokenizer
-        CLIPVisionModel CLIPVisionModelWithProjection ControlNetModel DDIMPipeline
-        DDIMScheduler DDPMPipeline DDPMScheduler DEISMultistepScheduler
+        AutoPipelineForText2Image AutoencoderKL AutoencoderKLFlux2 AutoencoderKLQwenImage
+        AutoencoderKLQwenImage21 AutoencoderTiny CLIPImageProcessor CLIPModel CLIPTextModel
+        CLIPTextModelWithProjection CLIPTokenizer CLIPVisionModel CLIPVisionModelWithProjection
+        ControlNetModel DDIMPipeline DDIMScheduler DDPMPipeline DDPMScheduler DEISMultistepScheduler
         DPMSolverMultistepScheduler DPMSolverSDEScheduler DPMSolverSinglestepScheduler
         DiffusionPipeline EDMDPMSolverMultistepScheduler EDMEulerScheduler
         EulerAncestralDiscreteScheduler EulerDiscreteScheduler FlowMatchEulerDiscreteScheduler
         FlowMatchHeunDiscreteScheduler FlowMatchLCMScheduler Flux2KleinInpaintPipeline
-        Flux2KleinPipeline Flux2Transformer2DModel FluxControlNetModel FluxControlNetPipeline
-        FluxFillPipeline FluxImg2ImgPipeline FluxInpaintPipeline FluxKontextPipeline
-        FluxPipeline FluxTransformer2DModel HeunDiscreteScheduler ImagePipelineOutput
-        KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler LCMScheduler
-        LMSDiscreteScheduler LatentConsistencyModelImg2ImgPipeline
+        Flux2KleinPipeline Flux2Transformer2DModel Flux3KleinInpaintPipeline Flux3KleinPipeline
+        Flux3Transformer2DModel FluxControlNetModel FluxControlNetPipeline FluxFillPipeline
+        FluxImg2ImgPipeline FluxInpaintPipeline FluxKontextPipeline FluxPipeline
+        FluxTransformer2DModel HeunDiscreteScheduler ImagePipelineOutput
+        KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler Krea2Pipeline Krea2Transformer2DModel
+        LCMScheduler LMSDiscreteScheduler LatentConsistencyModelImg2ImgPipeline
         LatentConsistencyModelPipeline MultiAdapter MultiControlNetModel PNDMScheduler
-        Qwen2Tokenizer Qwen3ForCausalLM Qwen3Model RunningBatch SASolverScheduler
-        StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
+        Qwen2Tokenizer Qwen2VLImageProcessor Qwen3ForCausalLM Qwen3Model
+        Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLProcessor Qwen3VLTextModel
+        Qwen3VLVisionModel QwenImage21Pipeline QwenImage21Transformer2DModel RunningBatch
+        SASolverScheduler StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
         StableDiffusionControlNetInpaintPipeline StableDiffusionControlNetPipeline
         StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline
         StableDiffusionInstructPix2PixPipeline StableDiffusionPipeline
         StableDiffusionXLAdapterPipeline StableDiffusionXLControlNetImg2ImgPipeline
         StableDiffusionXLControlNetInpaintPipeline StableDiffusionXLControlNetPipeline
         StableDiffusionXLImg2ImgPipeline StableDiffusionXLInpaintPipeline
-        StableDiffusionXLInstructPix2PixPipeline StableDiffusionXLPipeline T2IAdapter
-        T5EncoderModel T5Tokenizer TCDScheduler UNet2DConditionModel UNet2DModel
-        UniPCMultistepScheduler ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline
-        ZImageTransformer2DModel __version__ count_compilations initialize kernel_shapes
-        load_image load_network make_image_grid make_mesh pack_single_file resolve
-        save_network
+        StableDiffusionXLInstructPix2PixPipeline StableDiffusionXLPipeline T2IAdapter T5EncoderModel
+        T5Tokenizer TCDScheduler UNet2DConditionModel UNet2DModel UniPCMultistepScheduler
+        ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline ZImageTransformer2DModel
+        __version__ count_compilations initialize kernel_shapes load_image load_network
+        make_image_grid make_mesh pack_single_file resolve save_network
     """,
     "diffusax.samplers": """
         DDIMScheduler DDPMScheduler DEISMultistepScheduler DPMSolverMultistepScheduler
         DPMSolverSDEScheduler DPMSolverSinglestepScheduler EDMDPMSolverMultistepScheduler
         EDMEulerScheduler EulerAncestralDiscreteScheduler EulerDiscreteScheduler
         FlowMatchEulerDiscreteScheduler FlowMatchHeunDiscreteScheduler FlowMatchLCMScheduler
-        HeunDiscreteScheduler KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler
-        LCMScheduler LMSDiscreteScheduler M1 P PNDMScheduler Row SAMPLER_CLASSES SAMPLER_NAMES
-        SASolverScheduler SCHEDULERS Schedule Scheduler Steps TCDScheduler Table
-        UniPCMultistepScheduler X fitting_samplers init_state run sampler_name
-        scheduler_from_config scheduler_from_function scheduler_from_name stack_tables step
+        HeunDiscreteScheduler KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler LCMScheduler
+        LMSDiscreteScheduler M1 P PNDMScheduler Row SAMPLER_CLASSES SAMPLER_NAMES SASolverScheduler
+        SCHEDULERS Schedule Scheduler Steps TCDScheduler Table UniPCMultistepScheduler X
+        fitting_samplers init_state run sampler_name scheduler_from_config scheduler_from_function
+        scheduler_from_name stack_tables step
     """,
     "diffusax.training": """
         AVERAGES AutoencoderConfig AutoencoderValidationConfig Batch Batches CacheConfig
@@ -61,12 +63,12 @@ NAMES = {
         DreamBoothDataConfig EMAConfig EMAState EditDataConfig FineTuningOptimizerConfig
         ImageDataConfig InstructPix2PixConfig InstructPix2PixValidationConfig LoRAConfig
         OptimizerConfig Preempted Recipe TextToImageConfig TextualInversionConfig
-        TextualInversionDataConfig TextualInversionOptimizerConfig TimestepBiasConfig
-        TrainConfig TrainState UnconditionalConfig UnconditionalValidationConfig
-        ValidationConfig autoencoder cache_latents controlnet copy_as_average dreambooth
-        encode_pixels initial_state instruct_pix2pix make_average make_optimizer
-        make_train_step read_config remove_snapshots_after text_to_image textual_inversion
-        to_yaml train unconditional update_ema write_snapshots
+        TextualInversionDataConfig TextualInversionOptimizerConfig TimestepBiasConfig TrainConfig
+        TrainState UnconditionalConfig UnconditionalValidationConfig ValidationConfig autoencoder
+        cache_latents controlnet copy_as_average dreambooth encode_pixels initial_state
+        instruct_pix2pix make_average make_optimizer make_train_step read_config
+        remove_snapshots_after text_to_image textual_inversion to_yaml train unconditional
+        update_ema write_snapshots
     """,
     "diffusax.serving": """
         Catalogue Client Control Engine EngineSettings Generation WebSettings application create_app
@@ -78,14 +80,13 @@ NAMES = {
         CompileOptions NotTraceable compile from_torch restore to_jax
     """,
     "diffusax.interop.flax": """
-        FlaxAutoencoderKL FlaxCLIPTextModel FlaxCLIPTextModelWithProjection
-        FlaxControlNetModel FlaxDDIMScheduler FlaxDDPMScheduler
-        FlaxDPMSolverMultistepScheduler FlaxDiffusionPipeline FlaxEulerDiscreteScheduler
-        FlaxKarrasVeScheduler FlaxLMSDiscreteScheduler FlaxModelMixin FlaxPNDMScheduler
-        FlaxSchedulerMixin FlaxScoreSdeVeScheduler FlaxStableDiffusionControlNetPipeline
-        FlaxStableDiffusionImg2ImgPipeline FlaxStableDiffusionInpaintPipeline
-        FlaxStableDiffusionInstructPix2PixPipeline FlaxStableDiffusionPipeline
-        FlaxStableDiffusionXLPipeline FlaxUNet2DConditionModel
+        FlaxAutoencoderKL FlaxCLIPTextModel FlaxCLIPTextModelWithProjection FlaxControlNetModel
+        FlaxDDIMScheduler FlaxDDPMScheduler FlaxDPMSolverMultistepScheduler FlaxDiffusionPipeline
+        FlaxEulerDiscreteScheduler FlaxKarrasVeScheduler FlaxLMSDiscreteScheduler FlaxModelMixin
+        FlaxPNDMScheduler FlaxSchedulerMixin FlaxScoreSdeVeScheduler
+        FlaxStableDiffusionControlNetPipeline FlaxStableDiffusionImg2ImgPipeline
+        FlaxStableDiffusionInpaintPipeline FlaxStableDiffusionInstructPix2PixPipeline
+        FlaxStableDiffusionPipeline FlaxStableDiffusionXLPipeline FlaxUNet2DConditionModel
     """,
     "diffusax.callbacks": """
         CallbackConfig MultiPipelineCallbacks PipelineCallback SDCFGCutoffCallback
@@ -97,24 +98,28 @@ NAMES = {
         load_statistics save_statistics statistics text_image_similarity
     """,
     "diffusax.models": """
-        AsymmetricAutoencoderKL AsymmetricAutoencoderKLConfig AutoencoderKL
-        AutoencoderKLConfig AutoencoderKLFlux2 AutoencoderKLFlux2Config AutoencoderTiny
+        AsymmetricAutoencoderKL AsymmetricAutoencoderKLConfig AutoencoderKL AutoencoderKLConfig
+        AutoencoderKLFlux2 AutoencoderKLFlux2Config AutoencoderKLQwenImage AutoencoderKLQwenImage21
+        AutoencoderKLQwenImage21Config AutoencoderKLQwenImageConfig AutoencoderTiny
         AutoencoderTinyConfig CLIPConfig CLIPModel CLIPTextConfig CLIPTextModel
-        CLIPTextModelWithProjection CLIPVisionConfig CLIPVisionModel
-        CLIPVisionModelWithProjection ControlNetConfig ControlNetModel
-        Flux2Transformer2DConfig Flux2Transformer2DModel FluxControlNetConfig
-        FluxControlNetModel FluxTransformer2DConfig FluxTransformer2DModel MODELS Model
-        Network Params Qwen3Config Qwen3ForCausalLM Qwen3Model T2IAdapter T2IAdapterConfig
-        T5Config T5EncoderModel TENSOR_RULES UNet2DConditionConfig UNet2DConditionModel
-        UNet2DConfig UNet2DModel ZImageTransformer2DConfig ZImageTransformer2DModel initialize
+        CLIPTextModelWithProjection CLIPVisionConfig CLIPVisionModel CLIPVisionModelWithProjection
+        ControlNetConfig ControlNetModel Flux2Transformer2DConfig Flux2Transformer2DModel
+        Flux3Transformer2DConfig Flux3Transformer2DModel FluxControlNetConfig FluxControlNetModel
+        FluxTransformer2DConfig FluxTransformer2DModel Krea2Transformer2DConfig
+        Krea2Transformer2DModel MODELS Model Network Params Qwen3Config Qwen3ForCausalLM Qwen3Model
+        Qwen3VLConfig Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLTextConfig
+        Qwen3VLTextModel Qwen3VLVisionConfig Qwen3VLVisionModel QwenImage21Transformer2DConfig
+        QwenImage21Transformer2DModel T2IAdapter T2IAdapterConfig T5Config T5EncoderModel
+        TENSOR_RULES UNet2DConditionConfig UNet2DConditionModel UNet2DConfig UNet2DModel
+        ZImageTransformer2DConfig ZImageTransformer2DModel initialize
     """,
     "diffusax.pipelines": """
-        Family STABLE_DIFFUSION documented noise_source text_to_image
+        Family QwenImage21Pipeline STABLE_DIFFUSION documented noise_source text_to_image
     """,
     "diffusax.utils": """
-        BaseOutput PIL_INTERPOLATION captioned contact_sheet deprecate export_to_gif
-        export_to_video get_logger labelled_grid load_image logging make_image_grid
-        numpy_to_pil pt_to_pil randn_tensor
+        BaseOutput PIL_INTERPOLATION captioned contact_sheet deprecate export_to_gif export_to_video
+        get_logger labelled_grid load_image logging make_image_grid numpy_to_pil pt_to_pil
+        randn_tensor
     """,
     "diffusax.image_processor": """
         CLIPImageProcessor IPAdapterMaskProcessor PipelineImageInput VaeImageProcessor

@@ -40,15 +40,19 @@ PATHS = {
         flux flux.pipeline_flux flux.pipeline_flux_img2img flux.pipeline_flux_inpaint
         flux.pipeline_flux_fill flux.pipeline_flux_kontext flux.pipeline_flux_controlnet
         flux.pipeline_output flux2 flux2.pipeline_flux2_klein flux2.pipeline_output
+        krea2 krea2.pipeline_krea2 krea2.pipeline_output
+        qwenimage21 qwenimage21.pipeline_qwenimage21
         z_image z_image.pipeline_z_image z_image.pipeline_output
         ddim ddim.pipeline_ddim ddpm ddpm.pipeline_ddpm""",
     "models": """modeling_utils attention_processor autoencoders autoencoders.autoencoder_kl
         autoencoders.autoencoder_tiny autoencoders.autoencoder_asym_kl autoencoders.vae
+        autoencoders.autoencoder_kl_qwenimage autoencoders.autoencoder_kl_qwenimage21
         modeling_outputs autoencoder_kl unet_2d_condition unets unets.unet_2d
         unets.unet_2d_condition controlnets controlnets.controlnet
         controlnets.multicontrolnet controlnets.controlnet_flux
         transformers.transformer_flux transformers.transformer_flux2
-        transformers.transformer_z_image adapter auto_model""",
+        transformers.transformer_flux3 transformers.transformer_krea2
+        transformers.transformer_qwenimage21 transformers.transformer_z_image adapter auto_model""",
     "loaders": "lora_pipeline lora_base textual_inversion single_file ip_adapter peft unet",
     "configuration_utils": "",
     "utils": "loading_utils pil_utils import_utils outputs testing_utils doc_utils",
@@ -59,7 +63,10 @@ _PIPELINE = "diffusax.pipelines.pipeline.pipeline:DiffusionPipeline"
 _NAMES = {
     **{
         f"{name}PipelineOutput": _OUTPUT
-        for name in ("Image", "StableDiffusion", "StableDiffusionXL", "Flux", "Flux2", "ZImage")
+        for name in (
+            *("Image", "StableDiffusion", "StableDiffusionXL", "Flux", "Flux2", "Krea2"),
+            *("QwenImage", "ZImage"),
+        )
     },
     **{
         f"{name}SchedulerOutput": _STEP

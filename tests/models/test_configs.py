@@ -194,9 +194,14 @@ NETWORKS = {
     "CLIPVisionModel": {"num_attention_heads": 4},
     "CLIPModel": {"text_config": TEXT, "vision_config": {"num_hidden_layers": 1}},
     "Qwen3Model": {"num_hidden_layers": 2},
+    "Qwen3VLModel": {"text_config": {"num_hidden_layers": 2}, "vision_config": {"depth": 25}},
+    "Qwen3VLTextModel": {"num_hidden_layers": 2, "rope_scaling": {"mrope_section": (2, 1, 1)}},
     "T5EncoderModel": {"num_layers": 2, "feed_forward_proj": "gated-gelu"},
     "AutoencoderKLFlux2": {"decoder_block_out_channels": (96, 192, 384, 384)},
+    "AutoencoderKLQwenImage": {"dim_mult": (1, 2), "temperal_downsample": (True,)},
+    "Krea2Transformer2DModel": {"num_layers": 2, "axes_dims_rope": (16, 56, 56)},
     "Flux2Transformer2DModel": {"num_layers": 2, "num_single_layers": 2},
+    "Flux3Transformer2DModel": {"num_layers": 2, "num_single_layers": 2},
 }
 SCALARS = (
     st.none()

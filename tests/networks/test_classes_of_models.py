@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import transformers
 from jax.sharding import SingleDeviceSharding
-from support import tiny, tiny_language, tiny_transformers, tiny_unconditional
+from support import tiny, tiny_flux3, tiny_language, tiny_transformers, tiny_unconditional
 
 import diffusax
 from diffusax import models
@@ -36,6 +36,7 @@ CONFIGS = {
     "AsymmetricAutoencoderKL": tiny.ASYMMETRIC,
     "AutoencoderKL": tiny.VAE,
     "AutoencoderKLFlux2": tiny_transformers.KLEIN_VAE,
+    "AutoencoderKLQwenImage": tiny_transformers.QWEN_IMAGE_VAE,
     "AutoencoderTiny": {},
     "CLIPModel": {"text_config": tiny.TEXT, "vision_config": VISION, "projection_dim": 16},
     "CLIPTextModel": tiny.TEXT,
@@ -44,14 +45,22 @@ CONFIGS = {
     "CLIPVisionModelWithProjection": VISION,
     "ControlNetModel": CONTROLNET,
     "Flux2Transformer2DModel": tiny_transformers.KLEIN,
+    "Flux3Transformer2DModel": tiny_flux3.FLUX3,
     "FluxControlNetModel": {**tiny_transformers.FLUX, "num_layers": 1, "num_single_layers": 1},
     "FluxTransformer2DModel": tiny_transformers.FLUX,
+    "Krea2Transformer2DModel": tiny_transformers.KREA2,
     "Qwen3ForCausalLM": tiny_language.QWEN3,
     "Qwen3Model": tiny_language.QWEN3,
+    "Qwen3VLForConditionalGeneration": tiny_language.QWEN3_VL,
+    "Qwen3VLModel": tiny_language.QWEN3_VL,
+    "Qwen3VLTextModel": tiny_language.QWEN3_VL_TEXT,
+    "Qwen3VLVisionModel": tiny_language.QWEN3_VL_VISION,
     "T2IAdapter": tiny.T2I_ADAPTER["sd"],
     "T5EncoderModel": tiny_language.T5,
     "UNet2DConditionModel": tiny.UNET["sd1"],
     "UNet2DModel": tiny_unconditional.UNET,
+    "AutoencoderKLQwenImage21": tiny_transformers.QWEN_IMAGE21_VAE,
+    "QwenImage21Transformer2DModel": tiny_transformers.QWEN_IMAGE21,
     "ZImageTransformer2DModel": tiny_transformers.Z_IMAGE,
 }
 

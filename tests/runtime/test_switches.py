@@ -25,6 +25,7 @@ from support.tiny import (
 from support.tiny_transformers import FLUX as FLUX
 from support.tiny_transformers import KLEIN as FLUX2
 from support.tiny_transformers import KLEIN_VAE as VAE_FLUX2
+from support.tiny_transformers import KREA2, QWEN_IMAGE21, QWEN_IMAGE21_VAE, QWEN_IMAGE_VAE
 from support.tiny_transformers import Z_IMAGE as Z_IMAGE
 from support.tiny_unconditional import UNET as UNET_2D
 
@@ -97,6 +98,7 @@ VISION = {
 }
 IDS, LENGTHS = zeros(2, 7, dtype=np.int32), zeros(2, dtype=np.int32)
 MAP, TIME, CONTEXT = zeros(2, 8, 8, 4), zeros(2), zeros(2, 5, 32)
+MAP_OF_SIX = zeros(2, 4, 4, 6)
 TEXT_TIME = {
     "added_cond": {"text_embeds": zeros(2, 16), "time_ids": zeros(2, 6)},
 }
@@ -120,6 +122,13 @@ FORWARD = {
     "AsymmetricAutoencoderKL": (ASYMMETRIC, (MAP,), {"method": "decode"}),
     "AutoencoderTiny": ({}, (MAP,), {"method": "decode"}),
     "AutoencoderKLFlux2": (VAE_FLUX2, (zeros(2, 16, 16, 3),), {"method": "encode"}),
+    "AutoencoderKLQwenImage": (QWEN_IMAGE_VAE, (zeros(2, 16, 16, 3),), {"method": "encode"}),
+    "AutoencoderKLQwenImage21": (QWEN_IMAGE21_VAE, (MAP_OF_SIX,), {"method": "decode"}),
+    "QwenImage21Transformer2DModel": (
+        QWEN_IMAGE21,
+        (MAP_OF_SIX, TIME, zeros(2, 5, 20), LENGTHS),
+        {"references": ((zeros(2, 3, 20), zeros(2, 4, 2, 6)),)},
+    ),
     "CLIPTextModel": (TEXT, (IDS,), {}),
     "CLIPVisionModel": (VISION, (zeros(2, 32, 32, 3),), {}),
     "Qwen3Model": (LANGUAGE, (IDS, LENGTHS), {}),
@@ -130,6 +139,11 @@ FORWARD = {
         {},
     ),
     "Flux2Transformer2DModel": (FLUX2, (zeros(2, 4, 4, 16), TIME, zeros(2, 5, 48)), {}),
+    "Krea2Transformer2DModel": (
+        KREA2,
+        (zeros(2, 8, 8, 4), TIME, zeros(2, 5, 3, 24), LENGTHS),
+        {},
+    ),
     "ZImageTransformer2DModel": (Z_IMAGE, (zeros(2, 8, 8, 16), TIME, zeros(2, 5, 24), LENGTHS), {}),
 }
 

@@ -26,6 +26,35 @@ QWEN3 = {
     "rms_norm_eps": 1e-5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }
+QWEN3_VL_TEXT = {
+    **QWEN3,
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [3, 3, 2],
+        "mrope_interleaved": True,
+    },
+}
+QWEN3_VL_VISION = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 24,
+    "num_position_embeddings": 25,
+    "deepstack_visual_indexes": [0, 2],
+}
+QWEN3_VL = {
+    "text_config": QWEN3_VL_TEXT,
+    "vision_config": QWEN3_VL_VISION,
+    "image_token_id": 7,
+    "vision_start_token_id": 5,
+    "vision_end_token_id": 6,
+    "video_token_id": 8,
+}
 T5 = {
     "vocab_size": 101,
     "d_model": 24,
@@ -72,12 +101,22 @@ TEMPLATE = """\
 
 
 def build(kind: str, **changes: Any) -> Any:
-    """A random model of transformers: of Qwen3 with and without a head, or T5."""
+    """A random model of transformers: of Qwen3 or Qwen3-VL with and without a head, or T5."""
+    return randomize(getattr(transformers, kind)(config_of(kind, **changes)))
+
+
+def config_of(kind: str, **changes: Any) -> Any:
+    """The config of `build`'s model; changes of Qwen3-VL's are those of its language model."""
     if kind == "T5EncoderModel":
-        config = transformers.T5Config(**{**T5, **changes})
-    else:
-        config = transformers.Qwen3Config(**{**QWEN3, **changes})
-    return randomize(getattr(transformers, kind)(config))
+        return transformers.T5Config(**{**T5, **changes})
+    if kind.startswith("Qwen3VL"):
+        names = ("tie_word_embeddings", "image_token_id")
+        whole = {name: changes.pop(name) for name in names if name in changes}
+        text = {**QWEN3_VL_TEXT, **changes}
+        if kind == "Qwen3VLTextModel":
+            return transformers.Qwen3VLTextConfig(**text)
+        return transformers.Qwen3VLConfig(**{**QWEN3_VL, **whole, "text_config": text})
+    return transformers.Qwen3Config(**{**QWEN3, **changes})
 
 
 def build_language_model(folder: Path, kind: str) -> None:

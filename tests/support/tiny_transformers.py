@@ -1,9 +1,10 @@
-"""Tiny transformers and their pipelines in PyTorch: FLUX.1, FLUX.2 [klein] and Z-Image.
+"""Tiny transformers and their pipelines in PyTorch: FLUX.1, FLUX.2 [klein], Krea 2 and Z-Image.
 
 All weights are random, and each has two blocks of each kind or more.
 """
 
 import dataclasses
+import json
 from typing import Any
 
 import diffusers
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 import transformers
 
+from support.processors import qwen3_processor
 from support.tiny import randomize
 from support.tokenizers import (
     CLIP_TOKENS,
@@ -417,3 +419,256 @@ def z_image_pipeline(folder: Any, **scheduler: Any) -> Any:
     pipe.set_progress_bar_config(disable=True)
     pipe.save_pretrained(folder)
     return pipe
+
+
+QWEN_IMAGE_VAE: dict[str, Any] = {
+    "base_dim": 8,
+    "z_dim": 4,
+    "dim_mult": [1, 1, 2, 2],
+    "num_res_blocks": 1,
+    "latents_mean": [0.1, -0.3, 0.2, 0.0],
+    "latents_std": [1.3, 0.8, 1.1, 0.6],
+}
+
+
+def qwen_image_autoencoder(seed: int = 1, **changes: Any) -> Any:
+    """An autoencoder of videos."""
+    vae = diffusers.AutoencoderKLQwenImage(**{**QWEN_IMAGE_VAE, **changes})
+    return randomize(vae, seed).requires_grad_(False)
+
+
+KREA2: dict[str, Any] = {
+    "in_channels": 16,
+    "num_layers": 2,
+    "attention_head_dim": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "timestep_embed_dim": 32,
+    "text_hidden_dim": 24,
+    "num_text_layers": 3,
+    "text_num_attention_heads": 4,
+    "text_num_key_value_heads": 2,
+    "text_intermediate_size": 32,
+    "num_layerwise_text_blocks": 2,
+    "num_refiner_text_blocks": 2,
+    "axes_dims_rope": (4, 2, 6),
+}
+
+
+def krea2_transformer(seed: int = 0, **changes: Any) -> Any:
+    """A transformer whose norms, which multiply by one more than their weights, are near one."""
+    network = randomize(diffusers.Krea2Transformer2DModel(**{**KREA2, **changes}), seed)
+    for name, parameter in network.named_parameters():
+        if "norm" in name:
+            parameter.data -= 1
+        elif name.endswith("scale_shift_table"):
+            parameter.data *= 0.3
+    return network.requires_grad_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Krea2Inputs:
+    """Latents b h w c, times b, and texts of different lengths, s l d each."""
+
+    latents: np.ndarray
+    times: np.ndarray
+    texts: list[np.ndarray]
+
+    @property
+    def padded(self) -> tuple[np.ndarray, np.ndarray]:
+        """The texts b s l d, with padding after them that must change nothing; their lengths, b."""
+        longest = max(map(len, self.texts)) + 5
+        axes = (0, 0), (0, 0)
+        filled = [np.pad(x, ((0, longest - len(x)), *axes), "edge") for x in self.texts]
+        return np.stack(filled), np.array(list(map(len, self.texts)), np.int32)
+
+    @property
+    def padded_inside(self) -> tuple[np.ndarray, np.ndarray]:
+        """The texts b s l d, with padding before their last tokens; which tokens are none, b s."""
+        longest = max(map(len, self.texts)) + 4
+        text = np.full((len(self.texts), longest, *self.texts[0].shape[1:]), 7, np.float32)
+        mask = np.zeros((len(self.texts), longest), bool)
+        for i, own in enumerate(self.texts):
+            first = len(own) - 2
+            text[i, :first], text[i, -2:] = own[:first], own[first:]
+            mask[i, :first], mask[i, -2:] = True, True
+        return text, mask
+
+    def arguments(self, dtype: Any = torch.float32) -> dict[str, Any]:
+        """The arguments of diffusers' call, whose text has its padding inside."""
+        b, h, w, c = self.latents.shape
+        maps = torch.tensor(self.latents.transpose(0, 3, 1, 2))
+        tokens = maps.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5)
+        text, mask = self.padded_inside
+        return {
+            "hidden_states": tokens.reshape(b, (h // 2) * (w // 2), 4 * c).to(dtype),
+            "encoder_hidden_states": torch.tensor(text, dtype=dtype),
+            "timestep": torch.tensor(self.times, dtype=dtype),
+            "position_ids": diffusers.Krea2Pipeline.prepare_position_ids(
+                text.shape[1], h // 2, w // 2, torch.device("cpu")
+            ),
+            "encoder_attention_mask": torch.tensor(mask),
+        }
+
+
+def krea2_inputs(lengths: tuple[int, ...], size: tuple[int, int] = (6, 10)) -> Krea2Inputs:
+    """Random inputs for the network, one image for each length."""
+    rng = np.random.default_rng(3)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    times = np.linspace(0.3, 0.9, len(lengths), dtype=np.float32)
+    return Krea2Inputs(normal(len(lengths), *size, 4), times, [normal(n, 3, 24) for n in lengths])
+
+
+def upstream_krea2(network: Any, given: Krea2Inputs, dtype: Any = torch.float32) -> np.ndarray:
+    """PyTorch's prediction, b h w c."""
+    with torch.no_grad():
+        y = network(**given.arguments(dtype)).sample.float().numpy()
+    b, h, w, c = given.latents.shape
+    maps = y.reshape(b, h // 2, w // 2, c, 2, 2).transpose(0, 1, 4, 2, 5, 3)
+    return maps.reshape(b, h, w, c)
+
+
+KREA2_LANGUAGE: dict[str, Any] = {
+    "text_config": {
+        "vocab_size": len(QWEN_TOKENS),
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": [3, 3, 2],
+            "mrope_interleaved": True,
+        },
+    },
+    "vision_config": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "patch_size": 4,
+        "out_hidden_size": 24,
+        "num_position_embeddings": 25,
+        "deepstack_visual_indexes": [0],
+    },
+    "image_token_id": QWEN_TOKENS.index("<|image_pad|>"),
+    "video_token_id": QWEN_TOKENS.index("<|video_pad|>"),
+    "vision_start_token_id": QWEN_TOKENS.index("<|vision_start|>"),
+    "vision_end_token_id": QWEN_TOKENS.index("<|vision_end|>"),
+}
+KREA2_SIZE = {"height": 24, "width": 40, "max_sequence_length": 240}
+"""Of 6x10 tokens. Each byte of the chat around a prompt is a token, and all but 34 are read."""
+KREA2_SCHEDULE: dict[str, Any] = {
+    "use_dynamic_shifting": True,
+    "base_shift": 0.5,
+    "max_shift": 1.15,
+    "base_image_seq_len": 20,
+    "max_image_seq_len": 1000,
+}
+"""Krea 2's, with its shifts for other numbers of tokens."""
+
+
+def krea2_pipeline(folder: Any, is_distilled: bool = False, **scheduler: Any) -> Any:
+    """A tiny pipeline of PyTorch, saved in `folder`."""
+    language = transformers.Qwen3VLConfig(**KREA2_LANGUAGE)
+    pipe = diffusers.Krea2Pipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**{**KREA2_SCHEDULE, **scheduler}),
+        vae=qwen_image_autoencoder(dim_mult=[1, 2], temperal_downsample=[True]),
+        text_encoder=randomize(transformers.Qwen3VLModel(language), 2).requires_grad_(False),
+        tokenizer=qwen_tokenizer(),
+        transformer=krea2_transformer(3),
+        text_encoder_select_layers=(1, 3, 2),
+        is_distilled=is_distilled,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    pipe.save_pretrained(folder)
+    return pipe
+
+
+QWEN_IMAGE21_VAE: dict[str, Any] = {
+    "base_dim": 4,
+    "decoder_base_dim": 6,
+    "z_dim": 6,
+    "dim_mult": [1, 2, 4, 4],
+    "num_res_blocks": 2,
+    "temperal_downsample": [False, True, True],
+    "scale_factor_spatial": 8,
+    "latents_mean": [0.1, -0.3, 0.2, 0.0, 0.5, -0.4],
+    "latents_std": [1.3, 0.8, 1.1, 0.6, 1.7, 0.9],
+}
+
+
+def qwen_image21_autoencoder(seed: int = 1, **changes: Any) -> Any:
+    """An autoencoder of images with an opacity."""
+    vae = diffusers.AutoencoderKLQwenImage21(**{**QWEN_IMAGE21_VAE, **changes})
+    return randomize(vae, seed).requires_grad_(False)
+
+
+QWEN_IMAGE21: dict[str, Any] = {
+    "in_channels": 6,
+    "out_channels": 6,
+    "num_layers": 3,
+    "attention_head_dim": 12,
+    "num_attention_heads": 2,
+    "context_in_dim": 20,
+    "mlp_ratio": 3,
+    "axes_dims_rope": (4, 2, 6),
+}
+
+
+QWEN_IMAGE21_LANGUAGE: dict[str, Any] = {
+    **KREA2_LANGUAGE,
+    "text_config": {
+        **KREA2_LANGUAGE["text_config"],
+        "hidden_size": 20,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+    },
+    "vision_config": {**KREA2_LANGUAGE["vision_config"], "out_hidden_size": 20},
+}
+
+
+def qwen_image21_pipeline(folder: Any, sigmas: Any = None, **scheduler: Any) -> Any:
+    """A tiny pipeline of PyTorch, saved in `folder`."""
+    language = transformers.Qwen3VLConfig(**QWEN_IMAGE21_LANGUAGE)
+    reader = transformers.Qwen3VLForConditionalGeneration(language)
+    vae = {"dim_mult": [1, 1, 2, 2, 2], "temperal_downsample": [False, True, True, True]}
+    pipe = diffusers.QwenImage21Pipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**{**KREA2_SCHEDULE, **scheduler}),
+        vae=qwen_image21_autoencoder(scale_factor_spatial=16, **vae),
+        text_encoder=randomize(reader, 2).requires_grad_(False),
+        processor=qwen3_processor(),
+        transformer=qwen_image21_transformer(3),
+        sample_sigmas=sigmas,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    _save_with_processor(pipe, folder)
+    return pipe
+
+
+def _save_with_processor(pipe: Any, folder: Any) -> None:
+    """Saves a pipeline; its processor, which lacks the part for videos, in its parts."""
+    index = {"_class_name": type(pipe).__name__, "sample_sigmas": pipe.config.sample_sigmas}
+    for name, part in pipe.components.items():
+        part = part.tokenizer if name == "processor" else part
+        part.save_pretrained(folder / name)
+        library = "transformers" if name in ("processor", "text_encoder") else "diffusers"
+        index[name] = [library, type(part).__name__]
+    pipe.processor.image_processor.save_pretrained(folder / "processor")
+    index["processor"] = ["transformers", "Qwen3VLProcessor"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+
+
+def qwen_image21_transformer(seed: int = 0, **changes: Any) -> Any:
+    """A transformer of PyTorch, whose norm of the text multiplies by one and the weight."""
+    network = diffusers.QwenImage21Transformer2DModel(**{**QWEN_IMAGE21, **changes})
+    network = randomize(network, seed).requires_grad_(False)
+    network.txt_in.text_norm.weight -= 1
+    return network

@@ -265,8 +265,10 @@ def _step_inputs(inputs: StepInputs, height: int, branches: int) -> StepInputs:
     if control is not None:
         control = np.asarray(control)[:height]
         control = np.pad(control, ((0, 0), (0, 0), (0, branches - control.shape[2]), (0, 0)))
-    freeu = None if inputs.freeu is None else np.asarray(inputs.freeu)[:height]
-    return StepInputs(np.pad(weights, ((0, 0), (0, absent))), rescale, control, freeu)
+    rows = inputs.freeu, inputs.target
+    freeu, target = (None if column is None else np.asarray(column)[:height] for column in rows)
+    weights = np.pad(weights, ((0, 0), (0, absent)))
+    return StepInputs(weights, rescale, control, freeu, target=target)
 
 
 @functools.lru_cache(64)

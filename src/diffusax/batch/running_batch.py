@@ -208,6 +208,7 @@ _TEXTS = tuple(f"{prefix}prompt{end}" for prefix in ("", "negative_") for end in
 _IMAGES = (
     *("prompt_embeds", "negative_prompt_embeds", "latents", "masked_image_latents"),
     *("pooled_prompt_embeds", "negative_pooled_prompt_embeds"),
+    *("prompt_embeds_mask", "negative_prompt_embeds_mask"),
     *("image", "image_reference", "mask_image", "control_image"),
     *("ip_adapter_image", "ip_adapter_image_embeds", "ip_adapter_masks"),
     *("negative_ip_adapter_image", "negative_ip_adapter_image_embeds"),

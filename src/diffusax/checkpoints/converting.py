@@ -3,6 +3,7 @@
 Tensors go from file to file one by one; no network is loaded.
 """
 
+import math
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from diffusax.boundary.files import load_json, write_json
-from diffusax.checkpoints.files import MODEL_INDEX, read_model_index
+from diffusax.checkpoints.files import MODEL_INDEX, index_of, read_model_index
 from diffusax.checkpoints.networks import config_of, read_network, stored_tensors, weights_stem
 from diffusax.checkpoints.original.autoencoder import is_projection
 from diffusax.checkpoints.original.open_clip import TEXT_PROJECTION, open_clip_names
@@ -83,7 +84,7 @@ def pack_single_file(folder: Path, path: Path, *, dtype: Any = None) -> None:
     if path.suffix.lower() != ".safetensors":
         raise ValueError(f"a single file must be named .safetensors (got {path})")
     metadata = {"format": "pt"}
-    if (folder / MODEL_INDEX).is_file():
+    if index_of(folder) is not None:
         tensors = _pipeline(folder, metadata)
     else:
         network = read_network(folder)
@@ -173,7 +174,8 @@ def _original(folder: Path, network: Network, name: str, prefix: str) -> Tensors
 
 def _transformer(folder: Path, network: Network, prefix: str) -> Tensors:
     """Returns a transformer's tensors by their names in the original code."""
-    scales = ORIGINALS[network.class_name].scales
+    original = ORIGINALS[network.class_name]
+    scales, tables = original.scales, {own: name for name, own in original.tables.items()}
     owners = {own.paths[0]: (name, own) for name, own in transformer_names(network).items()}
     rest = {path for _, own in owners.values() for path in own.paths[1:]}
     found = _fitted(folder, network)
@@ -186,7 +188,9 @@ def _transformer(folder: Path, network: Network, prefix: str) -> Tensors:
             name, own = owners[module]
             parts = [found[f"{path}.{leaf}"][0] for path in own.paths]
             parts = [part.swap() for part in parts] if own.swapped else parts
-            leaf = "scale" if scales and name.endswith(scales) else leaf
+            leaf = "scale" if scales and name.endswith(scales) else tables.get(leaf, leaf)
+            if leaf in original.tables and name.startswith(original.flat):
+                parts = [part._replace(shape=(math.prod(part.shape),)) for part in parts]
             key = f"{name}.{leaf}"
         tensors[prefix + key] = _same_dtype(folder, key, parts)
     return tensors

@@ -4,7 +4,7 @@ import itertools
 import os
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -150,17 +150,30 @@ def _nothing_to_load(folder: Path, names: list[str]) -> str:
 
 
 MODEL_INDEX = "model_index.json"
+MODULAR_INDEX = "modular_model_index.json"
+"""What diffusers' modular pipelines have in its place."""
+INDEXES = (MODEL_INDEX, MODULAR_INDEX)
+DISTILLED_STEPS = {"Flux3DistilledModularPipeline": 16}
+"""The steps that modular pipelines were distilled to, by class; no file says them."""
+
+
+def index_of(folder: Path) -> Path | None:
+    """Returns the file that lists the components of a pipeline in a folder; None without one."""
+    paths = (Path(folder) / name for name in INDEXES)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dict[str, Any]]:
     """Reads the pipeline's class ("" if none), its components as (library, class), and its options.
 
-    Components that are null, without which the pipeline runs, are left out.
+    Components that are null, without which the pipeline runs, are left out. The index of a modular
+    pipeline of diffusers has a third entry for each, how to load it; of a component that is null
+    besides, this one has the class.
 
     Raises:
         ValueError: the file is missing or broken; names it.
     """
-    path = Path(folder) / MODEL_INDEX
+    path = index_of(folder) or Path(folder) / MODEL_INDEX
     if not path.exists() and (path.parent / "config.json").is_file():
         raise ValueError(
             f"{path.parent.name} holds one network and no {MODEL_INDEX}, which a pipeline needs; "
@@ -173,6 +186,7 @@ def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dic
         raise ValueError(f"{path}: _class_name must be a string (got {class_name!r})")
     components = {}
     for name, value in data.items():
+        value = _listed(value) if path.name == MODULAR_INDEX else value
         if isinstance(value, list) and list(map(type, value)) == [str, str]:
             components[name] = (value[0], value[1])
         elif value not in (None, [None, None]) and os.path.isdir(path.parent / name):
@@ -182,9 +196,22 @@ def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dic
     options = {
         name: value
         for name, value in data.items()
-        if not name.startswith("_") and not isinstance(value, list)
+        if not name.startswith("_") and not (isinstance(value, list) and _is_component(value))
     }
     return class_name, components, options
+
+
+def _is_component(value: list[Any]) -> bool:
+    """Returns whether a list in model_index.json is a component's, not an option of numbers."""
+    return not value or not all(isinstance(entry, int | float) for entry in value)
+
+
+def _listed(value: Any) -> Any:
+    """Returns the library and the class of a component in the index of a modular pipeline."""
+    if not isinstance(value, list) or len(value) != 3 or not isinstance(value[2], dict):
+        return value
+    hint = value[2].get("type_hint")
+    return value[:2] if value[:2] != [None, None] or hint is None else list(hint)
 
 
 def listed_class(folder: Path) -> str | None:
@@ -195,7 +222,7 @@ def listed_class(folder: Path) -> str | None:
     Raises:
         ValueError: the file is broken.
     """
-    if not (folder.parent / MODEL_INDEX).is_file():
+    if index_of(folder.parent) is None:
         return None
     return read_model_index(folder.parent)[1].get(folder.name, ("", None))[1]
 
@@ -208,10 +235,12 @@ def read_call_defaults(folder: Path) -> dict[str, float]:
     Raises:
         ValueError: they are not numbers by name.
     """
-    path = Path(folder) / MODEL_INDEX
-    defaults = load_json(path).get("_call_defaults", {})
+    path = index_of(folder) or Path(folder) / MODEL_INDEX
+    data = load_json(path)
+    steps = DISTILLED_STEPS.get(str(data.get("_class_name")))
+    own = {} if steps is None else {"num_inference_steps": steps}
     try:
-        return convert(defaults, dict[str, float | int])
+        return convert(data.get("_call_defaults", own), dict[str, float | int])
     except Mismatch as wrong:
         raise ValueError(f"{path}: _call_defaults must be numbers by name ({wrong})") from None
 
@@ -230,3 +259,21 @@ def write_model_index(
     if call_defaults:
         data["_call_defaults"] = call_defaults
     write_json(Path(folder) / MODEL_INDEX, data)
+
+
+def write_modular_index(
+    folder: Path, class_name: str, components: Mapping[str, tuple[str, str]]
+) -> None:
+    """Writes what diffusers' modular pipelines read: modular_model_index.json.
+
+    class_name: the pipeline's. components: library and class of each, in a folder of its name.
+    """
+    # Without this name nothing is opened.
+    blocks = class_name.replace("ModularPipeline", "AutoBlocks")
+    data: dict[str, Any] = {"_blocks_class_name": blocks, "_class_name": class_name}
+    data["_diffusers_version"] = "0.42.0"
+    for name, (library, kind) in components.items():
+        source = {"pretrained_model_name_or_path": str(folder), "subfolder": name}
+        entry: dict[str, Any] = {"type_hint": [library, kind], "variant": None, "revision": None}
+        data[name] = [library, kind, {**source, **entry}]
+    write_json(Path(folder) / MODULAR_INDEX, data)

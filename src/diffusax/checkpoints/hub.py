@@ -15,18 +15,20 @@ from huggingface_hub import constants
 
 from diffusax.boundary.files import load_json
 from diffusax.checkpoints.files import (
-    MODEL_INDEX,
+    INDEXES,
     choose_variant,
     choose_weights,
     component_folder,
+    index_of,
     read_model_index,
     shard_names,
     variants,
 )
 from diffusax.checkpoints.single_file import is_single_file, lasting_view
 
-# No pipeline here runs the safety checker, which is 1.2 GB.
-_SKIPPED = ("safety_checker",)
+# No pipeline here runs the safety checker, which is 1.2 GB, or the language model that rewrites
+# FLUX.3's prompts.
+_SKIPPED = ("safety_checker", "prompt_upsampler", "prompt_upsampler_processor")
 # Many have it for the safety checker alone.
 _NOT_NEEDED = ("feature_extractor",)
 # Several of them are one component, in controlnet, controlnet_1 and so on.
@@ -177,7 +179,7 @@ class _Wanted:
 
     def folders(self, root: Path) -> list[str]:
         """Returns the folders to read of a checkpoint; `root` may hold its model_index.json."""
-        if self.subfolder or not (root / MODEL_INDEX).is_file():
+        if self.subfolder or index_of(root) is None:
             return [self.subfolder]
         _, components, _ = read_model_index(root)
         names = [name for name in components if name not in self.skip]
@@ -235,8 +237,9 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
 
     names = [file.rfilename for file in info.siblings or ()]
     by_folder = _by_folder(names)
-    is_pipeline = MODEL_INDEX in names and not wanted.subfolder
-    root = fetch(MODEL_INDEX).parent if is_pipeline else Path()
+    index = next((name for name in INDEXES if name in names and not wanted.subfolder), None)
+    is_pipeline = index is not None
+    root = Path() if index is None else fetch(index).parent
     folders = set(wanted.folders(root))
     if is_pipeline and not folders <= set(by_folder) and "config.json" in by_folder.get("", ()):
         folders.add("")
@@ -249,7 +252,7 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
         raise ValueError(f"{repo!r} has no checkpoint {where}in diffusers' layout (it has {there})")
     wanted.check_variant(repo, listing)
 
-    patterns = [MODEL_INDEX] if is_pipeline else []
+    patterns = [] if index is None else [index]
     for folder, files in listing.items():
         prefix = f"{folder}/" if folder else ""
         patterns += [prefix + f for f in files if f.endswith(_READ)]
@@ -257,8 +260,8 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
             patterns.append(prefix + _SPIECE)
         chosen = choose_weights(files, wanted.variant) if wanted.weights else None
         if chosen is not None and chosen.endswith(".json"):
-            index = fetch(prefix + chosen)
-            patterns += [prefix + shard for shard in shard_names(load_json(index), index)]
+            shards = fetch(prefix + chosen)
+            patterns += [prefix + shard for shard in shard_names(load_json(shards), shards)]
         elif chosen is not None:
             patterns.append(prefix + chosen)
     snapshot = huggingface_hub.snapshot_download(repo, allow_patterns=patterns, **options)
@@ -272,7 +275,7 @@ def _cached(repo: str, wanted: _Wanted, options: dict[str, Any], reason: str) ->
         ValueError: there is none, or components are missing in it; ends with the reason.
     """
     prefix = f"{wanted.subfolder}/" if wanted.subfolder else ""
-    names = [prefix + name for name in _CONFIGS] if prefix else [MODEL_INDEX, "config.json"]
+    names = [prefix + name for name in _CONFIGS] if prefix else [*INDEXES, "config.json"]
     cache_dir, revision = options["cache_dir"], options["revision"]
     found = (
         huggingface_hub.try_to_load_from_cache(repo, name, cache_dir, revision) for name in names

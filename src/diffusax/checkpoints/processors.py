@@ -6,8 +6,10 @@ from typing import Any
 from diffusax.checkpoints.hub import resolve
 from diffusax.checkpoints.keywords import OF_HUB, take_keywords
 from diffusax.images.image_processor import CLIPImageProcessor
+from diffusax.images.patches import Qwen2VLImageProcessor
 from diffusax.text.language_tokenizer import Qwen2Tokenizer, T5Tokenizer
 from diffusax.text.tokenizer import CLIPTokenizer
+from diffusax.text.vision_language import Qwen3VLProcessor
 
 
 def _from_pretrained(
@@ -29,7 +31,17 @@ def _from_pretrained(
     return cls.from_folder(resolve(path_or_repo, **options, **own, **more))
 
 
-for _cls in (CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer, CLIPImageProcessor):
+for _cls in (
+    *(CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer),
+    *(CLIPImageProcessor, Qwen2VLImageProcessor, Qwen3VLProcessor),
+):
     setattr(_cls, "from_pretrained", classmethod(_from_pretrained))  # noqa: B010
 
-__all__ = ["CLIPImageProcessor", "CLIPTokenizer", "Qwen2Tokenizer", "T5Tokenizer"]
+__all__ = [
+    "CLIPImageProcessor",
+    "CLIPTokenizer",
+    "Qwen2Tokenizer",
+    "Qwen2VLImageProcessor",
+    "Qwen3VLProcessor",
+    "T5Tokenizer",
+]

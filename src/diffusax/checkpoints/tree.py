@@ -1,7 +1,10 @@
-"""The two rules between a checkpoint's tensors and a parameter tree.
+"""The rules between a checkpoint's tensors and a parameter tree.
 
 A name is the path through the tree joined by dots, with Flax's `kernel`, `scale` and `embedding`
-called `weight`. Kernels are transposed: PyTorch has the output channels first, Flax last.
+called `weight`. Kernels are transposed: PyTorch has the output channels first, Flax last. A
+`frame_kernel` is what a causal convolution over videos multiplies the newest frame by: the last
+slice of a kernel that is as long in time as it is high. Its other slices are zeros when it is
+written, as they see only the padding before an image.
 """
 
 import contextlib
@@ -26,7 +29,7 @@ MAX_LISTED = 15
 
 # A process may have some 65,000 maps; smaller arrays are not worth one.
 _MIN_MAPPED = 2**16
-_WEIGHTS = ("kernel", "scale", "embedding")
+_WEIGHTS = ("kernel", "frame_kernel", "scale", "centred_scale", "embedding")
 
 
 class Stored(Protocol):
@@ -51,20 +54,28 @@ def checkpoint_name(path: tuple[Any, ...]) -> str:
 
 def to_flax(tensor: np.ndarray, path: tuple[Any, ...]) -> np.ndarray:
     """Transposes a PyTorch tensor to Flax's order: OIHW -> HWIO, (out, in) -> (in, out)."""
+    if path[-1].key == "frame_kernel":
+        return tensor[:, :, -1].transpose(2, 3, 1, 0)
     if path[-1].key != "kernel":
         return tensor
-    return tensor.transpose(2, 3, 1, 0) if tensor.ndim == 4 else tensor.T
+    return tensor.transpose(*range(2, tensor.ndim), 1, 0)
 
 
 def to_torch(array: np.ndarray, path: tuple[Any, ...]) -> np.ndarray:
     """Transposes an array back to PyTorch's order."""
+    if path[-1].key == "frame_kernel":
+        whole = np.zeros(torch_shape(array.shape, path), array.dtype)
+        whole[:, :, -1] = array.transpose(3, 2, 0, 1)
+        return whole
     if path[-1].key != "kernel":
         return array
-    return array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
+    return array.transpose(-1, -2, *range(array.ndim - 2))
 
 
 def torch_shape(shape: tuple[int, ...], path: tuple[Any, ...]) -> tuple[int, ...]:
     """Returns the shape in the checkpoint of a leaf of this shape."""
+    if path[-1].key == "frame_kernel":
+        return shape[3], shape[2], shape[0], *shape[:2]
     return to_torch(np.broadcast_to(np.int8(0), shape), path).shape
 
 
@@ -204,13 +215,15 @@ def match_names(
     others = getattr(module_class, "ignored_parts", ())
     found: dict[str, S] = {}
     twice = []
-    for name, entry in (item for part in stored for item in part.items()):
-        if (name.endswith(ignored) or name.startswith(others)) and name not in wanted:
-            continue
+    for stored_name, entry in (item for part in stored for item in part.items()):
+        name = stored_name
         for old, new in legacy:
             name = name.replace(old, new)
         if name not in wanted and prefix + name in wanted:
             name = prefix + name
+        skipped = stored_name.endswith(ignored) or stored_name.startswith(others)
+        if skipped and name not in wanted:
+            continue
         if name in found:
             twice.append(name)
         found[name] = entry

@@ -69,7 +69,8 @@ class Export(Options):
         )
         if self.weights:
             names = list(pipe.params)
-            files += write_parameters(checkpoint, names, self.output, dtype=self.dtype)
+            given = checkpoint, pipe.family, names, self.output
+            files += write_parameters(*given, dtype=self.dtype)
         if self.weights and self.task == "text-to-image" and reads_plain_texts(pipe.parts):
             call = ahead.example_call(pipe, self.batch_size or 1, size, arguments)
             (denoise,) = (request for request in found if request.program.name == "denoise")

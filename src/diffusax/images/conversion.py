@@ -209,12 +209,12 @@ def nearest(array: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def to_pil(images: np.ndarray) -> list[Image.Image]:
-    """Converts arrays to PIL images. images: b h w 3, or b h w 1 in greys, in [0, 1].
+    """Converts arrays to PIL images in [0, 1]: b h w 3, b h w 1 in greys, or b h w 4 with opacity.
 
     Raises:
         ValueError: they have another number of channels.
     """
-    if images.shape[-1] not in (1, 3):
+    if images.shape[-1] not in (1, 3, 4):
         raise ValueError(
             f"output_type must be 'np' for images of {images.shape[-1]} channels, of which there "
             "are no PIL images"

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from diffusax.images.conversion import to_pixels
+from diffusax.images.conversion import Box, to_pixels
 from diffusax.images.reading import load_image
 
 _MAX_AREA = 1024 * 1024
+_MAX_CANVAS, _MAX_SIDE = 4 * _MAX_AREA, 4096
+"""Of a reference that is kept whole: the area, and the longer side."""
 _MIN_SIDE = 64
 _MAX_RATIO = 8
 
@@ -61,6 +63,77 @@ def reference_images(images: Sequence[Any], multiple: int) -> np.ndarray:
         left, top = (image.width - width) // 2, (image.height - height) // 2
         cut.append(image.crop((left, top, left + width, top + height)))
     return to_pixels(cut, factor=multiple)
+
+
+def cropped_references(images: Sequence[Any], multiple: int) -> list[np.ndarray]:
+    """Prepares reference images, each as `reference_images` does one alone; of any shape.
+
+    Upstream: diffusers modular_pipelines/flux3/image_processor.py, resize_mode="crop".
+
+    Raises:
+        ValueError: an image cannot be read, or is smaller than a token.
+    """
+    loaded = [load_image(image) for image in images]
+    if small := next((x.size for x in loaded if min(limited_size(*x.size)) < multiple), None):
+        raise ValueError(
+            f"image must have sides of at least {multiple} pixels where there are several (got "
+            f"{small[0]}x{small[1]}); enlarge it"
+        )
+    return [reference_images([image], multiple) for image in loaded]
+
+
+def whole_reference(image: Any, multiple: int) -> np.ndarray:
+    """Prepares the only reference image, 1 H W 3 float32 in [-1, 1], of which nothing is cut off.
+
+    It is made smaller if it is large, see `canvas_of`, and mirrored at its borders until height and
+    width are multiples of a number, see `region_of`.
+
+    Upstream: diffusers modular_pipelines/flux3/image_processor.py, resize_mode="fill".
+
+    Args:
+        image: a PIL image or a path.
+        multiple: this number.
+
+    Raises:
+        ValueError: the image cannot be read.
+    """
+    loaded = load_image(image)
+    within, (columns, rows) = canvas_of(*loaded.size, multiple)
+    if loaded.size != within:
+        loaded = loaded.resize(within, Image.Resampling.LANCZOS)
+    left, top, right, bottom = region_of(within, (columns, rows))
+    around = (top, rows - bottom), (left, columns - right), (0, 0)
+    # A mirror that leaves out the border itself would need more than one token to fill up another.
+    mode: Any = "reflect" if min(within) > multiple else "symmetric"
+    return to_pixels(
+        Image.fromarray(np.pad(np.asarray(loaded), around, mode=mode)), factor=multiple
+    )
+
+
+def region_of(within: tuple[int, int], canvas: tuple[int, int]) -> Box:
+    """Returns where an only reference stands in what it is filled up to: in the middle.
+
+    within, canvas: the width and height of both, see `canvas_of`.
+    """
+    left, top = ((outer - inner) // 2 for inner, outer in zip(within, canvas, strict=True))
+    return left, top, left + within[0], top + within[1]
+
+
+def canvas_of(width: int, height: int, multiple: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Returns the width and height of an only reference, and those that it is filled up to.
+
+    The latter are multiples of a number, at least 64, at most 4096, and four megapixels together.
+    """
+    scale = min(1.0, math.sqrt(_MAX_CANVAS / (width * height)), _MAX_SIDE / max(width, height))
+    while True:
+        within = max(1, round(width * scale)), max(1, round(height * scale))
+        columns, rows = (
+            min(_MAX_SIDE, max(_MIN_SIDE, -(-side // multiple) * multiple)) for side in within
+        )
+        if columns * rows <= _MAX_CANVAS:
+            return within, (columns, rows)
+        # Filling up can exceed the area that the image itself is within.
+        scale *= 0.995
 
 
 def limit_area(image: Any) -> Image.Image:

@@ -5,19 +5,26 @@ diagonal.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from diffusax.checkpoints.original.flux import FLUX, FLUX2
+from diffusax.checkpoints.original.flux import FLUX, FLUX2, FLUX3
 from diffusax.checkpoints.original.layout import named
 from diffusax.checkpoints.original.unet import unet_names
 from diffusax.checkpoints.tensors import write_tensors
 from diffusax.lora.files import METADATA, ROWS, FileLayers, Parts
 from diffusax.lora.keys import KOHYA
 from diffusax.models.unet.unet import UNet2DConditionConfig
+
+_SWAPPED = (*FLUX.swapped, *FLUX3.swapped)
+# Other models have double blocks, and single blocks without feed-forward layers of their own.
+_ONLY_FLUX3 = re.compile(
+    r"mode_blocks|_modulations|single_transformer_blocks\.\d+\.(ff|.*to_out\.0)"
+)
 
 _KOHYA = {"down": "lora_down.weight", "up": "lora_up.weight", "mid": "lora_mid.weight"}
 _KOHYA_MODELS = {768: "sd_v1", 1024: "sd_v2", 2048: "sdxl_base_v1-0"}
@@ -129,7 +136,7 @@ def _with_original_names(
         ValueError: layers that are one in the original code have more than A, B and alpha.
     """
     paths = [path for component, path in layers if component == "transformer"]
-    modules = named(FLUX.modules, paths) | named(FLUX2.modules, paths)
+    modules = _modules(paths)
     found = {key: parts for key, parts in layers.items() if key[0] != "transformer"}
     names = _names_of_sdxl(unet)
     found = {(c, names.get(p, p) if c == "unet" else p): parts for (c, p), parts in found.items()}
@@ -138,8 +145,15 @@ def _with_original_names(
     for name, own in modules.items():
         there = {p: layers["transformer", p] for p in own if ("transformer", p) in layers}
         parts = there[own[0]] if len(own) == 1 else _joined(own, there)
-        found["transformer", name] = _swapped(parts) if name in FLUX.swapped else parts
+        found["transformer", name] = _swapped(parts) if name in _SWAPPED else parts
     return found
+
+
+def _modules(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Returns the paths of a transformer's layers by their names in the original code."""
+    if any(_ONLY_FLUX3.search(path) for path in paths):
+        return named(FLUX3.modules, paths)
+    return named(FLUX.modules, paths) | named(FLUX2.modules, paths)
 
 
 def _names_of_sdxl(unet: UNet2DConditionConfig | None) -> dict[str, str]:

@@ -10,6 +10,8 @@ from typing import Any
 from diffusax.models.autoencoders.asymmetric import AsymmetricAutoencoderKLConfig
 from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2Config
 from diffusax.models.autoencoders.kl import AutoencoderKLConfig
+from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImageConfig
+from diffusax.models.autoencoders.qwen_image21 import AutoencoderKLQwenImage21Config
 from diffusax.models.autoencoders.tiny import AutoencoderTinyConfig
 from diffusax.models.encoders.configs import (
     CLIPConfig,
@@ -18,12 +20,20 @@ from diffusax.models.encoders.configs import (
     Qwen3Config,
     T5Config,
 )
+from diffusax.models.encoders.qwen3_vl_configs import (
+    Qwen3VLConfig,
+    Qwen3VLTextConfig,
+    Qwen3VLVisionConfig,
+)
 from diffusax.models.network import Network, Params
 from diffusax.models.table import MODELS, TENSOR_RULES
 from diffusax.models.transformers.configs import (
     Flux2Transformer2DConfig,
+    Flux3Transformer2DConfig,
     FluxControlNetConfig,
     FluxTransformer2DConfig,
+    Krea2Transformer2DConfig,
+    QwenImage21Transformer2DConfig,
     ZImageTransformer2DConfig,
 )
 from diffusax.models.unet.controlnet import ControlNetConfig
@@ -44,24 +54,32 @@ __all__ = [
     "AsymmetricAutoencoderKLConfig",
     "AutoencoderKLConfig",
     "AutoencoderKLFlux2Config",
+    "AutoencoderKLQwenImage21Config",
+    "AutoencoderKLQwenImageConfig",
     "AutoencoderTinyConfig",
     "CLIPConfig",
     "CLIPTextConfig",
     "CLIPVisionConfig",
     "ControlNetConfig",
     "Flux2Transformer2DConfig",
+    "Flux3Transformer2DConfig",
     "FluxControlNetConfig",
     "FluxTransformer2DConfig",
+    "Krea2Transformer2DConfig",
     "MODELS",
     "Model",
     "Network",
     "Params",
     "Qwen3Config",
+    "Qwen3VLConfig",
+    "Qwen3VLTextConfig",
+    "Qwen3VLVisionConfig",
     "T2IAdapterConfig",
     "T5Config",
     "TENSOR_RULES",
     "UNet2DConditionConfig",
     "UNet2DConfig",
+    "QwenImage21Transformer2DConfig",
     "ZImageTransformer2DConfig",
     "initialize",
 ]

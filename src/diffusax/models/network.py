@@ -219,14 +219,19 @@ def initialize_params(
         kind = path[-1].key
         if kind == "logit_scale":  # CLIP's, Radford et al. 2021, section 2.5.
             return jnp.full(leaf.shape, -math.log(0.07), dtype)
-        if kind in ("scale", "bias", "running_mean", "running_var"):
-            return jnp.full(leaf.shape, kind in ("scale", "running_var"), dtype)
+        if kind in _ONES + _ZEROS:
+            return jnp.full(leaf.shape, kind in _ONES, dtype)
         deviation = 0.02 if kind.endswith("embedding") else math.prod(leaf.shape[:-1]) ** -0.5
         if len(path) > 1 and path[-2].key in zero:
             deviation = 0.0
         return jnp.asarray(rng.standard_normal(leaf.shape, np.float32) * deviation, dtype)
 
     return fill(shapes, [draw(path, leaf) for path, leaf in ordered_leaves(shapes)])
+
+
+_ONES = ("scale", "gamma", "running_var")
+_ZEROS = ("bias", "centred_scale", "scale_shift_table", "running_mean")
+"""The names of parameters that start as ones and as zeros."""
 
 
 @functools.lru_cache(64)

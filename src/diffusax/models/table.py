@@ -5,6 +5,8 @@ from flax import nnx
 from diffusax.models.autoencoders.asymmetric import AsymmetricAutoencoderKL
 from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2
 from diffusax.models.autoencoders.kl import AutoencoderKL
+from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImage
+from diffusax.models.autoencoders.qwen_image21 import AutoencoderKLQwenImage21
 from diffusax.models.autoencoders.tiny import AutoencoderTiny
 from diffusax.models.encoders.clip import CLIPTextModel, CLIPTextModelWithProjection
 from diffusax.models.encoders.clip_vision import (
@@ -13,10 +15,19 @@ from diffusax.models.encoders.clip_vision import (
     CLIPVisionModelWithProjection,
 )
 from diffusax.models.encoders.qwen3 import Qwen3ForCausalLM, Qwen3Model
+from diffusax.models.encoders.qwen3_vl import (
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLModel,
+    Qwen3VLTextModel,
+)
+from diffusax.models.encoders.qwen3_vl_vision import Qwen3VLVisionModel
 from diffusax.models.encoders.t5 import T5EncoderModel
 from diffusax.models.transformers.flux import FluxTransformer2DModel
 from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
+from diffusax.models.transformers.flux3 import Flux3Transformer2DModel
 from diffusax.models.transformers.flux_controlnet import FluxControlNetModel
+from diffusax.models.transformers.krea2 import Krea2Transformer2DModel
+from diffusax.models.transformers.qwen_image21 import QwenImage21Transformer2DModel
 from diffusax.models.transformers.z_image import ZImageTransformer2DModel
 from diffusax.models.unet.controlnet import ControlNetModel
 from diffusax.models.unet.t2i_adapter import T2IAdapter
@@ -30,6 +41,8 @@ MODELS: dict[str, type[nnx.Module]] = {
         AsymmetricAutoencoderKL,
         AutoencoderKL,
         AutoencoderKLFlux2,
+        AutoencoderKLQwenImage,
+        AutoencoderKLQwenImage21,
         AutoencoderTiny,
         CLIPModel,
         CLIPTextModel,
@@ -39,9 +52,16 @@ MODELS: dict[str, type[nnx.Module]] = {
         ControlNetModel,
         FluxControlNetModel,
         Flux2Transformer2DModel,
+        Flux3Transformer2DModel,
         FluxTransformer2DModel,
+        QwenImage21Transformer2DModel,
+        Krea2Transformer2DModel,
         Qwen3ForCausalLM,
         Qwen3Model,
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLModel,
+        Qwen3VLTextModel,
+        Qwen3VLVisionModel,
         T2IAdapter,
         T5EncoderModel,
         UNet2DConditionModel,

@@ -10,6 +10,8 @@ from diffusax.networks.autoencoders import (
     AsymmetricAutoencoderKL,
     AutoencoderKL,
     AutoencoderKLFlux2,
+    AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
     AutoencoderTiny,
 )
 from diffusax.networks.encoders import (
@@ -18,16 +20,25 @@ from diffusax.networks.encoders import (
     CLIPTextModelWithProjection,
     CLIPVisionModel,
     CLIPVisionModelWithProjection,
+)
+from diffusax.networks.language_models import (
     Qwen3ForCausalLM,
     Qwen3Model,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLModel,
+    Qwen3VLTextModel,
+    Qwen3VLVisionModel,
     T5EncoderModel,
 )
 from diffusax.networks.model import Model, load_network
 from diffusax.networks.model import initialize as initialize
 from diffusax.networks.transformers import (
     Flux2Transformer2DModel,
+    Flux3Transformer2DModel,
     FluxControlNetModel,
     FluxTransformer2DModel,
+    Krea2Transformer2DModel,
+    QwenImage21Transformer2DModel,
     ZImageTransformer2DModel,
 )
 from diffusax.networks.unet import (
@@ -46,6 +57,8 @@ __all__ = [
     "AutoModel",
     "AutoencoderKL",
     "AutoencoderKLFlux2",
+    "AutoencoderKLQwenImage",
+    "AutoencoderKLQwenImage21",
     "AutoencoderTiny",
     "CLIPModel",
     "CLIPTextModel",
@@ -54,11 +67,18 @@ __all__ = [
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
     "Flux2Transformer2DModel",
+    "Flux3Transformer2DModel",
     "FluxControlNetModel",
     "FluxTransformer2DModel",
+    "Krea2Transformer2DModel",
     "MultiAdapter",
     "Qwen3ForCausalLM",
     "Qwen3Model",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLModel",
+    "Qwen3VLTextModel",
+    "Qwen3VLVisionModel",
+    "QwenImage21Transformer2DModel",
     "T2IAdapter",
     "T5EncoderModel",
     "UNet2DConditionModel",

@@ -3,9 +3,15 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import alike, as_array, as_numpy
+from diffusax.models.layers.inputs import check_token_ids
+from diffusax.runtime.switches import is_traced
+
+ATTENTIONS = "output_attentions must be None or False: attention's weights are never held whole"
+"""What is said of an argument that no encoder has a meaning for."""
 
 
 def arrays(tree: Any) -> Any:
@@ -38,6 +44,39 @@ def take_map(name: str, value: Any, channels: int | None) -> Any:
     )
 
 
+def take_ids(input_ids: Any, config: Any) -> Any:
+    """Converts tokens to an array, and checks that the embedding has them all.
+
+    Raises:
+        ValueError: they are no integers b t, or one is not in the vocabulary.
+    """
+    ids = as_array(input_ids)
+    if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError(
+            f"input_ids must be integers of shape (texts, tokens) (got {ids.dtype} of shape "
+            f"{tuple(ids.shape)})"
+        )
+    # The values of an array that is being traced are not known.
+    if not is_traced(ids) and getattr(config, "vocab_size", None):
+        check_token_ids(config, np.asarray(ids))
+    return ids if isinstance(ids, jax.Array) else ids.astype(np.int32)
+
+
+def take_grids(name: str, value: Any) -> np.ndarray:
+    """Returns for each image the numbers of frames, and of rows and columns of patches, k 3.
+
+    Raises:
+        ValueError: they are no such integers.
+    """
+    grids = np.asarray([] if value is None else as_array(value))
+    if grids.ndim != 2 or grids.shape[1] != 3 or grids.dtype.kind not in "iu" or grids.min() < 1:
+        raise ValueError(
+            f"{name} must be integers (images, 3): frames, and rows and columns of patches (got "
+            f"{grids.dtype} of shape {grids.shape})"
+        )
+    return grids
+
+
 def take_numbers(name: str, value: Any, count: int) -> Any:
     """Converts timesteps to float32, one or `count`, so that all kinds of them share a program.
 
@@ -51,6 +90,32 @@ def take_numbers(name: str, value: Any, count: int) -> Any:
             f"{tuple(x.shape)})"
         )
     return x.astype(np.float32)
+
+
+def spread(name: str, value: Any, rows: int) -> Any:
+    """Returns one number or `rows` of them as an array of so many, float32."""
+    return np.broadcast_to(take_numbers(name, value, rows), rows)
+
+
+def take_positions(
+    name: str, value: Any, count: int, axes: int, *, whole: bool = True
+) -> np.ndarray:
+    """Returns the positions of tokens, count axes; a first axis of images that agree is left out.
+
+    whole: whether they must be integers of at least zero.
+
+    Raises:
+        ValueError: they have another shape, or are not such integers.
+    """
+    ids = as_numpy(value) if value is not None else np.zeros(0)
+    ids = ids[0] if ids.ndim == 3 else ids
+    others = whole and ((ids < 0).any() or (ids != np.round(ids)).any())
+    if ids.shape != (count, axes) or others:
+        kind = "integers of at least 0" if whole else "numbers"
+        raise ValueError(
+            f"{name} must be {kind}, of shape ({count}, {axes}) (got shape {ids.shape})"
+        )
+    return ids.astype(np.int32) if whole else ids
 
 
 def check_rows(name: str, x: Any, count: int) -> None:

@@ -1,6 +1,6 @@
 """Autoencoders, called as in diffusers."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -85,6 +85,53 @@ class AutoencoderKLFlux2(_Autoencoder):
     """The autoencoder of FLUX.2."""
 
     module_class = MODELS["AutoencoderKLFlux2"]
+
+
+class AutoencoderKLQwenImage(_Autoencoder):
+    """The autoencoder of Qwen-Image and Krea 2, for images: videos of one frame.
+
+    Saved, it is one for images in diffusers, too: what its kernels do to earlier frames of videos
+    is not read, and zeros are written for it.
+    """
+
+    module_class = MODELS["AutoencoderKLQwenImage"]
+    clips_tiles: ClassVar[bool] = False
+    """Whether diffusers clips images that are decoded in tiles, too."""
+
+    def encode(self, x: Any, return_dict: bool = True) -> Any:
+        """Encodes images: `.latent_dist`, of latents b z 1 h w; see `AutoencoderKL.encode`.
+
+        Latents of a diffusion model are these less `config.latents_mean`, over
+        `config.latents_std`.
+
+        Args:
+            x: images in [-1, 1], b 3 1 H W.
+            return_dict: whether to return an AutoencoderKLOutput instead of a tuple.
+
+        Raises:
+            ValueError: x has another shape, or more than one frame.
+        """
+        posterior = super().encode(_of_one_frame("x", x)).latent_dist
+        mean, logvar = posterior.mean[:, :, None], posterior.logvar[:, :, None]
+        output = AutoencoderKLOutput(DiagonalGaussianDistribution(mean, logvar))
+        return output if return_dict else output.to_tuple()
+
+    def decode(self, z: Any, return_dict: bool = True) -> Any:  # type: ignore[override]
+        """Decodes latents to images: `.sample`, b 3 1 H W in [-1, 1].
+
+        Args:
+            z: latents, b z 1 h w: those of a diffusion model times `config.latents_std`, plus
+                `config.latents_mean`.
+            return_dict: whether to return a DecoderOutput instead of a tuple.
+
+        Raises:
+            ValueError: z has another shape, or more than one frame.
+        """
+        images = super().decode(_of_one_frame("z", z)).sample
+        whole = not self.tiling
+        in_range = images.clip(-1, 1) if whole or self.clips_tiles else images
+        output = DecoderOutput(in_range[:, :, None])
+        return output if return_dict else output.to_tuple()
 
 
 class AsymmetricAutoencoderKL(Model):
@@ -178,6 +225,28 @@ class AutoencoderTiny(Model):
         pixels = take_map("sample", sample, self.config.in_channels)
         y = self.run(pixels, channels_first=True)
         return result(DecoderOutput(y), return_dict, sample)
+
+
+class AutoencoderKLQwenImage21(AutoencoderKLQwenImage):
+    """The autoencoder of Qwen-Image 2.1, for images with an opacity: b 4 1 H W."""
+
+    module_class = MODELS["AutoencoderKLQwenImage21"]
+    clips_tiles = True
+
+
+def _of_one_frame(name: str, value: Any) -> Any:
+    """Returns videos b c 1 h w as images b c h w.
+
+    Raises:
+        ValueError: they do not have five axes, or more than one frame.
+    """
+    shape = tuple(getattr(value, "shape", ()))
+    if len(shape) != 5 or shape[2] != 1:
+        raise ValueError(
+            f"{name} must have shape (batch, channels, 1, height, width): this autoencoder is for "
+            f"images, which are videos of one frame (got shape {shape})"
+        )
+    return value[:, :, 0]
 
 
 def _encode(model: Model, x: Any, return_dict: bool) -> Any:

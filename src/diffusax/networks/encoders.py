@@ -1,28 +1,20 @@
-"""Encoders of texts and images, called as in transformers."""
+"""CLIP's encoders of texts and images, called as in transformers."""
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import alike, as_array
-from diffusax.models.layers.inputs import check_token_ids
 from diffusax.models.table import MODELS
-from diffusax.networks.arguments import check_absent, result, take_map
+from diffusax.networks.arguments import ATTENTIONS, check_absent, result, take_ids, take_map
 from diffusax.networks.model import Model
 from diffusax.networks.outputs import (
-    BaseModelOutput,
     BaseModelOutputWithPooling,
-    CausalLMOutput,
     CLIPOutput,
     CLIPTextModelOutput,
     CLIPVisionModelOutput,
 )
 from diffusax.networks.pretrained import FromSingleFile
-from diffusax.runtime.switches import is_traced
-
-_ATTENTIONS = "output_attentions must be None or False: attention's weights are never held whole"
 
 
 class CLIPTextModel(FromSingleFile, Model):
@@ -58,14 +50,14 @@ class CLIPTextModel(FromSingleFile, Model):
             ValueError: the tokens are no integers b t or not in the vocabulary, or an argument is
                 given that the network has no meaning for.
         """
-        check_absent(output_attentions or None, _ATTENTIONS)
+        check_absent(output_attentions or None, ATTENTIONS)
         check_absent(position_ids, "position_ids must be None: tokens are read in their order")
         if attention_mask is not None and not np.asarray(as_array(attention_mask)).all():
             raise ValueError(
                 "attention_mask must be None or ones: the encoder reads padding, too, as Stable "
                 "Diffusion was trained; leave it out"
             )
-        found = self.run(_ids(input_ids, self.config))
+        found = self.run(take_ids(input_ids, self.config))
         output = _clip_output(
             CLIPTextModelOutput, found.text_embeds, found, bool(output_hidden_states)
         )
@@ -89,68 +81,6 @@ def _clip_output(projected: Any, embeds: Any, found: Any, hidden_states: bool) -
     if embeds is not None:
         return projected(embeds, found.last_hidden_state, hidden)
     return BaseModelOutputWithPooling(found.last_hidden_state, found.pooler_output, hidden)
-
-
-class _LanguageModel(FromSingleFile, Model):
-    def __call__(
-        self,
-        input_ids: Any = None,
-        attention_mask: Any = None,
-        *,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        use_cache: bool | None = None,
-        return_dict: bool | None = True,
-    ) -> Any:
-        """Reads tokens. The first entry, `[0]`, is `.logits` with a head.
-
-        Without a head it is `.last_hidden_state`.
-
-        Args:
-            input_ids: the tokens, b t.
-            attention_mask: b t, ones where tokens are read and zeros for the pads that follow them;
-                None for ones.
-            output_attentions: None or False.
-            output_hidden_states: whether to return `.hidden_states`: the embeddings and each
-                layer's output, b t c, the last one after the final norm.
-            use_cache: accepted, changes nothing: all tokens are read at once.
-            return_dict: whether to return an object instead of a tuple.
-
-        Raises:
-            ValueError: the tokens are no integers b t or not in the vocabulary, the mask is of
-                another form, or an argument is given that the network has no meaning for.
-        """
-        check_absent(output_attentions or None, _ATTENTIONS)
-        ids = _ids(input_ids, self.config)
-        lengths = None if attention_mask is None else _lengths(attention_mask, ids.shape)
-        found = self.run(ids, lengths)
-        hidden = found.hidden_states if output_hidden_states else None
-        output: Any
-        if found.logits is not None:
-            output = CausalLMOutput(found.logits, hidden)
-        else:
-            output = BaseModelOutput(found.last_hidden_state, hidden)
-        return result(output, return_dict is not False, input_ids)
-
-
-class Qwen3Model(_LanguageModel):
-    """The language model of Z-Image and FLUX.2 klein, with or without its head."""
-
-    module_class = MODELS["Qwen3Model"]
-    component = "text_encoder"
-
-
-class Qwen3ForCausalLM(Qwen3Model):
-    """The language model of Z-Image and FLUX.2 klein, with its head."""
-
-    module_class = MODELS["Qwen3ForCausalLM"]
-
-
-class T5EncoderModel(_LanguageModel):
-    """T5's encoder, which FLUX.1 and Stable Diffusion 3 condition on."""
-
-    module_class = MODELS["T5EncoderModel"]
-    component = "text_encoder_2"
 
 
 class CLIPVisionModel(Model):
@@ -183,7 +113,7 @@ class CLIPVisionModel(Model):
             ValueError: the images do not have the network's size, or an argument is given that the
                 network has no meaning for.
         """
-        check_absent(output_attentions or None, _ATTENTIONS)
+        check_absent(output_attentions or None, ATTENTIONS)
         check_absent(
             interpolate_pos_encoding or None,
             "interpolate_pos_encoding must be False: give images of the network's size",
@@ -220,7 +150,7 @@ class CLIPModel(Model):
         Raises:
             ValueError: the tokens or images do not have the network's shapes.
         """
-        ids = _ids(input_ids, self.config.text_config)
+        ids = take_ids(input_ids, self.config.text_config)
         pixels = _pixels(pixel_values, self.config.vision_config)
         logits, texts, images = self.run(ids, pixels, channels_first=True)
         output = CLIPOutput(logits, logits.T, texts, images)
@@ -232,7 +162,7 @@ class CLIPModel(Model):
         Raises:
             ValueError: the tokens are no integers n t or not in the vocabulary.
         """
-        ids = _ids(input_ids, self.config.text_config)
+        ids = take_ids(input_ids, self.config.text_config)
         return alike(self.run(ids, method="get_text_features"), input_ids)
 
     def get_image_features(self, pixel_values: Any) -> Any:
@@ -244,41 +174,6 @@ class CLIPModel(Model):
         pixels = _pixels(pixel_values, self.config.vision_config)
         features = self.run(pixels, method="get_image_features", channels_first=True)
         return alike(features, pixel_values)
-
-
-def _ids(input_ids: Any, config: Any) -> Any:
-    """Converts tokens to an array, and checks that the embedding has them all.
-
-    Raises:
-        ValueError: they are no integers b t, or one is not in the vocabulary.
-    """
-    ids = as_array(input_ids)
-    if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise ValueError(
-            f"input_ids must be integers of shape (texts, tokens) (got {ids.dtype} of shape "
-            f"{tuple(ids.shape)})"
-        )
-    # The values of an array that is being traced are not known.
-    if not is_traced(ids) and getattr(config, "vocab_size", None):
-        check_token_ids(config, np.asarray(ids))
-    return ids if isinstance(ids, jax.Array) else ids.astype(np.int32)
-
-
-def _lengths(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the number of tokens of each text that a mask of ones, then zeros, has read: b.
-
-    Raises:
-        ValueError: it has another shape or form, or a text without tokens.
-    """
-    mask = np.asarray(as_array(attention_mask))
-    lengths = (mask != 0).sum(-1) if mask.shape == shape else np.zeros(1)
-    whole = np.arange(shape[-1]) < lengths[:, None]
-    if not lengths.all() or not np.array_equal(mask, whole):
-        raise ValueError(
-            f"attention_mask must be ones followed by zeros, {shape[0]} rows of {shape[1]} that "
-            "begin with a one; pad on the right (padding_side='right')"
-        )
-    return lengths.astype(np.int32)
 
 
 def _pixels(pixel_values: Any, config: Any) -> Any:

@@ -254,7 +254,8 @@ class Model(Pretrained, ModuleMethods):
     def enable_tiling(self) -> None:
         """Makes an autoencoder take images larger than its sample_size in overlapping tiles.
 
-        AutoencoderKL and AutoencoderKLFlux2 encode and decode in tiles, the others decode.
+        AutoencoderKL, AutoencoderKLFlux2 and AutoencoderKLQwenImage encode and decode in tiles,
+        the others decode.
         """
         self.switches.tiling = True
 

@@ -95,6 +95,19 @@ class BaseModelOutput(Output):
 
 
 @flax.struct.dataclass
+class BaseModelOutputWithDeepstackFeatures(Output):
+    """The result of Qwen3-VL's vision network, for the patches of all images in a row.
+
+    last_hidden_state: n c. pooler_output: n/m² d, for squares of m m patches. deepstack_features:
+    n/m² d each, for the language model's first layers.
+    """
+
+    last_hidden_state: Any
+    pooler_output: Any
+    deepstack_features: Any
+
+
+@flax.struct.dataclass
 class CausalLMOutput(Output):
     """The result of a language model. logits: b t n; hidden_states as without a head."""
 

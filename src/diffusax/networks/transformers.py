@@ -1,4 +1,4 @@
-"""The transformers of FLUX.1, its ControlNets, FLUX.2 and Z-Image, called as in diffusers."""
+"""The transformers of FLUX.1, its ControlNets, FLUX.2 and 3 and Z-Image, called as in diffusers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +8,16 @@ import numpy as np
 from diffusax.boundary.tensors import as_array, as_numpy
 from diffusax.models.ops.rotation import Rotation
 from diffusax.models.table import MODELS
-from diffusax.models.transformers.blocks import rotation_at
+from diffusax.models.transformers.blocks import rotary_positions, rotation_at
 from diffusax.models.transformers.flux import token_rotation
+from diffusax.models.transformers.flux3 import Stream
 from diffusax.networks.arguments import (
     check_absent,
     check_rows,
     result,
+    spread,
     take_map,
-    take_numbers,
+    take_positions,
 )
 from diffusax.networks.model import Model
 from diffusax.networks.outputs import FluxControlNetOutput, Transformer2DModelOutput
@@ -208,6 +210,185 @@ class Flux2Transformer2DModel(FromSingleFile, Model):
         return result(Transformer2DModelOutput(y), return_dict, hidden_states)
 
 
+class Flux3Transformer2DModel(FromSingleFile, Model):
+    """The transformer of FLUX.3."""
+
+    module_class = MODELS["Flux3Transformer2DModel"]
+    component = "transformer"
+
+    def __call__(
+        self,
+        hidden_states: Any,
+        encoder_hidden_states: Any,
+        timestep: Any,
+        img_ids: Any,
+        txt_ids: Any,
+        image_cond_hidden_states: Any = None,
+        image_cond_ids: Any = None,
+        target_timestep: Any = None,
+        attention_kwargs: None = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Predicts the velocity from images to noise: `.sample`, b t c.
+
+        Args:
+            hidden_states: the image's tokens, b t c.
+            encoder_hidden_states: the language model's hidden states, b s d.
+            timestep: the times, from 1 for noise to 0 for images, one number or b.
+            img_ids: the positions of the image's tokens, t 4.
+            txt_ids: the positions of the text's tokens, s 4.
+            image_cond_hidden_states: the tokens of images to look at, b r c, or None.
+            image_cond_ids: the positions of these, r 4.
+            target_timestep: the times that the step leads to, for a config with flow_map.
+            attention_kwargs: None; the weights of LoRAs are an argument of pipelines.
+            return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
+
+        Raises:
+            ValueError: an argument has another shape or value, or is missing.
+        """
+        check_absent(attention_kwargs or None, _ADAPTERS.replace("joint_", "", 1))
+        if (image_cond_hidden_states is None) != (image_cond_ids is None):
+            raise ValueError("image_cond_hidden_states and image_cond_ids must be given together")
+        rows = len(hidden_states)
+        given = [
+            ("img_ids", hidden_states, img_ids),
+            ("txt_ids", encoder_hidden_states, txt_ids),
+            ("image_cond_ids", image_cond_hidden_states, image_cond_ids),
+        ]
+        streams = []
+        for name, tokens, ids in given[: 2 if image_cond_ids is None else 3]:
+            x = as_array(tokens)
+            check_rows("encoder_hidden_states and image_cond_hidden_states", x, rows)
+            places = take_positions(name, ids, x.shape[1], 4, whole=False)
+            rotation = rotation_at(places, self.config.axes_dims_rope, self.config.rope_theta)
+            streams.append(Stream(x, rotation))
+        target = None
+        if target_timestep is not None:
+            target = spread("target_timestep", target_timestep, rows)
+        image, *conditions = streams
+        call = image, spread("timestep", timestep, rows), conditions, None, target
+        y = self.run(*call, method="predict_tokens")
+        return result(Transformer2DModelOutput(y), return_dict, hidden_states)
+
+
+class Krea2Transformer2DModel(FromSingleFile, Model):
+    """The transformer of Krea 2."""
+
+    module_class = MODELS["Krea2Transformer2DModel"]
+    component = "transformer"
+
+    def __call__(
+        self,
+        hidden_states: Any,
+        encoder_hidden_states: Any,
+        timestep: Any,
+        position_ids: Any,
+        encoder_attention_mask: Any = None,
+        attention_kwargs: None = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Predicts the velocity from images to noise: `.sample`, b t c.
+
+        Args:
+            hidden_states: the image's tokens, b t c.
+            encoder_hidden_states: the text's hidden states, b s l d, l of each token.
+            timestep: the times, from 1 for noise to 0 for images, one number or b.
+            position_ids: the positions of the text's tokens, then of the image's, (s + t) 3
+                integers.
+            encoder_attention_mask: which of the text's tokens are read, b s; None for all.
+            attention_kwargs: None; the weights of LoRAs are an argument of pipelines.
+            return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
+
+        Raises:
+            ValueError: an argument has another shape or value.
+        """
+        check_absent(attention_kwargs or None, _ADAPTERS.replace("joint_", ""))
+        x, text = as_array(hidden_states), as_array(encoder_hidden_states)
+        check_rows("encoder_hidden_states", text, len(x))
+        s, t = text.shape[1], x.shape[1]
+        ids = take_positions("position_ids", position_ids, s + t, 3)
+        text, order, lengths = _read_first(text, encoder_attention_mask)
+        placed = np.concatenate([np.broadcast_to(ids[s:], (len(x), t, 3)), ids[:s][order]], axis=1)
+        rotation = rotary_positions(
+            list(np.moveaxis(placed, -1, 0)),
+            list(ids.max(axis=0) + 1),
+            self.config.axes_dims_rope,
+            self.config.rope_theta,
+            angle_dtype=np.float64,
+        )
+        fused = self.run(text, lengths, method="fuse_text")
+        call = x, spread("timestep", timestep, len(x)), fused, lengths, rotation
+        y = self.run(*call, method="predict_tokens")
+        return result(Transformer2DModelOutput(y), return_dict, hidden_states)
+
+
+class QwenImage21Transformer2DModel(FromSingleFile, Model):
+    """The transformer of Qwen-Image 2.1."""
+
+    module_class = MODELS["QwenImage21Transformer2DModel"]
+    component = "transformer"
+
+    def __call__(
+        self,
+        hidden_states: Any,
+        encoder_hidden_states: Any,
+        timestep: Any,
+        img_shapes: Sequence[Sequence[tuple[int, int, int]]],
+        img_mask: Any,
+        encoder_hidden_states_mask: Any = None,
+        attention_kwargs: None = None,
+        kv_cache: None = None,
+        kv_cache_mode: None = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Predicts the velocity from images to noise: `.sample`, b t c, of the last image alone.
+
+        Prompts of different lengths are predicted as each would be by itself; in diffusers the
+        image's position depends on the longest of them.
+
+        Args:
+            hidden_states: the tokens of images to look at and of the image, b t c.
+            encoder_hidden_states: the language model's hidden states, b s d.
+            timestep: the times, from 1 for noise to 0 for images, one number or b.
+            img_shapes: for each row 1, rows and columns of each image's tokens, the same for all.
+            img_mask: which hidden states are places of images, and a place for each four tokens of
+                the image behind them, b s', the same for all.
+            encoder_hidden_states_mask: which hidden states are no padding, which comes last, b s;
+                by default all.
+            attention_kwargs: None; the weights of LoRAs are an argument of pipelines.
+            kv_cache: None, because keys are not kept between calls here; see the method "prefix"
+                of `network.module`.
+            kv_cache_mode: None, likewise.
+            return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
+
+        Raises:
+            ValueError: an argument has another shape or value.
+        """
+        check_absent(attention_kwargs or None, _ADAPTERS)
+        check_absent(
+            kv_cache or kv_cache_mode or None,
+            "kv_cache and kv_cache_mode must be left out: keys are not kept between calls",
+        )
+        x, context = as_array(hidden_states), as_array(encoder_hidden_states)
+        check_rows("encoder_hidden_states", context, len(x))
+        *looked_at, (_, h, w) = img_shapes[0]
+        places = as_numpy(img_mask)[0, : context.shape[1]].astype(bool)
+        texts = _texts_before(places, [rows * columns // 4 for _, rows, columns in looked_at])
+        references, begin = list[Any](), 0
+        for (start, end), (_, rows, columns) in zip(texts, looked_at):
+            tokens = x[:, begin : begin + rows * columns]
+            references.append((context[:, start:end], tokens.reshape(len(x), rows, columns, -1)))
+            begin += rows * columns
+        start, end = texts[-1]
+        lengths = np.full(len(x), end - start, np.int32)
+        if encoder_hidden_states_mask is not None:
+            lengths = as_numpy(encoder_hidden_states_mask)[:, start:end].astype(np.int32).sum(1)
+        image = x[:, begin:].reshape(len(x), h, w, -1)
+        given = image, spread("timestep", timestep, len(x)), context[:, start:end], lengths
+        y = self.run(*given, references=tuple(references)).reshape(len(x), h * w, -1)
+        return result(Transformer2DModelOutput(y), return_dict, hidden_states)
+
+
 class ZImageTransformer2DModel(FromSingleFile, Model):
     """The transformer of Z-Image."""
 
@@ -257,10 +438,42 @@ class ZImageTransformer2DModel(FromSingleFile, Model):
             )
         latents = _latents(x, self.config.in_channels)
         captions, lengths = _captions(cap_feats, len(latents), self.config.cap_feat_dim)
-        times = np.broadcast_to(take_numbers("t", t, len(latents)), len(latents))
+        times = spread("t", t, len(latents))
         y = self.run(latents.transpose(0, 2, 3, 1), times, captions, lengths)
         sample = list(y.transpose(0, 3, 1, 2)[:, :, None])
         return result(Transformer2DModelOutput(sample), return_dict, *x)
+
+
+def _read_first(text: Any, mask: Any) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Puts those tokens of texts first that are read.
+
+    Args:
+        text: b s ....
+        mask: which tokens are read, b s; None for all.
+
+    Returns:
+        The texts, the places where the tokens were, b s, and the numbers of those that are read, b.
+    """
+    shape = tuple(text.shape[:2])
+    read = np.ones(shape, bool) if mask is None else as_numpy(mask).astype(bool)
+    if read.shape != shape:
+        raise ValueError(f"encoder_attention_mask must have shape {shape} (got {read.shape})")
+    order = np.argsort(~read, axis=1, kind="stable")
+    rows = np.arange(shape[0])[:, None]
+    return text[rows, order], order, read.sum(axis=1).astype(np.int32)
+
+
+def _texts_before(places: np.ndarray, counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns where the text before each image begins and ends, and that behind the last one.
+
+    places: which tokens are places of images. counts: how many of them each image has.
+    """
+    found, start = list[tuple[int, int]](), 0
+    for count in counts:
+        end = start + int(places[start:].argmax())
+        found.append((start, end))
+        start = end + count
+    return [*found, (start, len(places))]
 
 
 def _latents(x: Sequence[Any], channels: int) -> np.ndarray:
@@ -309,11 +522,6 @@ def _inputs(
     return x, spread("timestep", timestep, rows), context, pooled, rotation, scales
 
 
-def spread(name: str, value: Any, rows: int) -> Any:
-    """Returns one number or `rows` of them as an array of so many, float32."""
-    return np.broadcast_to(take_numbers(name, value, rows), rows)
-
-
 def rotation_of(config: Any, txt_ids: Any, img_ids: Any, text: int, image: int) -> Rotation:
     """Returns the rotations of the tokens at given positions, 1 (s + t) d/2.
 
@@ -323,19 +531,3 @@ def rotation_of(config: Any, txt_ids: Any, img_ids: Any, text: int, image: int) 
     given = zip(("txt_ids", "img_ids"), (txt_ids, img_ids), (text, image))
     ids = np.concatenate([take_positions(name, value, count, 3) for name, value, count in given])
     return token_rotation(config.axes_dims_rope, ids)
-
-
-def take_positions(name: str, value: Any, count: int, axes: int) -> np.ndarray:
-    """Returns the positions of tokens, count axes; a first axis of images that agree is left out.
-
-    Raises:
-        ValueError: they are not such integers of at least zero.
-    """
-    ids = as_numpy(value) if value is not None else np.zeros(0)
-    ids = ids[0] if ids.ndim == 3 else ids
-    if ids.shape != (count, axes) or (ids < 0).any() or (ids != np.round(ids)).any():
-        raise ValueError(
-            f"{name} must be integers of at least 0, of shape ({count}, {axes}) (got shape "
-            f"{ids.shape})"
-        )
-    return ids.astype(np.int32)

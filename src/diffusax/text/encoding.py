@@ -75,17 +75,25 @@ def truncates(truncation: Any, max_length: int | None, padding: str) -> bool:
 
 
 def padded(
-    rows: Sequence[Sequence[int]], length: int | None, pad: int
+    rows: Sequence[Sequence[int]], length: int | None, pad: int, *, side: str = "right"
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Returns rows of tokens filled up to a length, and masks that are 1 where a token was.
 
-    length: None leaves the rows as they are; rows that are longer stay whole.
+    length: None leaves the rows as they are; rows that are longer stay whole. side: where rows are
+    filled up.
+
+    Raises:
+        ValueError: the side is neither "right" nor "left".
     """
+    if side not in ("right", "left"):
+        raise ValueError(f"padding_side must be 'right' or 'left' (got {side!r})")
+    left = side == "left"
     ids, masks = [], []
     for row in rows:
         missing = max((length or 0) - len(row), 0)
-        ids.append([*row, *[pad] * missing])
-        masks.append([1] * len(row) + [0] * missing)
+        before, after = (missing, 0) if left else (0, missing)
+        ids.append([*[pad] * before, *row, *[pad] * after])
+        masks.append([0] * before + [1] * len(row) + [0] * after)
     return ids, masks
 
 

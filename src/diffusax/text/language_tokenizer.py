@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from diffusax.boundary.files import read_text, write_json, written_whole
+from diffusax.boundary.files import load_json, read_text, write_json, written_whole
 from diffusax.text.chat import render_chat
 from diffusax.text.language_pipelines import byte_pairs, put_around, unigrams
 from diffusax.text.tokenizer_files import read_config, special_tokens
@@ -22,8 +22,15 @@ from diffusax.text.vocabulary import Vocabulary
 
 _UNBOUNDED = 10**20
 """What transformers writes as model_max_length where there is none is above this."""
-_TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FILE = "chat_template.jinja"
+"""The file of a chat template."""
 _MAX_TEMPLATE_BYTES = 2**20
+_OLD_TEMPLATE = "chat_template.json"
+_PROCESSOR = (
+    *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+    _OLD_TEMPLATE,
+)
+"""The files of a processor beside its tokenizer's."""
 _UNSUPPORTED = ("continue_final_message", "return_assistant_tokens_mask", "sanitize_control_tokens")
 
 
@@ -42,7 +49,9 @@ class LanguageTokenizer(Vocabulary):
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     class_names: ClassVar[tuple[str, ...]] = ()
-    """The names of transformers' classes that the files may give."""
+    """The names of transformers' classes that the files may give; the first is written."""
+    listed_name: ClassVar[str] = ""
+    """The class in a pipeline's index, where it is another one."""
     defaults: ClassVar[dict[str, str]] = {}
     """The special tokens that tokenizer_config.json need not name."""
 
@@ -194,12 +203,12 @@ class LanguageTokenizer(Vocabulary):
             partial.write_text(self.tokenizer.to_str(), encoding="utf-8")
         config = {
             **self.special,
-            "tokenizer_class": type(self).__name__,
+            "tokenizer_class": self.class_names[0],
             **self.config,
         }
         if self.chat_template is not None and config.get("chat_template") != self.chat_template:
             config.pop("chat_template", None)
-            with written_whole(folder / _TEMPLATE_FILE) as partial:
+            with written_whole(folder / TEMPLATE_FILE) as partial:
                 partial.write_text(self.chat_template, encoding="utf-8", newline="")
         write_json(folder / "tokenizer_config.json", config, ensure_ascii=False)
 
@@ -245,6 +254,33 @@ class Qwen2Tokenizer(LanguageTokenizer):
             put_around(tokenizer, begin, end)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProcessorTokenizer(Qwen2Tokenizer):
+    """The tokenizer in the files of Qwen3-VL's processor, whose other files it keeps.
+
+    others: the contents of the files beside the tokenizer's, by name, which are kept as they are.
+    """
+
+    others: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    listed_name = "Qwen3VLProcessor"
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> Self:
+        folder = Path(path)
+        made = super().from_folder(folder)
+        found = {name: load_json(folder / name) for name in _PROCESSOR if (folder / name).is_file()}
+        # Processors of transformers 4 keep the template in a file of its own.
+        template = found.pop(_OLD_TEMPLATE, {}).get("chat_template", made.chat_template)
+        if (folder / TEMPLATE_FILE).is_file():
+            template = made.chat_template
+        return dataclasses.replace(made, others=found, chat_template=template)
+
+    def save(self, folder: str | Path) -> None:
+        super().save(folder)
+        for name, data in self.others.items():
+            write_json(Path(folder) / name, data)
+
+
 class T5Tokenizer(LanguageTokenizer):
     """T5's unigram tokenizer (Kudo 2018), which ends each text with </s>."""
 
@@ -273,7 +309,7 @@ def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     Raises:
         ValueError: it is not a text.
     """
-    path = folder / _TEMPLATE_FILE
+    path = folder / TEMPLATE_FILE
     if path.is_file():
         return read_text(path, _MAX_TEMPLATE_BYTES)
     found = config.get("chat_template")

@@ -42,6 +42,7 @@ class Vocabulary:
         padding: bool | str | None = False,
         truncation: bool | str | None = None,
         max_length: int | None = None,
+        padding_side: str | None = None,
         return_tensors: str | None = None,
         return_attention_mask: bool | None = None,
         return_length: bool = False,
@@ -56,6 +57,7 @@ class Vocabulary:
             padding: "max_length" fills up to max_length, True or "longest" to the longest text.
             truncation: whether to cut texts off at max_length.
             max_length: the number of tokens, by default model_max_length.
+            padding_side: "right" or "left", where texts are filled up; by default on the right.
             return_tensors: "np", "pt" (PyTorch's), "jax", or None for lists.
             return_attention_mask: False leaves the mask out.
             return_length: whether to return the number of tokens of each row, `.length`, too.
@@ -73,7 +75,7 @@ class Vocabulary:
         rows = self._rows(texts, limit, cut, add_special_tokens)
         length = {"max_length": limit, "longest": max(map(len, rows))}.get(filled)
         pad = 0 if length is None else cast(int, self.pad_token_id)
-        ids, masks = padded(rows, length, pad)
+        ids, masks = padded(rows, length, pad, side=padding_side or self.padding_side)
         alone = isinstance(text, str) and return_tensors is None
         found = {"input_ids": ids, "attention_mask": masks}
         if return_attention_mask is False:

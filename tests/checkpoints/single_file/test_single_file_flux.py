@@ -11,6 +11,7 @@ from diffusers.loaders import single_file_utils as upstream
 from safetensors.torch import load_file, save_file
 from support.effort import few
 from support.single_files import hollow
+from support.tiny_flux3 import flux3_pipeline
 from support.tiny_transformers import (
     flux_pipeline,
     flux_transformer,
@@ -33,10 +34,16 @@ from diffusax.checkpoints.single_file import (
 )
 from diffusax.checkpoints.tree import fitted, params_to_tensors, torch_shapes
 
-PIPELINES = {"flux": flux_pipeline, "klein": klein_pipeline, "z-image": z_image_pipeline}
+PIPELINES = {
+    "flux": flux_pipeline,
+    "klein": klein_pipeline,
+    "klein-3": flux3_pipeline,
+    "z-image": z_image_pipeline,
+}
 TRANSFORMERS = {
     "flux": "FluxTransformer2DModel",
     "klein": "Flux2Transformer2DModel",
+    "klein-3": "Flux3Transformer2DModel",
     "z-image": "ZImageTransformer2DModel",
 }
 KINDS = ("flux", "klein")
@@ -58,6 +65,12 @@ REAL = {
             "guidance_embeds": False,
         },
     ),
+}
+
+
+REAL |= {
+    name: ("Flux3Transformer2DModel", {"flow_map": flow_map})
+    for name, flow_map in (("klein-3-base", False), ("klein-3", True))
 }
 
 
@@ -98,7 +111,7 @@ def prefixed(path, prefix):
     return path
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "klein-3"])
 @pytest.mark.parametrize("prefix", few(["model.diffusion_model.", "diffusion_model.", ""], ""))
 def test_diffusers_and_we_read_a_transformer_in_the_original_layout(
     made, tmp_path, tiny_width, kind, prefix

@@ -60,6 +60,7 @@ def assert_close(actual, expected, tolerance=1e-5):
             ("T5EncoderModel", {"feed_forward_proj": "relu", "layer_norm_epsilon": 1e-3}),
             ("Qwen3Model", {}),
             ("Qwen3ForCausalLM", {"tie_word_embeddings": False, "num_key_value_heads": 6}),
+            ("Qwen3VLForConditionalGeneration", {"tie_word_embeddings": True}),
         ],
         3,
     ),
@@ -71,7 +72,7 @@ def test_every_output_equals_transformers(tmp_path, kind, changes):
     for mask in (None, torch.tensor(MASK)):
         expected = theirs(torch.tensor(IDS), attention_mask=mask, output_hidden_states=True)
         actual = ours(torch.tensor(IDS), attention_mask=mask, output_hidden_states=True)
-        first = "logits" if kind == "Qwen3ForCausalLM" else "last_hidden_state"
+        first = "logits" if "For" in kind else "last_hidden_state"
         assert actual.keys() == (first, "hidden_states")
         assert isinstance(actual[0], torch.Tensor)
         assert_close(actual[0], expected[0])
@@ -276,16 +277,22 @@ def test_meshes_split_heads_and_inner_widths(name, shape, spec):
 
 @pytest.mark.slow
 def test_meshes_compute_the_same():
-    assert len(run_on_devices(RUNS / "language_on_meshes.py")) == 8
+    assert len(run_on_devices(RUNS / "language_on_meshes.py")) == 12
 
 
 @pytest.mark.parametrize(
-    "mask", [MASK[:, ::-1], np.ones((3, 12)), 0 * MASK, np.array([[1, 0, 1]] * 3)]
+    ("kind", "mask", "message"),
+    [
+        ("T5EncoderModel", MASK[:, ::-1], "must be ones followed by zeros, 3 rows of 13"),
+        ("T5EncoderModel", np.ones((3, 12)), "must be 3 rows of 13 zeros and ones"),
+        ("Qwen3Model", np.ones((3, 12)), "must be 3 rows of 13 zeros and ones"),
+        ("Qwen3Model", MASK * np.array([[1], [0], [1]]), ".* a one at least in each"),
+    ],
 )
-def test_a_mask_that_is_not_ones_then_zeros_is_an_error(tmp_path, mask):
-    save(tmp_path, "Qwen3Model")
-    with pytest.raises(ValueError, match="attention_mask must be ones followed by zeros, 3 rows"):
-        diffusax.Qwen3Model.from_pretrained(tmp_path)(IDS, attention_mask=mask)
+def test_a_mask_of_another_form_is_an_error(tmp_path, kind, mask, message):
+    save(tmp_path, kind)
+    with pytest.raises(ValueError, match=f"attention_mask {message}"):
+        getattr(diffusax, kind).from_pretrained(tmp_path)(IDS, attention_mask=mask)
 
 
 def test_a_token_that_is_not_in_the_table_is_an_error(tmp_path):

@@ -5,7 +5,13 @@ import pytest
 from jax.sharding import Mesh
 from support.many_devices import run_on_devices
 from support.runs import RUNS
-from support.tiny_transformers import flux_pipeline, klein_pipeline, z_image_pipeline
+from support.tiny_flux3 import flux3_pipeline
+from support.tiny_transformers import (
+    flux_pipeline,
+    klein_pipeline,
+    krea2_pipeline,
+    z_image_pipeline,
+)
 
 from diffusax.runtime.devices.mesh import batch_size, check_processes, make_mesh
 
@@ -13,7 +19,9 @@ from diffusax.runtime.devices.mesh import batch_size, check_processes, make_mesh
 FAMILIES = {
     "z-image": (z_image_pipeline, ()),
     "flux": (flux_pipeline, ("max_sequence_length=32",)),
+    "krea2": (krea2_pipeline, ("max_sequence_length=240",)),
     "klein": (klein_pipeline, ("text_encoder_out_layers=(1,2,3)", "max_sequence_length=64")),
+    "klein-3": (flux3_pipeline, ("text_encoder_out_layers=(1,2,4)",)),
 }
 
 

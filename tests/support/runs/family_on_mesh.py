@@ -12,13 +12,16 @@ import diffusax
 from diffusax.models.adapters.low_rank import kernel_shapes
 from support.many_devices import split_small_arrays
 from support.pairs import picture
+from support.tiny_flux3 import FLUX3_CALL
 from support.tiny_transformers import KLEIN_CALL
 
 NAME, FOLDER = sys.argv[1:]
 OWN = {
     "z-image": {"negative_prompt": "a hat", "guidance_scale": 2.0},
     "flux": {"negative_prompt": "a hat", "true_cfg_scale": 2.0, "max_sequence_length": 32},
+    "krea2": {"negative_prompt": "a hat", "guidance_scale": 2.0},
     "klein": {**KLEIN_CALL, "image": picture(1)},
+    "klein-3": {**FLUX3_CALL, "image": picture(1)},
 }
 CALL = {
     "prompt": ["a red apple", "a house on a hill", "a ship", "two dogs"],
@@ -39,10 +42,23 @@ SPLIT = {
         "single_transformer_blocks.0.norm.linear",
         "single_transformer_blocks.0.proj_out",
     ),
+    "krea2": (
+        "transformer_blocks.0.attn.to_q",
+        "transformer_blocks.0.attn.to_k",
+        "transformer_blocks.0.ff.down",
+        "text_fusion.refiner_blocks.0.attn.to_gate",
+        "time_mod_proj",
+    ),
     "klein": (
         "transformer_blocks.0.attn.to_q",
         "transformer_blocks.0.ff.linear_in",
         "single_transformer_blocks.0.attn.to_out",
+    ),
+    "klein-3": (
+        "mode_blocks.image_cond.0.attn.to_q",
+        "txt_mode_blocks.0.ff.linear_in",
+        "single_transformer_blocks.0.attn.to_out.0",
+        "single_stream_modulations.txt.linear",
     ),
 }
 """Layers of which no device has the whole."""

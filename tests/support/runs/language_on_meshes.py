@@ -1,4 +1,4 @@
-"""Language models over four devices and over one.
+"""Language models and a vision network over four devices and over one.
 
 XLA_FLAGS=--xla_force_host_platform_device_count=4 python language_on_meshes.py
 """
@@ -6,7 +6,14 @@ XLA_FLAGS=--xla_force_host_platform_device_count=4 python language_on_meshes.py
 import jax
 import numpy as np
 
-from diffusax.models import Qwen3Config, Qwen3ForCausalLM, T5Config, T5EncoderModel
+from diffusax.models import (
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3VLVisionConfig,
+    Qwen3VLVisionModel,
+    T5Config,
+    T5EncoderModel,
+)
 from diffusax.networks import initialize
 from diffusax.runtime.devices import mesh as meshes
 from support.many_devices import split_small_arrays
@@ -23,24 +30,41 @@ QWEN3 = Qwen3Config(
     head_dim=8,
 )
 T5 = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+VISION = Qwen3VLVisionConfig(
+    depth=2,
+    hidden_size=32,
+    intermediate_size=48,
+    num_heads=4,
+    patch_size=4,
+    out_hidden_size=32,
+    num_position_embeddings=16,
+    deepstack_visual_indexes=(0,),
+)
+PATCHES = np.random.default_rng(0).normal(size=(4, 24, 96)).astype(np.float32)
+GRIDS = np.array([(4, 6), (6, 4), (2, 12), (4, 6)], np.int32)
+CASES = (
+    (Qwen3ForCausalLM, QWEN3, "hidden_states", (IDS, LENGTHS)),
+    (T5EncoderModel, T5, "hidden_states", (IDS, LENGTHS)),
+    (Qwen3VLVisionModel, VISION, "__call__", (PATCHES, GRIDS)),
+)
 
-for module_class, config in ((Qwen3ForCausalLM, QWEN3), (T5EncoderModel, T5)):
+for module_class, config, method, inputs in CASES:
     model = initialize(module_class, config)
 
     @jax.jit
-    def states(params, ids, lengths, model=model):
-        return model.apply(params, ids, lengths, method="hidden_states")
+    def states(params, inputs, model=model, method=method):
+        return jax.tree.leaves(model.apply(params, *inputs, method=method))
 
-    expected = states(model.params, IDS, LENGTHS)
+    expected = states(model.params, inputs)
     for shape in ("tensor=4", "data=2,tensor=2", "fsdp=4", "fsdp=2,tensor=2"):
         mesh = meshes.make_mesh(shape)
         with split_small_arrays():
             places = meshes.tree_sharding(mesh, model.params, model.network.tensor_rules)
         params = jax.device_put(model.params, places)
         assert not all(leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
-        batch = jax.device_put((IDS, LENGTHS), meshes.batch_sharding(mesh))
+        batch = jax.device_put(inputs, meshes.batch_sharding(mesh))
         with jax.set_mesh(mesh):
-            found = states(params, *batch)
+            found = states(params, batch)
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5)
         print(shape)

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from support.processors import qwen2_processor, qwen3_processor
 from support.tokenizers import clip_tokenizer, mistral_tokenizer, qwen_tokenizer, t5_tokenizer
 
 from .areas import small_area, small_resolution
@@ -18,7 +19,6 @@ from .language_models import (
     qwen3_vl_model,
 )
 from .pictures import picture
-from .processors import qwen2_processor, qwen3_processor
 from .registry import IMAGE, INPAINT, TEXT, add
 from .shared import FLOW, REPAINT, SHIFTING
 from .stable_diffusion import SIZE

@@ -1,12 +1,12 @@
 """Qwen-Image and its variants."""
 
+from support.processors import qwen2_processor
 from support.tokenizers import qwen_tokenizer
 
 from .areas import small_area
 from .autoencoders import qwen_autoencoder
 from .language_models import qwen2_5_vl
 from .pictures import mask, picture
-from .processors import qwen2_processor
 from .registry import IMAGE, INPAINT, TEXT, add
 from .shared import REPAINT, START
 from .stable_diffusion import SIZE

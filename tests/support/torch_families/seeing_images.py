@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import transformers
 
+from support.processors import qwen3_processor
 from support.tokenizers import qwen_tokenizer
 
 from .areas import small_buckets
@@ -12,7 +13,6 @@ from .autoencoders import autoencoder, flux2_autoencoder, wan_autoencoder
 from .image_transformers import Z_IMAGE, z_image
 from .language_models import qwen2_5_vl, qwen3_vl, qwen3_vl_model
 from .pictures import picture
-from .processors import qwen3_processor
 from .registry import IMAGE, TEXT, add
 from .shared import FLOW, SHIFTING
 from .stable_diffusion import SIZE

@@ -1,8 +1,18 @@
-"""The names of autoencoders in the original code (ldm/modules/diffusionmodules/model.py)."""
+"""The names of autoencoders in the original code (ldm/modules/diffusionmodules/model.py).
+
+Those of Qwen-Image are Wan's: diffusers loaders/single_file_utils.py,
+convert_wan_vae_to_diffusers.
+"""
+
+from typing import Any
 
 from diffusax.checkpoints.tree import checkpoint_name
 from diffusax.models.autoencoders.flux2 import AutoencoderKLFlux2, AutoencoderKLFlux2Config
 from diffusax.models.autoencoders.kl import AutoencoderKL, AutoencoderKLConfig
+from diffusax.models.autoencoders.qwen_image import (
+    AutoencoderKLQwenImage,
+    AutoencoderKLQwenImageConfig,
+)
 from diffusax.models.network import Network
 from diffusax.models.parameter_tree import ordered_leaves
 
@@ -19,19 +29,68 @@ _ATTENTION = {
 _QUANT = {"quant_conv": "encoder.quant_conv", "post_quant_conv": "decoder.post_quant_conv"}
 
 
-def autoencoder_names(config: AutoencoderKLConfig | AutoencoderKLFlux2Config) -> dict[str, str]:
+_QWEN_IMAGE = {
+    "quant_conv": "conv1",
+    "post_quant_conv": "conv2",
+    "conv_in": "conv1",
+    "norm_out": "head.0",
+    "conv_out": "head.2",
+}
+_QWEN_IMAGE_RESNET = {
+    "norm1": "residual.0",
+    "conv1": "residual.2",
+    "norm2": "residual.3",
+    "conv2": "residual.6",
+    "conv_shortcut": "shortcut",
+}
+
+
+def autoencoder_names(
+    config: AutoencoderKLConfig | AutoencoderKLFlux2Config | AutoencoderKLQwenImageConfig,
+) -> dict[str, str]:
     """Returns the module path in diffusers for each module path in the original code.
 
     Only modules that have parameters are there, without the prefix `first_stage_model.`, such as
     {"decoder.up.3.block.0.conv1": "decoder.up_blocks.0.resnets.0.conv1"}. The original code numbers
     the decoder's levels from the largest maps on.
     """
+    if isinstance(config, AutoencoderKLQwenImageConfig):
+        paths = _paths(AutoencoderKLQwenImage, config)
+        return {_of_qwen_image(path, config.num_res_blocks + 2): path for path in paths}
     flux2 = isinstance(config, AutoencoderKLFlux2Config)
-    network = Network(AutoencoderKLFlux2 if flux2 else AutoencoderKL, config)
-    leaves = ordered_leaves(network.shapes)
-    paths = dict.fromkeys(checkpoint_name(path).rpartition(".")[0] for path, _ in leaves)
+    paths = _paths(AutoencoderKLFlux2 if flux2 else AutoencoderKL, config)
     names = {_original(path, len(config.block_out_channels)): path for path in paths}
     return {_QUANT.get(name, name): path for name, path in names.items()} if flux2 else names
+
+
+def _paths(module_class: Any, config: Any) -> list[str]:
+    """Returns the paths of an autoencoder's modules that have parameters."""
+    leaves = ordered_leaves(Network(module_class, config).shapes)
+    return list(dict.fromkeys(checkpoint_name(path).rpartition(".")[0] for path, _ in leaves))
+
+
+def _of_qwen_image(path: str, layers: int) -> str:
+    """Returns the original path of a module of Qwen-Image's autoencoder.
+
+    layers: how many layers a level of the decoder has, with its enlargement; all are in one row.
+    """
+    side, _, rest = path.partition(".")
+    if not rest:
+        return _QWEN_IMAGE[side]
+    kind, _, inner = rest.partition(".")
+    if kind == "mid_block":
+        part, index, inner = inner.split(".", 2)
+        place = "middle.1" if part == "attentions" else f"middle.{2 * int(index)}"
+    elif kind == "down_blocks":
+        index, _, inner = inner.partition(".")
+        place = f"downsamples.{index}"
+    elif kind == "up_blocks":
+        level, part, index, inner = inner.split(".", 3)
+        own = int(index) if part == "resnets" else layers - 1
+        place = f"upsamples.{int(level) * layers + own}"
+    else:
+        return f"{side}.{_QWEN_IMAGE[kind]}"
+    return f"{side}.{place}.{_QWEN_IMAGE_RESNET.get(inner, inner)}"
 
 
 def is_projection(path: str) -> bool:

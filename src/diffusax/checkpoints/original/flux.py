@@ -1,7 +1,8 @@
-"""The modules of FLUX.1 and FLUX.2 in Black Forest Labs' code.
+"""The modules of FLUX.1, FLUX.2 and FLUX.3 in Black Forest Labs' code.
 
-Upstream: diffusers loaders/single_file_utils.py, convert_flux_transformer_checkpoint_to_diffusers
-and convert_flux2_transformer_checkpoint_to_diffusers; for XLabs' LoRAs
+Upstream: diffusers loaders/single_file_utils.py, convert_flux_transformer_checkpoint_to_diffusers,
+convert_flux2_transformer_checkpoint_to_diffusers and
+convert_flux3_transformer_checkpoint_to_diffusers; for XLabs' LoRAs
 loaders/lora_conversion_utils.py, _convert_xlabs_flux_lora_to_diffusers.
 """
 
@@ -90,4 +91,45 @@ FLUX2 = Original(
     },
     swapped=_SWAPPED,
     scales=_SCALES,
+)
+_BLOCKS = {
+    "content_mode_blocks.*.*": "mode_blocks.*.*",
+    "txt_mode_blocks.*": "txt_mode_blocks.*",
+    "single_blocks.*": "single_transformer_blocks.*",
+}
+"""The blocks of FLUX.3, which are all alike."""
+_OF_BLOCK = {
+    **{f"{name}_proj": f"attn.to_{name}" for name in "qkv"},
+    "attn_out": "attn.to_out.0",
+    "norm.query_norm": "attn.norm_q",
+    "norm.key_norm": "attn.norm_k",
+    "mlp_in": "ff.linear_in",
+    "mlp_out": "ff.linear_out",
+}
+FLUX3 = Original(
+    known_by=("early_stream_modulations.image.lin.weight", "final_layer.image.linear.weight"),
+    known_by_in_diffusers=(
+        "early_stream_modulations.image.linear.weight",
+        "norm_out.linear.weight",
+    ),
+    modules={
+        "emb_in.*": "x_embedders.*",
+        "txt_in": "context_embedder",
+        "time_in.in_layer": "timestep_embedder.linear_1",
+        "time_in.out_layer": "timestep_embedder.linear_2",
+        "ref_time_in.in_layer": "target_timestep_embedder.linear_1",
+        "ref_time_in.out_layer": "target_timestep_embedder.linear_2",
+        "early_stream_modulations.*.lin": "early_stream_modulations.*.linear",
+        "single_stream_modulations.*.lin": "single_stream_modulations.*.linear",
+        "final_layer.image.adaLN_modulation.1": "norm_out.linear",
+        "final_layer.image.linear": "proj_out",
+        **{
+            f"{theirs}.{name}": f"{ours}.{path}"
+            for theirs, ours in _BLOCKS.items()
+            for name, path in _OF_BLOCK.items()
+        },
+    },
+    swapped=("final_layer.image.adaLN_modulation.1",),
+    scales=_SCALES,
+    leftovers=("repa_projectors.",),
 )

@@ -39,6 +39,10 @@ class Original:
     """The original names of modules whose halves of outputs are swapped in diffusers."""
     scales: tuple[str, ...] = ()
     """The ends of the names of modules whose weight is called scale."""
+    tables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The names of parameters that are no weight and no bias, with those in diffusers."""
+    flat: tuple[str, ...] = ()
+    """The beginnings of the names of modules whose tables are one row."""
     adapters: Table = dataclasses.field(default_factory=dict)
     """Further names that LoRAs have for modules."""
     leftovers: tuple[str, ...] = ()

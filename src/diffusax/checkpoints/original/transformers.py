@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from diffusax.checkpoints.original.flux import FLUX, FLUX2
+from diffusax.checkpoints.original.flux import FLUX, FLUX2, FLUX3
+from diffusax.checkpoints.original.krea2 import KREA2
 from diffusax.checkpoints.original.layout import Module, Names, Original, named, original_modules
 from diffusax.checkpoints.tree import checkpoint_name
 from diffusax.models.parameter_tree import ordered_leaves
@@ -10,6 +11,8 @@ from diffusax.models.parameter_tree import ordered_leaves
 ORIGINALS: dict[str, Original] = {
     "FluxTransformer2DModel": FLUX,
     "Flux2Transformer2DModel": FLUX2,
+    "Krea2Transformer2DModel": KREA2,
+    "Flux3Transformer2DModel": FLUX3,
     "ZImageTransformer2DModel": Original(
         known_by=("layers.0.adaLN_modulation.0.weight", "layers.0.attention.qkv.weight"),
         known_by_in_diffusers=(

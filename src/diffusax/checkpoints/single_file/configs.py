@@ -225,6 +225,14 @@ def autoencoder_config(
     """
     if part.class_name == "AutoencoderKLFlux2":
         return transformer_configs.flux2_autoencoder(part)
+    if part.class_name == "AutoencoderKLQwenImage":
+        found = transformer_configs.qwen_image_autoencoder(part)
+        if found is None:
+            raise ValueError(
+                f"{part.path}: the autoencoder is like Qwen-Image's, but has other latents; pass "
+                "config= with the folder of its config.json"
+            )
+        return found
     channels = part.shape("decoder.conv_in.weight")
     if channels is not None and channels[1:2] == (16,):
         return _FLUX_AUTOENCODER
@@ -235,8 +243,8 @@ def autoencoder_config(
         )
     mean, deviation = statistics
     if mean and deviation:
-        found = {"latents_mean": mean, "latents_std": deviation, "scaling_factor": 0.5}
-        return {**_SDXL_AUTOENCODER, **found}
+        own = {"latents_mean": mean, "latents_std": deviation, "scaling_factor": 0.5}
+        return {**_SDXL_AUTOENCODER, **own}
     return _SDXL_AUTOENCODER if family in ("sdxl", "refiner") else AUTOENCODER
 
 

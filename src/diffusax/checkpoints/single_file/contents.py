@@ -31,6 +31,11 @@ _TEXT_ENCODERS: dict[str, tuple[tuple[str, Layout], ...]] = {
         ("text_encoders.t5xxl.transformer.", "transformers"),
     ),
 }
+_QWEN_IMAGE: dict[Layout, str] = {
+    "original": "decoder.middle.0.residual.0.gamma",
+    "diffusers": "decoder.mid_block.resnets.0.norm1.gamma",
+}
+"""The tensors by which Qwen-Image's autoencoder is known."""
 _ALONE = {
     "text_encoder": (
         "text_model.embeddings.token_embedding.weight",
@@ -252,6 +257,10 @@ def _controlnet(path: Path, entries: Mapping[str, Entry]) -> Part | None:
 
 def _autoencoder(path: Path, entries: Mapping[str, Entry]) -> Part | None:
     for prefix in _AUTOENCODER:
+        for layout, name in _QWEN_IMAGE.items():
+            if f"{prefix}{name}" in entries:
+                own = _without(prefix, entries)
+                return Part(path, "vae", layout, own, class_name="AutoencoderKLQwenImage")
         if f"{prefix}decoder.conv_in.weight" in entries:
             own = _without(prefix, entries)
             blocks = any(name.startswith("decoder.up_blocks.") for name in own)

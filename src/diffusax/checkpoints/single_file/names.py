@@ -1,5 +1,6 @@
 """Gives the tensors of a single file the names that they have in diffusers' layout."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from diffusax.checkpoints.original.transformers import ORIGINALS, transformer_na
 from diffusax.checkpoints.original.unet import controlnet_names, unet_names
 from diffusax.checkpoints.single_file.contents import Part
 from diffusax.checkpoints.tensors import Entry
+from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.models.network import Network
 
@@ -21,7 +23,7 @@ NAMES: dict[str, Callable[[Any], dict[str, str]]] = {
 CLASSES = {
     "unet": ("UNet2DConditionModel",),
     "controlnet": ("ControlNetModel",),
-    "vae": ("AutoencoderKL", "AutoencoderKLFlux2"),
+    "vae": ("AutoencoderKL", "AutoencoderKLFlux2", "AutoencoderKLQwenImage"),
     "transformer": tuple(ORIGINALS),
     "text_encoder": (
         *("CLIPTextModel", "CLIPTextModelWithProjection"),
@@ -80,6 +82,7 @@ def _by_module(entries: Mapping[str, Entry], names: Mapping[str, str]) -> dict[s
 
 def _transformer(entries: Mapping[str, Entry], network: Network) -> dict[str, Entry]:
     names, kernels = transformer_names(network), kernel_shapes(network)
+    tables, shapes = ORIGINALS[network.class_name].tables, torch_shapes(network.shapes)
     found = {}
     for name, entry in entries.items():
         module, _, leaf = name.rpartition(".")
@@ -88,6 +91,13 @@ def _transformer(entries: Mapping[str, Entry], network: Network) -> dict[str, En
             continue
         paths, swapped = names[module]
         leaf = "weight" if leaf == "scale" else leaf
+        if leaf in tables:
+            name = f"{paths[0]}.{tables[leaf]}"
+            shape = shapes.get(name, entry.shape)
+            # One of another size stays as it is, for the error that tells of it.
+            same = math.prod(shape) == math.prod(entry.shape)
+            found[name] = entry._replace(shape=shape) if same else entry
+            continue
         if swapped:
             _check_parts(name, entry, 2)
             entry = entry.swap()

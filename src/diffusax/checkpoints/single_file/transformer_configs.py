@@ -1,7 +1,8 @@
 """The configs of the transformers in single files, as far as the shapes of their tensors say them.
 
-The values are those of the Hub's repositories: Tongyi-MAI/Z-Image and Z-Image-Turbo, and Black
-Forest Labs' FLUX.1-dev, -schnell, -Fill-dev and FLUX.2-klein-4B, with their text encoders.
+The values are those of the Hub's repositories: Tongyi-MAI/Z-Image and -Turbo, krea/Krea-2-Raw
+and Black Forest Labs' FLUX.1-dev, -schnell, -Fill-dev and FLUX.2-klein-4B, with their text
+encoders.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 from diffusax.checkpoints.original.layout import original_modules
 from diffusax.checkpoints.original.transformers import ORIGINALS
 from diffusax.checkpoints.single_file.contents import Part
+from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImageConfig
 
 Config = dict[str, Any]
 
@@ -37,9 +39,12 @@ _QWEN3: Config = {
 _QWEN3_INNER = {(2560,): 9728, (4096,): 12288}
 """The inner channels of the feed-forward layers of Qwen3-4B and 8B, by its width."""
 _HEAD = 128
+_QWEN_IMAGE = AutoencoderKLQwenImageConfig()
 _REPOSITORIES = {
     "FluxTransformer2DModel": "black-forest-labs/FLUX.1-dev",
     "Flux2Transformer2DModel": "black-forest-labs/FLUX.2-klein-4B",
+    "Krea2Transformer2DModel": "krea/Krea-2-Raw",
+    "Flux3Transformer2DModel": "black-forest-labs/flux-3-image-klein-base",
     "ZImageTransformer2DModel": "Tongyi-MAI/Z-Image-Turbo",
 }
 
@@ -52,6 +57,9 @@ def repository(part: Part) -> str:
             return "black-forest-labs/FLUX.1-Fill-dev"
         if _shape(part, "time_text_embed.guidance_embedder.linear_1") is None:
             return "black-forest-labs/FLUX.1-schnell"
+    of_flux3 = part.class_name == "Flux3Transformer2DModel"
+    if of_flux3 and _shape(part, "target_timestep_embedder.linear_1") is not None:
+        return "black-forest-labs/flux-3-image-klein"
     return _REPOSITORIES[part.class_name]
 
 
@@ -86,6 +94,22 @@ def flux2_autoencoder(part: Part) -> Config:
         "latent_channels": 32,
         "batch_norm_eps": 1e-4,
         **decoder,
+    }
+
+
+def qwen_image_autoencoder(part: Part) -> Config | None:
+    """Returns the config of Qwen-Image's autoencoder; None for one with other latents."""
+    original = part.layout == "original"
+    latents = part.shape("conv2.weight" if original else "post_quant_conv.weight")
+    width = part.shape("decoder.head.0.gamma" if original else "decoder.norm_out.gamma")
+    images = part.shape(f"decoder.{'head.2' if original else 'conv_out'}.weight")
+    if not latents or not width or not images or latents[0] != len(_QWEN_IMAGE.latents_mean):
+        return None
+    return {
+        "_class_name": "AutoencoderKLQwenImage",
+        "base_dim": width[0],
+        "z_dim": latents[0],
+        "input_channels": images[0],
     }
 
 
@@ -124,6 +148,46 @@ def _z_image(part: Part) -> Config | None:
     }
 
 
+def _krea2(part: Part) -> Config | None:
+    block, of_text = "transformer_blocks.0", "text_fusion.refiner_blocks.0"
+    names = {
+        "image": "img_in",
+        "time": "time_embed.linear_1",
+        "text": "txt_in.linear_1",
+        "layers": "text_fusion.projector",
+        "head": f"{block}.attn.norm_q",
+        "keys": f"{block}.attn.to_k",
+        "inner": f"{block}.ff.gate",
+        "text_head": f"{of_text}.attn.norm_q",
+        "text_keys": f"{of_text}.attn.to_k",
+        "text_inner": f"{of_text}.ff.gate",
+    }
+    found = {key: _shape(part, path) or () for key, path in names.items()}
+    if not all(found.values()) or found["head"] != (_HEAD,):
+        return None
+    (head,), (text_head,) = found["head"], found["text_head"]
+    original = part.layout == "original"
+    fusion = "txtfusion." if original else "text_fusion."
+    return {
+        "in_channels": found["image"][1],
+        "num_layers": _count(part, "blocks." if original else "transformer_blocks."),
+        "attention_head_dim": head,
+        "num_attention_heads": found["image"][0] // head,
+        "num_key_value_heads": found["keys"][0] // head,
+        "intermediate_size": found["inner"][0],
+        "timestep_embed_dim": found["time"][1],
+        "text_hidden_dim": found["text"][1],
+        "num_text_layers": found["layers"][1],
+        "text_num_attention_heads": found["text"][1] // text_head,
+        "text_num_key_value_heads": found["text_keys"][0] // text_head,
+        "text_intermediate_size": found["text_inner"][0],
+        "num_layerwise_text_blocks": _count(part, f"{fusion}layerwise_blocks."),
+        "num_refiner_text_blocks": _count(part, f"{fusion}refiner_blocks."),
+        "axes_dims_rope": [32, 48, 48],
+        "rope_theta": 1000.0,
+    }
+
+
 def _flux(part: Part) -> Config | None:
     pooled = _shape(part, "time_text_embed.text_embedder.linear_1")
     found = _of_both(part)
@@ -152,6 +216,29 @@ def _flux2(part: Part) -> Config | None:
         "guidance_embeds": guidance,
         "axes_dims_rope": [32] * 4,
         "rope_theta": 2000.0,
+    }
+
+
+def _flux3(part: Part) -> Config | None:
+    inputs, seen = _shape(part, "x_embedders.image"), _shape(part, "x_embedders.image_cond")
+    text, times = _shape(part, "context_embedder"), _shape(part, "timestep_embedder.linear_1")
+    inner = _shape(part, "single_transformer_blocks.0.ff.linear_out")
+    head = _shape(part, "single_transformer_blocks.0.attn.norm_q")
+    if not inputs or not seen or not text or not times or not inner or head != (_HEAD,):
+        return None
+    blocks = "single_blocks." if part.layout == "original" else "single_transformer_blocks."
+    return {
+        "in_channels": inputs[1],
+        "cond_in_channels": seen[1],
+        "num_layers": _count(part, "txt_mode_blocks."),
+        "num_single_layers": _count(part, blocks),
+        "attention_head_dim": _HEAD,
+        "num_attention_heads": inputs[0] // _HEAD,
+        "joint_attention_dim": text[1],
+        "timestep_channels": times[1],
+        "mlp_ratio": inner[1] / inner[0],
+        "axes_dims_rope": [32] * 4,
+        "flow_map": _shape(part, "target_timestep_embedder.linear_1") is not None,
     }
 
 
@@ -192,5 +279,7 @@ def _count(part: Part, start: str) -> int:
 _CONFIGS: dict[str, Callable[[Part], Config | None]] = {
     "FluxTransformer2DModel": _flux,
     "Flux2Transformer2DModel": _flux2,
+    "Krea2Transformer2DModel": _krea2,
+    "Flux3Transformer2DModel": _flux3,
     "ZImageTransformer2DModel": _z_image,
 }

@@ -26,6 +26,8 @@ class LatentFormat:
     """Whether calls return latents as such tokens, b t (c patch patch), and take them so, too."""
     fold: int = 1
     """The autoencoder's latents that are one of these, in each direction."""
+    grid: int = 1
+    """The number that the tokens in each direction are a multiple of."""
 
     @classmethod
     def of(
@@ -36,6 +38,7 @@ class LatentFormat:
         upcasts: bool = False,
         patch: int = 1,
         packed: bool = False,
+        grid: int = 1,
     ) -> "LatentFormat":
         """The format of an autoencoder's latents.
 
@@ -45,16 +48,17 @@ class LatentFormat:
             upcasts: whether they read force_upcast.
             patch: latents per token of the denoiser, in each direction.
             packed: whether the family's pipelines return latents as tokens.
+            grid: the number that the tokens in each direction are a multiple of.
         """
         upcast = upcasts and bool(getattr(config, "force_upcast", False))
         fold = _fold(config)
         channels, factor = config.latent_channels * fold**2, config.downsampling * fold
-        return cls(channels, factor, normalize, upcast, patch, packed, fold)
+        return cls(channels, factor, normalize, upcast, patch, packed, fold, grid)
 
     @functools.cached_property
     def multiple(self) -> int:
         """The number of pixels of which height and width are multiples."""
-        return self.factor * self.patch
+        return self.factor * self.patch * self.grid
 
     def outward(self, x: jax.Array) -> jax.Array:
         """Returns latents b h w c as calls return them: b c h w, or packed b t (c patch patch)."""

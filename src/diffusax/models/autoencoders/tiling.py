@@ -11,7 +11,12 @@ import jax
 import numpy as np
 
 OVERLAP = 0.25
-TILED_ENCODERS = ("AutoencoderKL", "AutoencoderKLFlux2")
+TILED_ENCODERS = (
+    "AutoencoderKL",
+    "AutoencoderKLFlux2",
+    "AutoencoderKLQwenImage",
+    "AutoencoderKLQwenImage21",
+)
 """The autoencoders that encode in tiles, too, in diffusers."""
 _SIDE = 512
 

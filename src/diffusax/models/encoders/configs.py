@@ -158,7 +158,8 @@ class Qwen3Config(Keyed):
     """The options of transformers' Qwen3Config that change the result.
 
     num_key_value_heads: those that serve num_attention_heads heads of queries. rope_theta: the
-    longest wavelength of rotary positions over 2 pi.
+    longest wavelength of rotary positions over 2 pi. tie_last_hidden_states: whether the last of
+    all hidden states is after the final norm.
     """
 
     class_name: ClassVar[str] = "Qwen3ForCausalLM"
@@ -185,6 +186,7 @@ class Qwen3Config(Keyed):
     rope_theta: Theta = 10000.0
     attention_bias: bool = False
     tie_word_embeddings: bool = False
+    tie_last_hidden_states: bool = True
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -212,8 +214,10 @@ class Qwen3Config(Keyed):
         layers = data.get("layer_types")
         if isinstance(layers, list) and all(kind == "full_attention" for kind in layers):
             del data["layer_types"]
-        unset = ("rope_scaling", "rope_parameters", "layer_types", "num_key_value_heads")
-        for name in unset:
+        for name in (
+            *("rope_scaling", "rope_parameters", "layer_types", "num_key_value_heads"),
+            "tie_last_hidden_states",
+        ):
             if name in data and data[name] is None:
                 del data[name]
         if "num_key_value_heads" not in data and "num_attention_heads" in data:

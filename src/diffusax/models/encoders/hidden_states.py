@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -21,6 +22,43 @@ class LanguageOutput(NamedTuple):
     last_hidden_state: jax.Array
     hidden_states: tuple[jax.Array, ...]
     logits: jax.Array | None = None
+
+
+class ImageTokens(NamedTuple):
+    """What a language model reads in the place of the tokens that stand for images.
+
+    mask: b t, whether a token, which must be one that is read, stands for a part of an image.
+    embeds: n c, the parts of all images in the order of these n tokens. deepstack: n c each, what
+    is added to the states of these tokens after the first layer, the second and so on (Meng et al.
+    2024).
+    """
+
+    mask: jax.Array
+    embeds: jax.Array
+    deepstack: tuple[jax.Array, ...] = ()
+
+    def put_into(
+        self, x: jax.Array, steps: Sequence[Callable[[jax.Array], jax.Array]]
+    ) -> tuple[jax.Array, list[Callable[[jax.Array], jax.Array]]]:
+        """Returns a text's embeddings, b t c, with those of images, and steps that add the rest.
+
+        What is added after a layer is added as the next step begins: states after layers are
+        without it, as transformers' are.
+
+        steps: the layers in order, and what follows the last one.
+        """
+        here = self.mask.astype(bool)[..., None]
+        rows = jnp.cumsum(here.reshape(-1)).reshape(x.shape[:2]) - 1
+        embeds = self.embeds.astype(x.dtype)[rows]
+
+        def adding(
+            own: jax.Array, step: Callable[[jax.Array], jax.Array]
+        ) -> Callable[[jax.Array], jax.Array]:
+            return lambda x: step(x + jnp.where(here, own.astype(x.dtype)[rows], 0))
+
+        first, *rest = steps
+        added = [adding(own, step) for own, step in zip(self.deepstack, rest)]
+        return jnp.where(here, embeds, x), [first, *added, *rest[len(added) :]]
 
 
 def chosen_states(
@@ -93,7 +131,13 @@ class LanguageModel(nnx.Module):
             ValueError: input_ids are not integers, or have another shape or, in a NumPy array, an
                 id that the embedding does not have; or layers has an index that there is not.
         """
+        self.check_tokens(input_ids)
+        return self.run_layers(input_ids, key_lengths, layers)
+
+    def check_tokens(self, input_ids: jax.Array) -> None:
+        """Raises ValueError for tokens that are no integers b t or, in a NumPy array, have no
+        embedding.
+        """
         check_ids("input_ids", input_ids)
         if isinstance(input_ids, np.ndarray):
             check_token_ids(self.config, input_ids)
-        return self.run_layers(input_ids, key_lengths, layers)

@@ -3,8 +3,9 @@
 Upstream: transformers models/qwen3/modeling_qwen3.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,12 @@ import numpy as np
 from flax import nnx
 
 from diffusax.models.encoders.configs import Qwen3Config
-from diffusax.models.encoders.hidden_states import LanguageModel, LanguageOutput, chosen_states
+from diffusax.models.encoders.hidden_states import (
+    ImageTokens,
+    LanguageModel,
+    LanguageOutput,
+    chosen_states,
+)
 from diffusax.models.layers.layers import Embedding, Linear, RMSNorm
 from diffusax.models.ops.activations import gated_silu
 from diffusax.models.ops.attention import attention
@@ -29,26 +35,31 @@ TENSOR_RULES: Rules = (
 ADAPTER_GROUPS = (r".*\.self_attn\.(q|k|v|o)_proj", r".*layers\..*_proj")
 """The products of attention; those of all layers."""
 
-Rotary = tuple[np.ndarray, np.ndarray]
-"""The cosines and sines of rotary positions, t d/2 each."""
+Positions = np.ndarray | jax.Array
+Rotary = tuple[Positions, Positions]
+"""The cosines and sines of rotary positions, b t d/2 or 1 t d/2 each."""
 
 
-def rotary_table(length: int, dim: int, theta: float) -> Rotary:
-    """Computes cosines and sines of rotary positions (Su et al. 2021) 0 to length - 1: t dim/2.
+def rotary_table(positions: Positions, dim: int, theta: float) -> Rotary:
+    """Computes cosines and sines of rotary positions (Su et al. 2021), b t dim/2 each.
 
     Powers, frequencies and angles are rounded to float32 as upstream's, which moves the angles of
     far positions by more than the rest of the network's rounding.
+
+    positions: b t 1, or b t dim/2 with a position for each frequency. Tables of NumPy's positions
+    are computed here and now.
     """
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     powers = (np.float64(theta) ** exponents).astype(np.float32)
-    frequencies = np.float32(1) / powers
-    angles = np.arange(length, dtype=np.float32)[:, None] * frequencies
-    return np.cos(angles), np.sin(angles)
+    angles = positions.astype(np.float32) * (np.float32(1) / powers)
+    if isinstance(angles, np.ndarray):
+        return np.cos(angles), np.sin(angles)
+    return jnp.cos(angles), jnp.sin(angles)
 
 
 def rotate(x: jax.Array, rotary: Rotary) -> jax.Array:
     """Rotates the pairs of x's first and second half by their positions' angles. x: b t h d."""
-    cos, sin = (table[:, None] for table in rotary)
+    cos, sin = (table[:, :, None] for table in rotary)
     x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
 
@@ -106,14 +117,111 @@ class Qwen3DecoderLayer(nnx.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Qwen3Model(LanguageModel):
+class DecoderModel(LanguageModel):
+    """A language model whose tokens read those before them. input_ids: b t -> states, b t c."""
+
+    config: Any
+    decoder: Any
+    """The part without a head, with the embeddings, the layers and the final norm."""
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        key_lengths: jax.Array | None = None,
+        *,
+        attention_mask: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        images: ImageTokens | None = None,
+    ) -> LanguageOutput:
+        """Computes the hidden states after every layer; see `hidden_states`."""
+        options: dict[str, Any] = {"attention_mask": attention_mask, "position_ids": position_ids}
+        options |= {"images": images, "final_norm": False}
+        *states, last = self.hidden_states(input_ids, key_lengths, **options)
+        normed = self.decoder.norm(last)
+        states.append(normed if self.decoder.config.tie_last_hidden_states else last)
+        return LanguageOutput(normed, tuple(states), self.logits(normed))
+
+    def hidden_states(
+        self,
+        input_ids: jax.Array,
+        key_lengths: jax.Array | None = None,
+        *,
+        layers: Sequence[int] | None = None,
+        attention_mask: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        images: ImageTokens | None = None,
+        final_norm: bool | None = None,
+    ) -> tuple[jax.Array, ...]:
+        """Computes the hidden states after chosen layers, b t c each, and no layer after those.
+
+        Args:
+            input_ids: the tokens, b t.
+            key_lengths: b, int32: the tokens of each text that are read, at least one; pads follow.
+            layers: see `LanguageModel.hidden_states`.
+            attention_mask: b t, in the place of key_lengths, for pads that may be anywhere: whether
+                a token is read, at least one in each text. The states of pads have no meaning then.
+            position_ids: b t, or for Qwen3-VL also 3 b t (frame, row and column), integers: the
+                positions of the tokens. By default 0 to t - 1, pads counted.
+            images: what Qwen3-VL reads in the place of the tokens that stand for images.
+            final_norm: whether the state after the last layer goes through the final norm; by
+                default as the config's tie_last_hidden_states says.
+
+        Raises:
+            ValueError: those of `LanguageModel.hidden_states`; or both key_lengths and
+                attention_mask are given.
+        """
+        self.check_tokens(input_ids)
+        if attention_mask is not None and key_lengths is not None:
+            raise ValueError("attention_mask must be left out where key_lengths is given")
+        tied = self.decoder.config.tie_last_hidden_states
+        options = {"images": images, "final_norm": tied if final_norm is None else final_norm}
+        run = partial(self.decoder.run_layers, layers=layers, **options)
+        if attention_mask is None:
+            return run(input_ids, key_lengths, position_ids=position_ids)
+        return _without_gaps(run, input_ids, attention_mask, position_ids, images)
+
+    def logits(self, x: jax.Array) -> jax.Array | None:
+        """Computes the logits of the next token, b t n, of the normed last state; None without a
+        head.
+        """
+        return None
+
+
+def _without_gaps(
+    run: Callable[..., tuple[jax.Array, ...]],
+    ids: jax.Array,
+    mask: jax.Array,
+    positions: jax.Array | None,
+    images: ImageTokens | None,
+) -> tuple[jax.Array, ...]:
+    """Runs the layers on each text's tokens in a row, pads at the end, and puts the states back.
+
+    Tokens that read only those before them do not notice, since they keep their positions.
+    """
+    order = jnp.argsort(mask == 0, axis=1, stable=True)
+    if positions is None:
+        positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    if images is not None:
+        images = images._replace(mask=jnp.take_along_axis(images.mask, order, 1))
+    states = run(
+        jnp.take_along_axis(ids, order, 1),
+        (mask != 0).sum(1, dtype=jnp.int32),
+        # Positions may have three axes before: frame, row and column.
+        position_ids=jnp.take_along_axis(positions, order[(None,) * (positions.ndim - 2)], -1),
+        images=images,
+    )
+    back = jnp.argsort(order, axis=1)[..., None]
+    return tuple(jnp.take_along_axis(x, back, 1) for x in states)
+
+
+class Qwen3Model(DecoderModel):
     """Qwen3 without its head. input_ids: b t -> hidden states, b t c."""
 
-    config_class = Qwen3Config
+    config_class: ClassVar[Any] = Qwen3Config
     tensor_rules = TENSOR_RULES
     adapter_groups = ADAPTER_GROUPS
     # The files of checkpoints mostly have the names of the model with its head.
-    legacy_names = (("model.", ""),)
+    legacy_names: ClassVar[tuple[tuple[str, str], ...]] = (("model.", ""),)
     ignored_keys = ("lm_head.weight",)
 
     def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs):
@@ -123,46 +231,69 @@ class Qwen3Model(LanguageModel):
         self.layers = nnx.List([Qwen3DecoderLayer(config, rngs=rngs) for _ in range(count)])
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, rngs=rngs)
 
+    @property
+    def decoder(self) -> "Qwen3Model":
+        """The model itself."""
+        return self
+
     def run_layers(
-        self, ids: jax.Array, key_lengths: jax.Array | None, layers: Sequence[int] | None
+        self,
+        ids: jax.Array,
+        key_lengths: jax.Array | None,
+        layers: Sequence[int] | None,
+        *,
+        position_ids: Positions | None = None,
+        images: ImageTokens | None = None,
+        final_norm: bool = True,
     ) -> tuple[jax.Array, ...]:
-        config = self.config
-        rotary = rotary_table(ids.shape[1], config.head_dim, config.rope_theta)
-        blocks = [partial(b, rotary=rotary, key_lengths=key_lengths) for b in self.layers]
-        return chosen_states(self.embed_tokens(ids), blocks, self.norm, layers)
+        config, x = self.config, self.embed_tokens(ids)
+        positions = np.arange(ids.shape[1])[None] if position_ids is None else position_ids
+        rotary = rotary_table(self.spread(positions), config.head_dim, config.rope_theta)
+        steps: list[Any] = [partial(b, rotary=rotary, key_lengths=key_lengths) for b in self.layers]
+        steps.append(self.norm if final_norm else lambda x: x)
+        if images is not None:
+            x, steps = images.put_into(x, steps)
+        *blocks, norm = steps
+        return chosen_states(x, blocks, norm, layers)
+
+    def spread(self, positions: Positions) -> Positions:
+        """Returns the positions of tokens, b t, for frequencies: b t 1, or b t d/2.
+
+        Raises:
+            ValueError: the positions have more axes.
+        """
+        if positions.ndim != 2:
+            raise ValueError(f"position_ids must be b t (got shape {positions.shape})")
+        return positions[..., None]
 
 
-class Qwen3ForCausalLM(LanguageModel):
+class Qwen3ForCausalLM(DecoderModel):
     """Qwen3 with its head, which is the table of embeddings where tie_word_embeddings is set."""
 
-    config_class = Qwen3Config
+    config_class: ClassVar[Any] = Qwen3Config
+    model_class: ClassVar[Any] = Qwen3Model
     tensor_rules = TENSOR_RULES
     adapter_groups = ADAPTER_GROUPS
     key_prefix = "model."
     ignored_keys = ("lm_head.weight",)
 
-    def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
         self.config = config
-        self.model = Qwen3Model(config, rngs=rngs)
+        self.model = self.model_class(config, rngs=rngs)
         self.lm_head = (
             None
             if config.tie_word_embeddings
             else Linear(config.hidden_size, config.vocab_size, bias=False, rngs=rngs)
         )
 
-    def __call__(
-        self, input_ids: jax.Array, key_lengths: jax.Array | None = None
-    ) -> LanguageOutput:
-        """Computes the hidden states after every layer and the logits; see `hidden_states`."""
-        states = self.hidden_states(input_ids, key_lengths)
-        return LanguageOutput(states[-1], states, self._logits(states[-1]))
+    @property
+    def decoder(self) -> Qwen3Model:
+        """The part without a head, with the embeddings, the layers and the final norm."""
+        found: Qwen3Model = self.model.decoder
+        return found
 
-    def run_layers(
-        self, ids: jax.Array, key_lengths: jax.Array | None, layers: Sequence[int] | None
-    ) -> tuple[jax.Array, ...]:
-        return self.model.run_layers(ids, key_lengths, layers)
-
-    def _logits(self, x: jax.Array) -> jax.Array:
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Computes the logits of the next token, b t n, of the normed last state, b t c."""
         if self.lm_head is None:
-            return matmul(x, self.model.embed_tokens.embedding[...].T)
+            return matmul(x, self.decoder.embed_tokens.embedding[...].T)
         return self.lm_head(x)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import lecun_normal, normal, ones, zeros
 
@@ -207,6 +208,18 @@ class RMSNorm(nnx.RMSNorm):
     def __call__(self, x: jax.Array) -> jax.Array:
         scale: Any = self.scale
         return rms_norm(x, scale[...], eps=self.epsilon)
+
+
+class CentredRMSNorm(nnx.Module):
+    """An RMSNorm that multiplies by one more than its parameter. x: ... c -> ... c."""
+
+    def __init__(self, c: int, *, eps: float, rngs: nnx.Rngs):
+        self.epsilon = eps
+        self.centred_scale = nnx.Param(shaped(zeros)(rngs.params(), (c,), jnp.float32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale: Any = self.centred_scale
+        return rms_norm(x, scale[...], eps=self.epsilon, centre=1.0)
 
 
 class Embedding(nnx.Embed):

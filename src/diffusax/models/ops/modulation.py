@@ -11,7 +11,12 @@ from diffusax.runtime.devices.lowering import barrier_on
 
 def modulate(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
     """Normalises tokens, then scales and shifts them. x: b t c; shift, scale: b 1 c."""
-    return _written(normalized(x, eps=1e-6) * (1 + scale) + shift)
+    return shifted(normalized(x, eps=1e-6), shift, scale)
+
+
+def shifted(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
+    """Scales and shifts tokens. x: b t c; shift, scale: b 1 c."""
+    return _written(x * (1 + scale) + shift)
 
 
 def scaled(x: jax.Array, scale: Any) -> jax.Array:

@@ -167,12 +167,16 @@ def _normalized(x: jax.Array, eps: float) -> jax.Array:
     return (x32 - mean) * jax.lax.rsqrt(var + eps)
 
 
-@partial(jax.jit, static_argnames=("eps",), inline=True)
-def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
-    """Divides by the root mean square in float32 (Zhang and Sennrich 2019). x: ... c -> ... c."""
+@partial(jax.jit, static_argnames=("eps", "centre"), inline=True)
+def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float, centre: float = 0.0) -> jax.Array:
+    """Divides by the root mean square in float32 (Zhang and Sennrich 2019). x: ... c -> ... c.
+
+    The result is multiplied by centre + scale.
+    """
     x32 = x.astype(jnp.float32)
     y = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + eps)
-    return (y * scale.astype(jnp.float32)).astype(scale.dtype)
+    gain = scale.astype(jnp.float32)
+    return (y * (gain + centre if centre else gain)).astype(scale.dtype)
 
 
 def _affine(y: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:

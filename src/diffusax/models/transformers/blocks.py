@@ -38,16 +38,23 @@ TENSOR_RULES: Rules = (
 """The tensor axis splits the heads, the feed-forward's inner channels, and the modulations'."""
 
 
-def rotary_table(length: int, dim: int, theta: float, *, angle_dtype: Any = np.float32) -> Rotation:
-    """Returns the rotations of positions 0 to length - 1 along one axis, length dim/2.
+def rotary_table(
+    length: int, dim: int, theta: float, *, first: int = 0, angle_dtype: Any = np.float32
+) -> Rotation:
+    """Returns the rotations of so many positions from `first` on along one axis, length dim/2.
 
     The angles are computed in float64 on the host (Su et al. 2021, equation 15).
 
     angle_dtype: what they are rounded to before their cosines are taken: float32 as for Z-Image in
     diffusers, or float64 as for FLUX.
     """
+    return _rotations(np.arange(first, first + length), dim, theta, angle_dtype)
+
+
+def _rotations(positions: np.ndarray, dim: int, theta: float, angle_dtype: Any) -> Rotation:
+    """Returns the rotations of positions along one axis, n -> n dim/2; see `rotary_table`."""
     frequencies = theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
-    angles = np.outer(np.arange(length, dtype=np.float64), frequencies).astype(angle_dtype)
+    angles = np.outer(positions.astype(np.float64), frequencies).astype(angle_dtype)
     return Rotation(*(jnp.asarray(f(angles).astype(np.float32)) for f in (np.cos, np.sin)))
 
 
@@ -57,24 +64,31 @@ def rotary_positions(
     dims: Sequence[int],
     theta: float,
     *,
+    first: int = 0,
     angle_dtype: Any = np.float32,
 ) -> Rotation:
     """Returns the rotations of tokens that have a position on each of several axes.
 
     Args:
-        positions: b t integers for each axis, below that axis's length.
+        positions: b t integers for each axis, from `first` to below `first` + that axis's length.
         lengths: the number of positions of each axis.
         dims: the channels of each axis, which follow each other in a head.
         theta: the base of the wavelengths.
+        first: the least position of all axes.
         angle_dtype: see `rotary_table`.
     """
     tables = [
-        rotary_table(n, dim, theta, angle_dtype=angle_dtype)
+        rotary_table(n, dim, theta, first=first, angle_dtype=angle_dtype)
         for n, dim in zip(lengths, dims, strict=True)
     ]
+    return _joined_axes(tables, [axis - first for axis in positions])
+
+
+def _joined_axes(tables: Sequence[Rotation], places: Sequence[Any]) -> Rotation:
+    """Returns the rotations at places of tables, b t each, of all axes side by side."""
     parts = [
         jax.tree.map(lambda x, i=index: x[i], table)
-        for table, index in zip(tables, positions, strict=True)
+        for table, index in zip(tables, places, strict=True)
     ]
     return jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=-1), *parts)
 
@@ -85,13 +99,16 @@ def rotation_at(ids: np.ndarray, dims: Sequence[int], theta: float) -> Rotation:
     The angles are not rounded to float32 before their cosines are taken, as for FLUX in diffusers.
 
     Args:
-        ids: the position of each token on each axis, t a, integers of at least zero.
+        ids: the position of each token on each axis, t a, any numbers.
         dims: the channels of each axis, which follow each other in a head.
         theta: the base of the wavelengths.
     """
-    positions = list(ids.T[:, None])
-    lengths = [int(axis.max()) + 1 for axis in positions]
-    return rotary_positions(positions, lengths, dims, theta, angle_dtype=np.float64)
+    tables, places = [], []
+    for axis, dim in zip(ids.T, dims, strict=True):
+        positions, index = np.unique(axis, return_inverse=True)
+        tables.append(_rotations(positions, dim, theta, np.float64))
+        places.append(index.reshape(1, -1).astype(np.int32))
+    return _joined_axes(tables, places)
 
 
 class RotaryAttention(nnx.Module):

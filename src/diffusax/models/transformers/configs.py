@@ -123,16 +123,17 @@ class FluxControlNetConfig(FluxConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class Flux2Transformer2DConfig(Keyed):
-    """The options of diffusers' Flux2Transformer2DModel, whose tokens are latents."""
+class FourAxesConfig(Keyed):
+    """The options that diffusers' Flux2Transformer2DModel and Flux3Transformer2DModel share.
 
-    class_name: ClassVar[str] = "Flux2Transformer2DModel"
-    fixed: ClassVar[dict[str, Any]] = {"patch_size": 1, "eps": 1e-6}
+    Their tokens are latents.
+    """
+
+    class_name: ClassVar[str]
+    fixed: ClassVar[dict[str, Any]]
     ignored: ClassVar[frozenset[str]] = frozenset()
 
     in_channels: Channels = 128
-    out_channels: Channels | None = None
-    """None for as many as in_channels."""
     num_layers: Blocks = 8
     """Blocks in which image and text have layers of their own."""
     num_single_layers: Blocks = 48
@@ -141,14 +142,11 @@ class Flux2Transformer2DConfig(Keyed):
     num_attention_heads: Heads = 48
     joint_attention_dim: Channels = 15360
     """The width of the text's hidden states."""
-    timestep_guidance_channels: Channels = 256
     mlp_ratio: Positive = 3.0
     axes_dims_rope: Annotated[tuple[Channels, ...], Meta(min_length=4, max_length=4)] = (32,) * 4
     """The channels of a head for the image's number, the row, the column, and the position in the
     text."""
     rope_theta: Positive = 2000.0
-    guidance_embeds: bool = True
-    """Whether the guidance scale is an input."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -163,6 +161,135 @@ class Flux2Transformer2DConfig(Keyed):
     def mlp_dim(self) -> int:
         """The inner width of feed-forward layers."""
         return int(self.width * self.mlp_ratio)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flux2Transformer2DConfig(FourAxesConfig):
+    """The options of diffusers' Flux2Transformer2DModel."""
+
+    class_name: ClassVar[str] = "Flux2Transformer2DModel"
+    fixed: ClassVar[dict[str, Any]] = {"patch_size": 1, "eps": 1e-6}
+
+    out_channels: Channels | None = None
+    """None for as many as in_channels."""
+    timestep_guidance_channels: Channels = 256
+    guidance_embeds: bool = True
+    """Whether the guidance scale is an input."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Flux3Transformer2DConfig(FourAxesConfig):
+    """The options of diffusers' Flux3Transformer2DModel."""
+
+    class_name: ClassVar[str] = "Flux3Transformer2DModel"
+    fixed: ClassVar[dict[str, Any]] = {"eps": 1e-6}
+
+    cond_in_channels: Channels = 128
+    """The channels of the latents of images to look at."""
+    num_layers: Blocks = 5
+    """Blocks over the image, the text and the images to look at, each by itself."""
+    num_single_layers: Blocks = 28
+    num_attention_heads: Heads = 24
+    joint_attention_dim: Channels = 20480
+    timestep_channels: Channels = 256
+    rope_theta: Positive = 10000.0
+    flow_map: bool = False
+    """Whether the time that a step leads to is an input, as in networks distilled to few steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Krea2Transformer2DConfig(Keyed):
+    """The options of diffusers' Krea2Transformer2DModel."""
+
+    class_name: ClassVar[str] = "Krea2Transformer2DModel"
+    fixed: ClassVar[dict[str, Any]] = {}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    in_channels: Channels = 64
+    """The channels of a token of the image, a patch of 2x2 latents."""
+    num_layers: Blocks = 28
+    attention_head_dim: Channels = 128
+    num_attention_heads: Heads = 48
+    num_key_value_heads: Heads = 12
+    intermediate_size: Channels = 16384
+    """The inner width of feed-forward layers."""
+    timestep_embed_dim: Channels = 256
+    text_hidden_dim: Channels = 2560
+    """The width of the text's hidden states."""
+    num_text_layers: Layers = 12
+    """The hidden states of each token of the text."""
+    text_num_attention_heads: Heads = 20
+    text_num_key_value_heads: Heads = 20
+    text_intermediate_size: Channels = 6912
+    num_layerwise_text_blocks: Blocks = 2
+    """Blocks in which the hidden states of one token attend to each other."""
+    num_refiner_text_blocks: Blocks = 2
+    """Blocks in which the tokens of the text do."""
+    axes_dims_rope: Axes = (32, 48, 48)
+    """The channels of a head for the frame, the row and the column."""
+    rope_theta: Positive = 1000.0
+    norm_eps: Epsilon = 1e-5
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_axes(self.axes_dims_rope, self.attention_head_dim)
+        if self.in_channels % 4 or self.timestep_embed_dim % 2:
+            raise ValueError(
+                f"in_channels={self.in_channels} must be divisible by 4, and timestep_embed_dim="
+                f"{self.timestep_embed_dim} by 2"
+            )
+        if self.text_hidden_dim % self.text_num_attention_heads:
+            raise ValueError(
+                f"text_hidden_dim={self.text_hidden_dim} must be divisible by "
+                f"text_num_attention_heads={self.text_num_attention_heads}"
+            )
+        for prefix in ("", "text_"):
+            heads, keys = (
+                getattr(self, f"{prefix}num_{kind}_heads") for kind in ("attention", "key_value")
+            )
+            if heads % keys:
+                raise ValueError(
+                    f"{prefix}num_attention_heads={heads} must be divisible by "
+                    f"{prefix}num_key_value_heads={keys}"
+                )
+
+    @property
+    def width(self) -> int:
+        """The channels of tokens between the blocks."""
+        return self.num_attention_heads * self.attention_head_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class QwenImage21Transformer2DConfig(Keyed):
+    """The options of diffusers' QwenImage21Transformer2DModel, whose tokens are latents."""
+
+    class_name: ClassVar[str] = "QwenImage21Transformer2DModel"
+    # Without causal_condition the text would depend on the time.
+    fixed: ClassVar[dict[str, Any]] = {"patch_size": 1, "causal_condition": True}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    in_channels: Channels = 64
+    out_channels: Channels | None = 64
+    """None for as many as in_channels."""
+    num_layers: Blocks = 32
+    attention_head_dim: Channels = 128
+    num_attention_heads: Heads = 32
+    context_in_dim: Channels = 4096
+    """The width of the text's hidden states."""
+    mlp_ratio: Annotated[int, Meta(ge=1, le=16)] = 3
+    """The inner width of feed-forward layers, in widths of tokens."""
+    axes_dims_rope: Axes = (16, 56, 56)
+    """The channels of a head for the position in the text, the row and the column."""
+    eps: Epsilon = 1e-6
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_axes(self.axes_dims_rope, self.attention_head_dim)
+
+    @property
+    def width(self) -> int:
+        """The channels of tokens between the blocks."""
+        return self.num_attention_heads * self.attention_head_dim
 
 
 def _check_axes(dims: tuple[int, ...], head_dim: int) -> None:

@@ -17,6 +17,9 @@ from diffusax.pipelines.classes.flux import (
     FluxPipeline,
 )
 from diffusax.pipelines.classes.flux2 import Flux2KleinInpaintPipeline, Flux2KleinPipeline
+from diffusax.pipelines.classes.flux3 import Flux3KleinInpaintPipeline, Flux3KleinPipeline
+from diffusax.pipelines.classes.krea2 import Krea2Pipeline
+from diffusax.pipelines.classes.qwen_image21 import QwenImage21Pipeline
 from diffusax.pipelines.classes.stable_diffusion import (
     LatentConsistencyModelImg2ImgPipeline,
     LatentConsistencyModelPipeline,
@@ -47,14 +50,18 @@ __all__ = [
     "DDPMPipeline",
     "Flux2KleinInpaintPipeline",
     "Flux2KleinPipeline",
+    "Flux3KleinInpaintPipeline",
+    "Flux3KleinPipeline",
     "FluxControlNetPipeline",
     "FluxFillPipeline",
     "FluxImg2ImgPipeline",
     "FluxInpaintPipeline",
     "FluxKontextPipeline",
     "FluxPipeline",
+    "Krea2Pipeline",
     "LatentConsistencyModelImg2ImgPipeline",
     "LatentConsistencyModelPipeline",
+    "QwenImage21Pipeline",
     "StableDiffusionAdapterPipeline",
     "StableDiffusionControlNetImg2ImgPipeline",
     "StableDiffusionControlNetInpaintPipeline",

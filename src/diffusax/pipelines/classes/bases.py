@@ -5,13 +5,17 @@ from typing import Any
 import numpy as np
 
 from diffusax.boundary.tensors import alike, as_numpy, as_tensor, is_tensor
+from diffusax.checkpoints.files import DISTILLED_STEPS
 from diffusax.models.autoencoders.latents import patchify, unpatchify
 from diffusax.models.transformers.flux import PATCH
 from diffusax.models.transformers.flux2 import text_ids
 from diffusax.pipelines.families import (
     FLUX,
     FLUX2_KLEIN,
+    FLUX3_KLEIN,
     IMAGE_PROMPTS,
+    KREA2,
+    QWEN_IMAGE21,
     STABLE_DIFFUSION,
     STABLE_DIFFUSION_XL,
     Z_IMAGE,
@@ -26,6 +30,13 @@ from diffusax.pipelines.tasks.prompts import encodes_prompts
 def _positions(ids, embeds):
     """Returns the positions of tokens as a tensor where their embeddings are one."""
     return as_tensor(ids) if is_tensor(embeds) else ids
+
+
+def padded_rows(found):
+    """Returns arrays t d of different lengths as n t d, and which rows of them count, n t."""
+    lengths = list(map(len, found))
+    rows = [np.pad(as_numpy(x), ((0, max(lengths) - len(x)), (0, 0))) for x in found]
+    return np.stack(rows), np.arange(max(lengths)) < np.array(lengths)[:, None]
 
 
 class StableDiffusion(DiffusionPipeline):
@@ -142,6 +153,95 @@ class Flux2Klein(_TransformerLoRAs, DiffusionPipeline):
             text_encoder_out_layers, **options,
         )
         return embeds, _positions(np.tile(text_ids(embeds.shape[1]), (len(embeds), 1, 1)), embeds)
+
+
+class Krea2(_TransformerLoRAs, DiffusionPipeline):
+    """Pipelines of Krea 2."""
+
+    family = KREA2
+
+    @encodes_prompts
+    def _encode(
+        self, prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask,
+        max_sequence_length, **options,
+    ):
+        """Returns the embeddings of prompts, a list of arrays t (l d), and an empty list."""
+
+    def encode_prompt(
+        self, prompt, device=None, num_images_per_prompt=1, prompt_embeds=None,
+        prompt_embeds_mask=None, max_sequence_length=512, **options,
+    ):
+        """Returns the embeddings of prompts, (prompts images) t l d, and which tokens count, n t.
+
+        Padding follows a prompt's tokens. device changes nothing. options: adapters.
+        """
+        found, _ = self._encode(
+            prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask,
+            max_sequence_length, **options,
+        )
+        embeds, mask = padded_rows(found)
+        layers = self.transformer.config.num_text_layers
+        return alike((embeds.reshape(*mask.shape, layers, -1), mask), *found)
+
+
+class QwenImage21(_TransformerLoRAs, DiffusionPipeline):
+    """Pipelines of Qwen-Image 2.1."""
+
+    family = QWEN_IMAGE21
+
+    @encodes_prompts
+    def _encode(
+        self, prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask, **options,
+    ):
+        """Returns the embeddings of prompts, a list of arrays t d, and an empty list."""
+
+    def encode_prompt(
+        self, prompt, image=None, device=None, num_images_per_prompt=1, prompt_embeds=None,
+        prompt_embeds_mask=None, image_pad_mask=None, **options,
+    ):
+        """Returns the embeddings of prompts, (prompts images) t d, which tokens count, and None.
+
+        What counts is None where all tokens do, else n t booleans; padding follows a prompt's
+        tokens. image and image_pad_mask must be None. device changes nothing. options: adapters.
+        """
+        if image is not None or image_pad_mask is not None:
+            raise ValueError("image and image_pad_mask must be None: prompts alone are encoded")
+        found, _ = self._encode(
+            prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask, **options
+        )
+        embeds, mask = padded_rows(found)
+        return alike((embeds, None if mask.all() else mask, None), *found)
+
+
+class Flux3Klein(_TransformerLoRAs, DiffusionPipeline):
+    """Pipelines of FLUX.3 klein."""
+
+    family = FLUX3_KLEIN
+    other_names = ("Flux3ModularPipeline", "Flux3DistilledModularPipeline")
+
+    @property
+    def own_defaults(self):
+        """The number of steps that a distilled checkpoint was made for."""
+        steps = DISTILLED_STEPS.get(self.modular_name(self.parts))
+        return {} if steps is None else {"num_inference_steps": steps}
+
+    @classmethod
+    def modular_name(cls, parts):
+        """Returns the modular pipeline of diffusers for a transformer, distilled or not."""
+        distilled = "transformer" in parts.models and parts.denoiser.network.config.flow_map
+        return cls.other_names[int(distilled)]
+
+    @encodes_prompts
+    def encode_prompt(
+        self, prompt=None, device=None, do_classifier_free_guidance=True, negative_prompt=None,
+        prompt_embeds=None, negative_prompt_embeds=None, max_sequence_length=8192,
+        text_encoder_out_layers=(4, 8, 12, 16, 20, 24, 28, 32), **options,
+    ):
+        """Returns the embeddings of prompts and of negative prompts, lists of arrays t d.
+
+        They have those of the tokens that fill them up to a multiple of 80. The second list is
+        empty without guidance. device changes nothing. options: adapters.
+        """
 
 
 class ZImage(_TransformerLoRAs, DiffusionPipeline):

@@ -15,6 +15,7 @@ from diffusax.checkpoints.files import (
     fitting_variant,
     numbered_folders,
     write_model_index,
+    write_modular_index,
 )
 from diffusax.checkpoints.keywords import take_keywords
 from diffusax.checkpoints.networks import check_saveable
@@ -122,7 +123,9 @@ def load_components(
         # Without an image encoder, a processor of images is the safety checker's.
         unused = role == "image_processor" and not {"image_encoder"} & {*listed, *given}
         if name not in listed or unused:
-            if component.optional:
+            if component.make is not None:
+                loaded[name] = component.make()
+            if component.optional or name in loaded:
                 continue
             hint = f"; give {name}=" if component in target.extra_components else ""
             raise ValueError(f"{folder / 'model_index.json'} has no {name}{hint}")
@@ -140,7 +143,7 @@ def load_components(
             own_place = role == "text_encoder" and encoder_mesh is not None
             place = encoder_mesh if own_place else device
             place = component_mesh(place, role) if isinstance(place, Mesh) else place
-            options = {"dtype": kind, "device": place}
+            options = {"dtype": kind, "device": place, "changes": dict(component.options)}
             paths = [component_folder(folder, name)]
             if role in NUMBERED_ROLES:
                 paths = numbered_folders(folder / name) or paths
@@ -212,7 +215,8 @@ def save_components(
         listed[name] = (library, model.class_name)
     for name, tokenizer in parts.tokenizers.items():
         tokenizer.save(folder / name)
-        listed[name] = ("transformers", type(tokenizer).__name__)
+        own = getattr(tokenizer, "listed_name", "") or type(tokenizer).__name__
+        listed[name] = ("transformers", own)
     for several in (CONTROLNET, T2I_ADAPTER):
         if len(names := parts.of_role(several.role)) > 1:
             listed = {k: v for k, v in listed.items() if k not in names}
@@ -222,6 +226,9 @@ def save_components(
         parts.scheduler.save_config(folder / name)
         listed[name] = ("diffusers", parts.scheduler.to_config()["_class_name"])
     write_model_index(folder, cls.__name__, listed, call_defaults=call_defaults, **parts.options)
+    if (modular := cls.modular_name(parts)) is not None:
+        present = {k: v for k, v in listed.items() if v is not None}
+        write_modular_index(folder, modular, present)
 
 
 def _saved(parts: Components, name: str, model: Model) -> Model:

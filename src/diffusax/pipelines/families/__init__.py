@@ -9,6 +9,9 @@ from diffusax.pipelines.families.family import (
 )
 from diffusax.pipelines.families.flux import FLUX
 from diffusax.pipelines.families.flux2 import FLUX2_KLEIN
+from diffusax.pipelines.families.flux3 import FLUX3_KLEIN
+from diffusax.pipelines.families.krea2 import KREA2
+from diffusax.pipelines.families.qwen_image21 import QWEN_IMAGE21
 from diffusax.pipelines.families.stable_diffusion import STABLE_DIFFUSION
 from diffusax.pipelines.families.stable_diffusion_xl import STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unconditional import UNCONDITIONAL
@@ -17,7 +20,10 @@ from diffusax.pipelines.families.z_image import Z_IMAGE
 __all__ = [
     "FLUX",
     "FLUX2_KLEIN",
+    "FLUX3_KLEIN",
     "IMAGE_PROMPTS",
+    "KREA2",
+    "QWEN_IMAGE21",
     "STABLE_DIFFUSION",
     "STABLE_DIFFUSION_XL",
     "UNCONDITIONAL",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
+import numpy as np
 
 from diffusax.checkpoints.files import numbered
 from diffusax.models.network import Network, Params
@@ -77,6 +78,14 @@ class Denoiser:
     def guidance_inputs(self, scales: Any) -> dict[str, Any]:
         """Returns what training adds to the conditions for guidance scales, b or b 1."""
         return {}
+
+    def targets(self, timesteps: np.ndarray, padded: int) -> np.ndarray | None:
+        """Returns the timestep that each row of a run leads to; None if the network has no use.
+
+        timesteps: those of the rows, n. padded: the rows of the result, of which later ones count
+        for nothing.
+        """
+        return None
 
     @property
     def tensor_rules(self) -> Rules:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from diffusax.pipelines.families.policies import of_branch
 from diffusax.pipelines.plan.arguments import Call, read_numbers
@@ -82,6 +83,77 @@ class OwnLengths(OneLength):
         """Returns what `encode_prompt` does: lists of prompts and of negative prompts."""
         first = of_branch(prompt.context, prompt.lengths, 0)
         return first, of_branch(prompt.context, prompt.lengths, 1) if guided else []
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked(OwnLengths):
+    """Prompts have several embeddings of each token, n t l d, of which a mask n t says which count.
+
+    Here the embeddings of a token stand side by side, and tokens that do not count are left out.
+    Lists of arrays t (l d), as callbacks have them, are taken, too, and need no mask.
+    """
+
+    def read(self, call: Call, names: Sequence[str], width: int | None) -> Prompt:
+        """Returns the embeddings that a call gives, padded; see `OneLength.read`."""
+        (name,) = names
+        given, axes = getattr(call, name), "(prompts, tokens, layers, width)"
+        if isinstance(given, list | tuple) or getattr(given, "ndim", 0) == 3:
+            return super().read(call, names, width)
+        embeds = check_embeds(name, given, 4, axes=axes)
+        joined = embeds.reshape(*embeds.shape[:2], -1)
+        if width not in (None, joined.shape[-1]):
+            raise ValueError(
+                f"{name} must have {width} numbers of each token, in all layers together (got "
+                f"{embeds.shape[2]} times {embeds.shape[3]})"
+            )
+        mask = getattr(call, f"{name}_mask")
+        if mask is None:
+            raise ValueError(f"{name}_mask must be given with {name}; see encode_prompt")
+        read = check_mask(f"{name}_mask", mask, embeds.shape[:2])
+        return self.pad([x[own] for x, own in zip(joined, read)])
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedTokens(OwnLengths):
+    """Prompts have embeddings of one length, n t d, of which a mask n t may say which count.
+
+    Here tokens that do not count, which follow the others, are left out.
+    """
+
+    def read(self, call: Call, names: Sequence[str], width: int | None) -> Prompt:
+        """Returns the embeddings that a call gives, padded; see `OneLength.read`."""
+        (name,) = names
+        embeds = check_embeds(name, getattr(call, name), 3, width)
+        mask = getattr(call, f"{name}_mask")
+        if mask is None:
+            return self.pad(list(embeds))
+        read = check_mask(f"{name}_mask", mask, embeds.shape[:2])
+        return self.pad([x[own] for x, own in zip(embeds, read)])
+
+
+def check_mask(name: str, mask: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns which tokens count, n t booleans.
+
+    Raises:
+        ValueError: the mask has another shape, or a row without any.
+    """
+    read = read_numbers(name, mask).astype(bool)
+    if read.shape != shape or not read.any(axis=1).all():
+        raise ValueError(
+            f"{name} must have shape {shape}, and a one in each row (got shape {read.shape})"
+        )
+    return read
+
+
+def padded_embeds(embeds: Sequence[Any], size: Callable[[int], int]) -> Prompt:
+    """Returns hidden states of different lengths, t d each, as n s d with their lengths.
+
+    size: a function (the most tokens) -> s.
+    """
+    lengths = np.array([len(x) for x in embeds], np.int32)
+    longest = size(int(lengths.max()))
+    rows = [jnp.pad(jnp.asarray(x), ((0, longest - len(x)), (0, 0))) for x in embeds]
+    return Prompt(jnp.stack(rows), lengths=lengths)
 
 
 def check_embeds(

@@ -21,7 +21,7 @@ from diffusax.pipelines.families.policies import (
     negatives_first,
     sample_each,
 )
-from diffusax.pipelines.plan.plan import Conditions, Prompt, Tokens
+from diffusax.pipelines.plan.plan import Conditions, HiddenLayers, Prompt, Tokens
 from diffusax.samplers import Scheduler
 
 Role = Literal[
@@ -55,6 +55,11 @@ class Component:
     """Whether a checkpoint may lack it."""
     tokenizer: str = ""
     """For a text encoder: the name of its tokenizer among the components."""
+    make: Callable[[], Any] | None = None
+    """A function that makes the component for a checkpoint without one; None where none does."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Options of a network that replace those of its file: vision_config=None leaves out what a
+    language model reads images with."""
 
 
 CONTROLNET = Component("controlnet", "controlnet")
@@ -70,6 +75,11 @@ IMAGE_PROMPTS: tuple[Component, ...] = (
 
 def any_length(components: Any, call: Any) -> None:
     """Returns None: prompts of all lengths may share a batch."""
+
+
+def usual_layers(components: Any) -> HiddenLayers | None:
+    """Returns None: the checkpoints of a family read the same hidden states."""
+    return None
 
 
 def none_unused(components: Any, call: Any, run: Any) -> tuple[()]:
@@ -118,6 +128,9 @@ class Family:
     """The arguments of a call that replace a prompt, in the order of `Prompt`'s fields."""
     lengths: OneLength = dataclasses.field(default_factory=OneLength)
     """How long the embeddings of a call's prompts are: `OneLength` or `OwnLengths`."""
+    hidden_layers: Callable[[Any], HiddenLayers | None] = usual_layers
+    """A function (components) -> the hidden states that a checkpoint asks for; None for those that
+    `tokenize` gives, or the family's own."""
     batch_key: Callable[..., Any] = any_length
     """A function (components, call) -> a key that the prompts of one batch must have in common."""
     default_size: Callable[..., tuple[int, int]] | None = None
@@ -167,6 +180,10 @@ class Family:
         known = {c.name: c.role for c in (*self.components, *others)}
         return known[name] if name in known else known[name.rpartition("_")[0]]
 
+    def changes(self, name: str) -> dict[str, Any]:
+        """Returns the options of a component's network that replace those of its file."""
+        return next((dict(c.options) for c in self.components if c.name == name), {})
+
     @property
     def embedding_columns(self) -> tuple[str, ...]:
         """The columns of embeddings in a training cache, in the order of `Prompt`'s fields."""
@@ -196,7 +213,12 @@ def usual_autoencoder(latent_channels: int = 4) -> AutoencoderKLConfig:
 
 
 def diffusers_components(
-    denoiser: str, *text: tuple[str, str], tokenizer: Any, optional: Sequence[str] = ()
+    denoiser: str,
+    *text: tuple[str, str],
+    tokenizer: Any,
+    optional: Sequence[str] = (),
+    scheduler: Callable[[], Any] | None = None,
+    text_options: tuple[tuple[str, Any], ...] = (),
 ) -> tuple[Component, ...]:
     """Returns the components of a family in diffusers' layout.
 
@@ -205,8 +227,10 @@ def diffusers_components(
         *text: the names of each tokenizer and of the text encoder that reads its tokens.
         tokenizer: the class of the tokenizers, or a tuple with one for each.
         optional: the names of those that a checkpoint may lack.
+        scheduler: a function that makes the scheduler for checkpoints without one.
+        text_options: options of the text encoders, see `Component.options`.
     """
-    encoders = [Component(e, "text_encoder", tokenizer=t) for t, e in text]
+    encoders = [Component(e, "text_encoder", tokenizer=t, options=text_options) for t, e in text]
     kinds = tokenizer if isinstance(tokenizer, tuple) else (tokenizer,) * len(text)
     tokenizers = [Component(t, "tokenizer", kind) for (t, _), kind in zip(text, kinds, strict=True)]
     found = (
@@ -214,6 +238,6 @@ def diffusers_components(
         *encoders,
         *tokenizers,
         Component(denoiser, "denoiser"),
-        Component("scheduler", "scheduler", Scheduler),
+        Component("scheduler", "scheduler", Scheduler, make=scheduler),
     )
     return tuple(dataclasses.replace(c, optional=c.name in optional) for c in found)

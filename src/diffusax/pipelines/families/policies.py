@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.images.conversion import nearest
+from diffusax.images.conversion import Box, nearest
 from diffusax.images.references import as_images, reference_image
 from diffusax.pipelines.plan.guidance import above_one
 from diffusax.pipelines.plan.plan import Conditions, DecoderCondition
@@ -67,6 +67,14 @@ class ClassifierFree:
         if self.branches(components) == 1:
             return "this network needs no guidance, so that there is one prediction without any"
         return f"{self.argument}={self.scale(call):g} turns guidance off"
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoBranches(ClassifierFree):
+    """Classifier-free guidance by guidance_scale of all checkpoints, also of distilled ones."""
+
+    def branches(self, components: Any) -> int:
+        return 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +225,13 @@ class Channels:
             ValueError: one cannot be read or has an impossible size.
         """
         return ()
+
+    def kept_part(self, call: Any, multiple: int) -> Box | None:
+        """Returns the part of generated images that a call with `references` returns; None for all.
+
+        It is left, top, right and bottom in pixels.
+        """
+        return None
 
     def inpainted(self, latents: Any) -> Sequence[Any]:
         """Returns the latents that inpainting looks at, of those of the image, b h w c."""

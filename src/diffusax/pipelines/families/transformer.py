@@ -4,11 +4,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from diffusax.pipelines.families.denoiser import Denoiser
-from diffusax.pipelines.plan.plan import Tokens
+from diffusax.pipelines.plan.plan import Prompt, Tokens
 from diffusax.samplers.noise_levels import dynamic_mu
+
+_SHORTEST = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,23 @@ def padded_tokens(tokenizer: Any, rows: Sequence[Sequence[int]], length: int) ->
     for filled, row in zip(ids, rows):
         filled[: len(row)] = row
     return Tokens((ids,), lengths=np.array(list(map(len, rows)), np.int32))
+
+
+def padded_length(tokens: int, most: int | None = None) -> int:
+    """Returns the length that texts of so many tokens are filled up to: 64, 128, 256, 512, ....
+
+    most: the most tokens of a text; the length is at most this, in steps of 32.
+    """
+    length = max(_SHORTEST, 1 << max(tokens - 1, 0).bit_length())
+    return length if most is None else min(length, -(-most // 32) * 32)
+
+
+def pad_embeds(embeds: Sequence[Any]) -> Prompt:
+    """Returns hidden states of different lengths, t d each, as n s d with their lengths."""
+    lengths = np.array([len(x) for x in embeds], np.int32)
+    longest = padded_length(int(lengths.max()))
+    rows = [jnp.pad(jnp.asarray(x), ((0, longest - len(x)), (0, 0))) for x in embeds]
+    return Prompt(jnp.stack(rows), lengths=lengths)
 
 
 def schedule_options(

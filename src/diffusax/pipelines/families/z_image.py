@@ -29,6 +29,8 @@ from diffusax.pipelines.families.family import (
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     chat_tokens,
+    pad_embeds,
+    padded_length,
     padded_tokens,
     schedule_options,
 )
@@ -36,7 +38,7 @@ from diffusax.pipelines.plan.guidance import above_zero, apply_guidance, limit_n
 from diffusax.pipelines.plan.plan import Conditions, Encoders, Prompt, StepInputs, Texts, Tokens
 from diffusax.text.language_tokenizer import Qwen2Tokenizer
 
-_SHORTEST, _LONGEST = 64, 512
+_LONGEST = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,23 +84,6 @@ class ZImageDenoiser(TransformerDenoiser):
             return guided
         limit = jnp.where((inputs.weights != 0).any(-1), inputs.rescale, 0)
         return limit_norm(predictions[:, 0], guided, limit)
-
-
-def padded_length(tokens: int, most: int | None = None) -> int:
-    """Returns the length that texts of so many tokens are filled up to: 64, 128, 256, 512, ....
-
-    most: the most tokens of a text; the length is at most this, in steps of 32.
-    """
-    length = max(_SHORTEST, 1 << max(tokens - 1, 0).bit_length())
-    return length if most is None else min(length, -(-most // 32) * 32)
-
-
-def pad_embeds(embeds: Sequence[Any]) -> Prompt:
-    """Returns hidden states of different lengths, t d each, as n s d with their lengths."""
-    lengths = np.array([len(x) for x in embeds], np.int32)
-    longest = padded_length(int(lengths.max()))
-    rows = [jnp.pad(jnp.asarray(x), ((0, longest - len(x)), (0, 0))) for x in embeds]
-    return Prompt(jnp.stack(rows), lengths=lengths)
 
 
 def conditions(

@@ -164,7 +164,7 @@ def shapes_only(
         if role == "t2i_adapter" and not hasattr(cls, "family"):
             # Classes that choose a pipeline by its task choose one without.
             continue
-        network = read_network(folder / name)
+        network = read_network(folder / name, family.changes(name))
         other = vae_dtype if role == "autoencoder" else None
         kind = other or dtype
         models[name] = Model(network, cast_shapes(network.shapes, kind))

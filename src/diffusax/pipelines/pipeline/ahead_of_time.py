@@ -46,7 +46,7 @@ class AheadOfTime:
             sizes: heights and widths in pixels; by default the size that the denoiser was trained
                 at.
             **arguments: arguments of the later calls that decide what is compiled, such as
-                `guidance_scale=1` (Z-Image: 0) for calls without guidance.
+                `guidance_scale=1` (Z-Image, Krea 2: 0) for calls without guidance.
 
         Raises:
             ValueError: an argument is unknown or not valid, or there are several processes.

@@ -163,7 +163,7 @@ def _encode(
         {name: model.params for name, model in models.items()},
         tokenizers={n: loaded[n] for n in family.names("tokenizer") if n in loaded},
         scheduler=None,
-        options=dict(family.options),
+        options={name: loaded.get(name, usual) for name, usual in family.options},
         mesh=device if isinstance(device, Mesh) else None,
         encoder_mesh=encoder_mesh,
     )

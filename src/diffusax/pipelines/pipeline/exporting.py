@@ -14,6 +14,7 @@ from diffusax.checkpoints.tensors import write_tensors
 from diffusax.models.parameter_tree import ordered_leaves, path_name
 from diffusax.networks import load_network
 from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.families.family import Family
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks.tasks import Task
 from diffusax.runtime.programs.exporting import flat_arguments
@@ -33,17 +34,19 @@ def parameter_files(c: Components, request: Request) -> dict[str, str]:
 
 
 def write_parameters(
-    checkpoint: Path, components: Sequence[str], folder: Path, *, dtype: Any
+    checkpoint: Path, family: Family, components: Sequence[str], folder: Path, *, dtype: Any
 ) -> Iterator[Path]:
     """Writes the parameters of a checkpoint's networks one by one, and yields the paths.
 
-    Kernels have the layout of the programs, not of the checkpoint.
+    The networks are those of a family's pipelines. Kernels have the layout of the programs, not of
+    the checkpoint.
 
     Raises:
         ValueError: a component cannot be read; says which and why.
     """
     for name in components:
-        params = load_network(checkpoint / name, dtype=dtype).params
+        changes = family.changes(name)
+        params = load_network(checkpoint / name, dtype=dtype, changes=changes).params
         path = folder / f"{name}.safetensors"
         leaves = ordered_leaves(params)
         write_tensors(path, {path_name(key): np.asarray(leaf) for key, leaf in leaves})

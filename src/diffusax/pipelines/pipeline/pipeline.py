@@ -67,6 +67,8 @@ class DiffusionPipeline(
     """The networks that every call needs: their names, and whether only decoding needs them."""
     returns_flags: ClassVar[bool] = False
     """Whether a call with return_dict=False returns a second value, a safety checker's result."""
+    other_names: ClassVar[tuple[str, ...]] = ()
+    """The names of modular pipelines of diffusers whose checkpoints the first such class loads."""
     scheduler_options: ClassVar[dict[str, Any]] = {}
     """The options that diffusers sets in the config of an old checkpoint's scheduler."""
     parts: Components
@@ -92,6 +94,8 @@ class DiffusionPipeline(
             setattr(cls, component.name, ComponentAttribute(component))
         if hasattr(cls, "task"):
             CLASSES[cls.__name__] = cls
+            for name in cls.other_names:
+                CLASSES.setdefault(name, cls)
 
     def __init__(self, **components: Any):
         """Makes a pipeline of components, which are given under their names in a checkpoint.
@@ -114,7 +118,7 @@ class DiffusionPipeline(
         self.tensors = None
         for name, value in components.items():
             if name in options:
-                options[name] = bool(value)
+                options[name] = _like(options[name], value)
             elif name in self.component_names:
                 setattr(self, name, value)
             elif name not in IGNORED:
@@ -134,6 +138,16 @@ class DiffusionPipeline(
             self.parts.scheduler = with_class_options(scheduler, self.scheduler_options)
             # One that is assigned later may not say it: `FlowMatchEulerDiscreteScheduler()`.
             self.parts.process = scheduler.process
+
+    @classmethod
+    def modular_name(cls, parts: Components) -> str | None:
+        """Returns the modular pipeline of diffusers that opens saved components; None for none."""
+        return None
+
+    @property
+    def own_defaults(self) -> dict[str, Any]:
+        """The arguments of calls that have another default with these components."""
+        return {}
 
     def spread_over(self, mesh: Mesh | str | None) -> Self:
         """Splits batches and parameters over a mesh, as `from_pretrained(mesh=)`, and returns self.
@@ -186,7 +200,7 @@ class DiffusionPipeline(
         for name, value in options.items():
             if name not in self.parts.options:
                 raise ValueError(f"{type(self).__name__} has no option {name!r}")
-            self.parts.options[name] = bool(value)
+            self.parts.options[name] = _like(dict(self.family.options)[name], value)
         self.parts.forget()
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
@@ -253,3 +267,8 @@ class DiffusionPipeline(
             if tokenizer is not None and model is not None and hasattr(tokenizer, "check_fits"):
                 positions = getattr(model.config, "max_position_embeddings", None)
                 tokenizer.check_fits(model.config.vocab_size, positions)
+
+
+def _like(default: Any, value: Any) -> Any:
+    """Returns an option of model_index.json, as True or False where its default is one of them."""
+    return bool(value) if isinstance(default, bool) else value

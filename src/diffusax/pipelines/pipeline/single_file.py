@@ -46,7 +46,7 @@ class SingleFile:
         It reads Stable Diffusion 1 and 2, SDXL and its refiner, and their models for inpainting and
         InstructPix2Pix. `DiffusionPipeline` chooses the class by what the file holds; another class
         must be of the same family. Configs and tokenizers are in the package, so that nothing is
-        fetched. FLUX.1, FLUX.2 klein and Z-Image need `config`, and what the file lacks as
+        fetched. Models with a transformer need `config`, and what the file lacks as
         components. Tensors are read and cast one by one.
 
         Args:

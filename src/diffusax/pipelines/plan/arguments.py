@@ -48,6 +48,8 @@ class Call:
     negative_prompt_3: Texts = None
     prompt_embeds: Any = None
     negative_prompt_embeds: Any = None
+    prompt_embeds_mask: Any = None
+    negative_prompt_embeds_mask: Any = None
     pooled_prompt_embeds: Any = None
     negative_pooled_prompt_embeds: Any = None
     num_images_per_prompt: ImageCount | None = 1
@@ -206,6 +208,7 @@ def read_call(
     except TypeError as error:
         raise TypeError(f"{type(pipe).__name__}.__call__() {error}") from None
     del values["self"]
+    call = dataclasses.replace(call, **pipe.own_defaults)
     if pure:
         return check_call(values, call)
     check_untraced(values, _CALL_TRACED)

@@ -96,7 +96,7 @@ def lane_inputs(inputs: StepInputs, branches: Branches, b: int) -> StepInputs:
 
     Args:
         inputs: the inputs of one row. control: m k r or b m k r, see `StepInputs`; freeu: 4 or b 4;
-            adapters: a or b a.
+            adapters: a or b a; target: a scalar or b.
         branches: the lanes.
         b: the number of images.
     """
@@ -108,7 +108,11 @@ def lane_inputs(inputs: StepInputs, branches: Branches, b: int) -> StepInputs:
     def of_images(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else branches.from_images(jnp.broadcast_to(x, (b, x.shape[-1])))
 
-    return StepInputs(None, None, control, of_images(inputs.freeu), of_images(inputs.adapters))
+    target = inputs.target
+    if target is not None:
+        target = branches.from_images(jnp.broadcast_to(target, (b,)))
+    of_rows = of_images(inputs.freeu), of_images(inputs.adapters), target
+    return StepInputs(None, None, control, *of_rows)
 
 
 def _on_each_device(function: Callable[..., jax.Array], *arrays: Any) -> jax.Array:

@@ -3,6 +3,8 @@
 DESCRIPTIONS = {
     "prompt": "The text that says what to generate, or a list of texts. Its embeddings, n t d, can "
     "be given as `prompt_embeds` instead.",
+    "prompt_embeds_mask": "Which tokens of `prompt_embeds` count, n t, for Krea 2; for those of "
+    "negative prompts it is `negative_prompt_embeds_mask`.",
     "prompt_2": "The text for the second text encoder; by default the same.",
     "prompt_3": "The text for the third text encoder; by default the same.",
     "image": "The image or images to start from, to edit or to be guided by: paths, PIL images, or "
@@ -25,7 +27,7 @@ DESCRIPTIONS = {
     "denoising_start": "The fraction of the steps that another model has done before.",
     "denoising_end": "The fraction of the steps after which to stop, for another model to go on.",
     "guidance_scale": "The scale of classifier-free guidance, which is off at 1 and less (for "
-    "Z-Image at 0).",
+    "Z-Image and Krea 2 at 0).",
     "true_cfg_scale": "The scale of classifier-free guidance of FLUX.1, which needs a negative "
     "prompt and is off at 1 and less.",
     "image_guidance_scale": "How closely the result keeps to the image that is edited.",

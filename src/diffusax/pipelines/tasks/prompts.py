@@ -54,7 +54,9 @@ def count_prompts(call: Call) -> int:
     if call.prompt is None:
         if isinstance(call.prompt_embeds, list | tuple):
             return len(call.prompt_embeds)
-        return len(check_embeds("prompt_embeds", call.prompt_embeds, 3))
+        layers = np.ndim(call.prompt_embeds) == 4
+        axes = "(prompts, tokens, layers, width)" if layers else None
+        return len(check_embeds("prompt_embeds", call.prompt_embeds, 3 + layers, axes=axes))
     if isinstance(call.prompt, str):
         return 1
     if not call.prompt:
@@ -203,6 +205,8 @@ def tokenize(
     groups = [call_texts(c, call, prefix, prompts) for prefix in prefixes]
     texts = [[text for group in groups for text in group[name]] for _, _, name in encoders]
     tokens = c.family.tokenize([tokenizer for tokenizer, _, _ in encoders], texts, call, length)
+    if (layers := c.family.hidden_layers(c)) is not None:
+        tokens = tokens._replace(layers=layers)
     for (tokenizer, network, name), ids in zip(encoders, tokens.ids):
         size = getattr(getattr(network, "config", None), "vocab_size", None)
         if size is not None and (largest := np.max(ids)) >= size:

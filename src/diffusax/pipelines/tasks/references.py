@@ -1,6 +1,7 @@
 """Images that a denoiser looks at while it generates others."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 from PIL import Image
 
-from diffusax.images.conversion import to_pixels
+from diffusax.images.conversion import Box, to_pixels
 from diffusax.images.references import (
     as_images,
     reference_images,
@@ -28,8 +29,24 @@ def with_references(c: Components, call: Call, run: PreparedRun) -> PreparedRun:
     Raises:
         ValueError: an image cannot be read, is too small or too narrow.
     """
-    images = c.family.edits.references(call, c.latents.factor)
-    return looking_at(run, [_encoded(c, pixels) for pixels in images])
+    edits, multiple = c.family.edits, c.latents.multiple
+    images = edits.references(call, multiple)
+    run = looking_at(run, [_encoded(c, pixels) for pixels in images])
+    box = edits.kept_part(call, multiple)
+    if box is None or call.output_type == "latent":
+        return run
+    return dataclasses.replace(run, overlay=functools.partial(cropped, call.output_type, box))
+
+
+def cropped(output_type: str, box: Box, images: Any) -> Any:
+    """Returns the part of images of an output type that is in a box."""
+    left, top, right, bottom = box
+    match output_type:
+        case "pil":
+            return [image.crop(box) for image in images]
+        case "pt":
+            return images[..., top:bottom, left:right]
+    return images[:, top:bottom, left:right]
 
 
 def with_inpainted(c: Components, call: Call, run: PreparedRun, clean: Any) -> PreparedRun:

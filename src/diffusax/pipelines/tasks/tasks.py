@@ -195,11 +195,13 @@ def _step_inputs(setup: Setup, weights: tuple[float, ...], padded: int) -> StepI
     """Returns the inputs of each row. weights: those of guidance. padded: the table's rows."""
     c, call, adapters = setup.c, setup.call, setup.adapters
     rescale = call.cfg_normalization or call.guidance_rescale
+    times = setup.schedule.timesteps
     return StepInputs(
-        guidance.weights_by_row(call, weights, setup.schedule.timesteps, padded),
+        guidance.weights_by_row(call, weights, times, padded),
         np.full(padded, rescale, np.float32),
         freeu=None if c.freeu is None else freeu_rows(c.freeu, padded),
         adapters=None if adapters is None else _adapter_rows(adapters, call, padded),
+        target=c.denoiser.targets(times, padded),
     )
 
 

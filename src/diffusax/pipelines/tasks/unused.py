@@ -21,6 +21,7 @@ Reason = tuple[Sequence[str], str]
 _OF_GUIDANCE = (
     *("negative_prompt", "negative_prompt_2", "negative_prompt_3"),
     *("negative_prompt_embeds", "negative_pooled_prompt_embeds", "guidance_rescale"),
+    "negative_prompt_embeds_mask",
     *("guidance_start", "guidance_end", "cfg_normalization", "cfg_truncation"),
     *("negative_original_size", "negative_crops_coords_top_left", "negative_target_size"),
     *("negative_aesthetic_score", "image_guidance_scale", "guide"),

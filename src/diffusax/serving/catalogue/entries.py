@@ -267,9 +267,13 @@ def _does(origin: Any, task: Task) -> bool:
 
 def _scheduler(folder: Path, listed: dict[str, Any], origin: Any) -> Scheduler:
     """Returns the scheduler that pipelines of the checkpoint have."""
-    if "scheduler" not in listed:
+    own = next(c for c in origin.all_components if c.role == "scheduler")
+    if "scheduler" in listed:
+        scheduler = load_scheduler(folder, "scheduler", listed["scheduler"][1])
+    elif own.make is not None:
+        scheduler = own.make()
+    else:
         raise ValueError(f"{folder / 'model_index.json'} has no scheduler")
-    scheduler = load_scheduler(folder, "scheduler", listed["scheduler"][1])
     return with_class_options(scheduler, origin.scheduler_options)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from diffusax.boundary.files import load_json
-from diffusax.checkpoints.files import MODEL_INDEX
+from diffusax.checkpoints.files import index_of
 from diffusax.checkpoints.single_file import is_single_file, kind_of_file
 
 Kind = Literal["model", "lora", "embedding", "controlnet"]
@@ -103,14 +103,14 @@ def _walk(folder: Path, *, skip: set[Path] | None = None, deep: bool = True) -> 
 
 def _is_saved(folder: Path) -> bool:
     """Returns whether a folder is a pipeline or a network in diffusers' layout."""
-    return (folder / MODEL_INDEX).is_file() or (folder / "config.json").is_file()
+    return index_of(folder) is not None or (folder / "config.json").is_file()
 
 
 def _is_of(kind: Kind, path: Path) -> bool:
     """Returns whether a path in the folder of a kind can be of that kind."""
     if not path.is_dir():
         return True
-    return (path / MODEL_INDEX).is_file() if kind == "model" else kind == "controlnet"
+    return index_of(path) is not None if kind == "model" else kind == "controlnet"
 
 
 def _kind_of(path: Path) -> Kind | None:
@@ -120,7 +120,7 @@ def _kind_of(path: Path) -> Kind | None:
         ValueError: it cannot be read.
     """
     if path.is_dir():
-        if (path / MODEL_INDEX).is_file():
+        if index_of(path) is not None:
             return "model"
         named = load_json(path / "config.json").get("_class_name")
         return "controlnet" if named == "ControlNetModel" else None

@@ -1,0 +1,347 @@
+"""Krea 2's transformer: a text and an image in one stream (Krea AI 2026).
+
+Upstream: diffusers models/transformers/transformer_krea2.py. The image's tokens come first here,
+and those of the text after them, so that padding stands at the end of all.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.nn.initializers import zeros
+
+from diffusax.models.autoencoders.latents import patchify, unpatchify
+from diffusax.models.layers.embeddings import timestep_embedding
+from diffusax.models.layers.inputs import check_map, check_rows, check_tokens
+from diffusax.models.layers.layers import CentredRMSNorm, Linear
+from diffusax.models.layers.resnet import rematerialized
+from diffusax.models.layers.rngs import shaped
+from diffusax.models.ops.activations import approximate_gelu, gated_silu
+from diffusax.models.ops.attention import attention
+from diffusax.models.ops.modulation import add_gated, shifted
+from diffusax.models.ops.rotation import Rotation, rotate
+from diffusax.models.transformers.blocks import rotation_at
+from diffusax.models.transformers.configs import Krea2Transformer2DConfig
+from diffusax.runtime.devices.mesh import Rule, Rules, gather_channels, split_tokens
+
+PATCH = 2
+KREA2_RULES: Rules = (
+    Rule(r"to_(q|gate)\.kernel", -1, "heads"),
+    Rule(r"to_[kv]\.kernel", -1, "key_heads"),
+    Rule(r"to_out\.0\.kernel", -2, "heads"),
+    (r"ff\.(gate|up)\.kernel", -1),
+    (r"ff\.down\.kernel", -2),
+    (r"time_mod_proj\.(kernel|bias)", -1),
+)
+"""The tensor axis splits the heads, the feed-forward's inner channels, and the modulations'."""
+
+
+class Krea2Attention(nnx.Module):
+    """Self-attention with normalised queries and keys, and a gate of its output. x: b t c -> b t c.
+
+    Each head of keys serves several heads of queries (Ainslie et al. 2023).
+    """
+
+    def __init__(self, c: int, *, heads: int, key_heads: int, eps: float, rngs: nnx.Rngs):
+        d, options = c // heads, dict[str, Any](bias=False, rngs=rngs)
+        self.heads, self.key_heads = heads, key_heads
+        self.to_q = Linear(c, c, **options)
+        self.to_k = Linear(c, d * key_heads, **options)
+        self.to_v = Linear(c, d * key_heads, **options)
+        self.to_gate = Linear(c, c, **options)
+        self.norm_q = CentredRMSNorm(d, eps=eps, rngs=rngs)
+        self.norm_k = CentredRMSNorm(d, eps=eps, rngs=rngs)
+        self.to_out = nnx.List([Linear(c, c, **options)])
+
+    def __call__(
+        self,
+        x: jax.Array,
+        lengths: jax.Array | None = None,
+        rotation: Rotation | None = None,
+        *,
+        window: int | None = None,
+    ) -> jax.Array:
+        """Attends to tokens.
+
+        Args:
+            x: b t c.
+            lengths: how many of the first tokens are attended to, b; None for all of them.
+            rotation: the tokens' positions; None for none.
+            window: the number of tokens that follow each other and attend to each other alone;
+                None for all.
+        """
+        b, t, c = x.shape
+        d = c // self.heads
+        q, k, v = (layer(x).reshape(b, t, -1, d) for layer in (self.to_q, self.to_k, self.to_v))
+        q, k = self.norm_q(q), self.norm_k(k)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        if window is not None:
+            q, k, v = (y.reshape(-1, window, *y.shape[2:]) for y in (q, k, v))
+        y = attention(q, k, v, key_lengths=lengths).reshape(b, t, c)
+        return self.to_out[0](y * nnx.sigmoid(self.to_gate(x)))
+
+
+class SwiGLU(nnx.Module):
+    """A feed-forward layer gated by SiLU (Shazeer 2020). x: ... c -> ... c."""
+
+    def __init__(self, c: int, inner: int, *, rngs: nnx.Rngs):
+        self.gate = Linear(c, inner, bias=False, rngs=rngs)
+        self.up = Linear(c, inner, bias=False, rngs=rngs)
+        self.down = Linear(inner, c, bias=False, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down(gated_silu(self.gate(x), self.up(x)))
+
+
+class Krea2TextFusionBlock(nnx.Module):
+    """Attention and feed-forward, each after a norm. x: b t c -> b t c."""
+
+    def __init__(self, config: Krea2Transformer2DConfig, *, rngs: nnx.Rngs):
+        c, eps = config.text_hidden_dim, config.norm_eps
+        self.norm1 = CentredRMSNorm(c, eps=eps, rngs=rngs)
+        self.norm2 = CentredRMSNorm(c, eps=eps, rngs=rngs)
+        heads, key_heads = config.text_num_attention_heads, config.text_num_key_value_heads
+        self.attn = Krea2Attention(c, heads=heads, key_heads=key_heads, eps=eps, rngs=rngs)
+        self.ff = SwiGLU(c, config.text_intermediate_size, rngs=rngs)
+
+    def __call__(
+        self, x: jax.Array, lengths: jax.Array | None, window: int | None = None
+    ) -> jax.Array:
+        """Returns the next block's tokens, b t c. See `Krea2Attention`."""
+        x = x + self.attn(self.norm1(x), lengths, window=window)
+        return x + self.ff(self.norm2(x))
+
+
+class Krea2TextFusion(nnx.Module):
+    """Makes one hidden state of several of each token, and lets tokens attend to each other."""
+
+    def __init__(self, config: Krea2Transformer2DConfig, *, rngs: nnx.Rngs):
+        def blocks(count: int) -> nnx.List[Krea2TextFusionBlock]:
+            return nnx.List([Krea2TextFusionBlock(config, rngs=rngs) for _ in range(count)])
+
+        self.layerwise_blocks = blocks(config.num_layerwise_text_blocks)
+        self.projector = Linear(config.num_text_layers, 1, bias=False, rngs=rngs)
+        self.refiner_blocks = blocks(config.num_refiner_text_blocks)
+
+    def __call__(self, x: jax.Array, lengths: jax.Array, *, remat: bool = False) -> jax.Array:
+        """Returns the text, b s d.
+
+        Args:
+            x: l hidden states of each token, b s l d.
+            lengths: the number of tokens that are not padding, b.
+            remat: whether gradients compute the activations of blocks again.
+        """
+        b, s, count, d = x.shape
+        x = x.reshape(b, s * count, d)
+        for block in self.layerwise_blocks:
+            own = rematerialized(lambda y, block=block: block(y, None, count), remat)
+            x = own(x)
+        x = self.projector(jnp.swapaxes(x.reshape(b, s, count, d), 2, 3))[..., 0]
+        for block in self.refiner_blocks:
+            x = rematerialized(block, remat)(x, lengths)
+        return x
+
+
+class Krea2TextProjection(nnx.Module):
+    """A norm, linear, approximate GELU, linear. x: b s d -> b s c."""
+
+    def __init__(self, d: int, c: int, *, eps: float, rngs: nnx.Rngs):
+        self.norm = CentredRMSNorm(d, eps=eps, rngs=rngs)
+        self.linear_1 = Linear(d, c, rngs=rngs)
+        self.linear_2 = Linear(c, c, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.linear_2(approximate_gelu(self.linear_1(self.norm(x))))
+
+
+class Krea2TimestepEmbedding(nnx.Module):
+    """Sinusoids, linear, approximate GELU, linear. timesteps: b, from 1 to 0 -> b c."""
+
+    def __init__(self, width: int, c: int, *, rngs: nnx.Rngs):
+        self.width = width
+        self.linear_1 = Linear(width, c, rngs=rngs)
+        self.linear_2 = Linear(c, c, rngs=rngs)
+
+    def __call__(self, timesteps: jax.Array) -> jax.Array:
+        sinusoids = timestep_embedding(timesteps.astype(jnp.float32) * 1000, self.width)
+        return self.linear_2(approximate_gelu(self.linear_1(sinusoids)))
+
+
+class Krea2TransformerBlock(nnx.Module):
+    """Attention and feed-forward, shifted, scaled and gated as in all blocks but for a table."""
+
+    def __init__(self, config: Krea2Transformer2DConfig, *, rngs: nnx.Rngs):
+        c, eps = config.width, config.norm_eps
+        self.scale_shift_table = _table(6, c, rngs)
+        self.norm1 = CentredRMSNorm(c, eps=eps, rngs=rngs)
+        self.norm2 = CentredRMSNorm(c, eps=eps, rngs=rngs)
+        heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+        self.attn = Krea2Attention(c, heads=heads, key_heads=key_heads, eps=eps, rngs=rngs)
+        self.ff = SwiGLU(c, config.intermediate_size, rngs=rngs)
+
+    def __call__(
+        self, x: jax.Array, modulation: jax.Array, lengths: jax.Array, rotation: Rotation
+    ) -> jax.Array:
+        """Returns the next block's tokens, b t c.
+
+        Args:
+            x: b t c.
+            modulation: what all blocks have in common, b 6 c.
+            lengths: how many of the first tokens are attended to, b.
+            rotation: the tokens' positions.
+        """
+        scale1, shift1, gate1, scale2, shift2, gate2 = _rows(modulation, self.scale_shift_table)
+        h = self.attn(shifted(self.norm1(x), shift1, scale1), lengths, rotation)
+        x = add_gated(x, gate1, h)
+        return add_gated(x, gate2, self.ff(shifted(self.norm2(x), shift2, scale2)))
+
+
+class Krea2FinalLayer(nnx.Module):
+    """A norm, shifted and scaled by the time, and a linear layer. x: b t c, temb: b c -> b t e."""
+
+    def __init__(self, c: int, e: int, *, eps: float, rngs: nnx.Rngs):
+        self.scale_shift_table = _table(2, c, rngs)
+        self.norm = CentredRMSNorm(c, eps=eps, rngs=rngs)
+        self.linear = Linear(c, e, rngs=rngs)
+
+    def __call__(self, x: jax.Array, temb: jax.Array) -> jax.Array:
+        scale, shift = _rows(temb[:, None], self.scale_shift_table)
+        return self.linear(shifted(self.norm(x), shift, scale))
+
+
+class Krea2Transformer2DModel(nnx.Module):
+    """Predicts the flow from images to noise in latents, for texts of any length."""
+
+    config_class = Krea2Transformer2DConfig
+    tensor_rules = KREA2_RULES
+    adapter_groups = (
+        r"transformer_blocks\.\d+\.attn\.to_(q|k|v|out\.0)",
+        r"transformer_blocks\..*",
+    )
+
+    def __init__(self, config: Krea2Transformer2DConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        c, eps = config.width, config.norm_eps
+        self.img_in = Linear(config.in_channels, c, rngs=rngs)
+        self.time_embed = Krea2TimestepEmbedding(config.timestep_embed_dim, c, rngs=rngs)
+        self.time_mod_proj = Linear(c, 6 * c, rngs=rngs)
+        self.text_fusion = Krea2TextFusion(config, rngs=rngs)
+        self.txt_in = Krea2TextProjection(config.text_hidden_dim, c, eps=eps, rngs=rngs)
+        self.transformer_blocks = nnx.List(
+            [Krea2TransformerBlock(config, rngs=rngs) for _ in range(config.num_layers)]
+        )
+        self.final_layer = Krea2FinalLayer(c, config.in_channels, eps=eps, rngs=rngs)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        timestep: jax.Array,
+        text: jax.Array,
+        lengths: jax.Array,
+        *,
+        fused: bool = False,
+        gradient_checkpointing: str = "none",
+    ) -> jax.Array:
+        """Returns the prediction, b h w c, in the dtype of the parameters.
+
+        Args:
+            x: the latents, b h w c.
+            timestep: b, from 1 for noise to 0 for an image.
+            text: the text encoder's hidden states, b s l d, l of each token, or with `fused` the
+                result of `fuse_text`, b s c.
+            lengths: the number of the text's tokens that are not padding, b.
+            fused: see text.
+            gradient_checkpointing: the activations that the gradient computes again, not keeping
+                them: "none", or "blocks" or "full" for those within each block.
+
+        Raises:
+            ValueError: an input has another shape.
+        """
+        check_map("x", x, self.config.in_channels // PATCH**2)
+        check_rows(x, timestep=timestep, text=text, lengths=lengths)
+        remat = gradient_checkpointing != "none"
+        if not fused:
+            text = self.fuse_text(text, lengths, remat=remat)
+        rows, columns = x.shape[1] // PATCH, x.shape[2] // PATCH
+        ids = np.concatenate([image_ids(rows, columns), np.zeros((text.shape[1], 3), np.int32)])
+        rotation = rotation_at(ids, self.config.axes_dims_rope, self.config.rope_theta)
+        tokens = patchify(x, PATCH, channels_first=True)
+        y = self.predict_tokens(tokens, timestep, text, lengths, rotation, remat=remat)
+        return unpatchify(y, PATCH, *x.shape[1:3], channels_first=True)
+
+    def fuse_text(self, text: jax.Array, lengths: jax.Array, *, remat: bool = False) -> jax.Array:
+        """Returns what the blocks read of a text, which does not depend on the image or the time.
+
+        Args:
+            text: the text encoder's hidden states, b s l d, l of each token.
+            lengths: the number of tokens that are not padding, b.
+            remat: whether gradients compute the activations of blocks again.
+
+        Raises:
+            ValueError: the text has another shape.
+        """
+        wanted = self.config.num_text_layers, self.config.text_hidden_dim
+        if text.ndim != 4 or text.shape[2:] != wanted:
+            raise ValueError(
+                f"text must have shape (batch, tokens, {wanted[0]}, {wanted[1]}) (got {text.dtype} "
+                f"of shape {text.shape})"
+            )
+        # What stands in padding is never attended to, but must be finite.
+        seen = jnp.arange(text.shape[1]) < lengths[:, None]
+        text = jnp.where(seen[..., None, None], text, 0)
+        return self.txt_in(self.text_fusion(text, lengths, remat=remat))
+
+    def predict_tokens(
+        self,
+        x: jax.Array,
+        timestep: jax.Array,
+        text: jax.Array,
+        lengths: jax.Array,
+        rotation: Rotation,
+        *,
+        remat: bool = False,
+    ) -> jax.Array:
+        """Returns the prediction for latents at any positions, b t c.
+
+        Args:
+            x: b t c.
+            timestep: see a call.
+            text: the result of `fuse_text`, b s d.
+            lengths: see a call.
+            rotation: the positions of x's tokens, then of the text's, b (t + s) d/2, or
+                1 (t + s) d/2.
+            remat: whether gradients compute the activations of blocks again.
+
+        Raises:
+            ValueError: an input has another shape.
+        """
+        check_tokens("x", x, {self.config.in_channels})
+        b, t, _ = x.shape
+        temb = self.time_embed(timestep)
+        # A row for each image is little to gather.
+        modulation = gather_channels(self.time_mod_proj(approximate_gelu(temb)))
+        modulation = modulation.reshape(b, 6, -1)
+        image = self.img_in(x)
+        joined = split_tokens(jnp.concatenate([image, text.astype(image.dtype)], axis=1))
+        for block in self.transformer_blocks:
+            joined = rematerialized(block, remat)(joined, modulation, t + lengths, rotation)
+        return self.final_layer(joined[:, :t], temb)
+
+
+def image_ids(rows: int, columns: int) -> np.ndarray:
+    """Returns the positions of an image's tokens on the three axes, (rows columns) 3."""
+    index = np.arange(rows * columns)
+    return np.stack([0 * index, index // columns, index % columns], axis=1)
+
+
+def _table(count: int, c: int, rngs: nnx.Rngs) -> nnx.Param[jax.Array]:
+    return nnx.Param(shaped(zeros)(rngs.params(), (count, c), jnp.float32))
+
+
+def _rows(modulation: jax.Array, table: Any) -> list[jax.Array]:
+    """Returns the rows of a modulation with its table added to it, b 1 c each."""
+    rows = modulation + table[...]
+    return [rows[:, i, None] for i in range(rows.shape[1])]

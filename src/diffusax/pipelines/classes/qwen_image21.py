@@ -1,0 +1,39 @@
+"""Qwen-Image 2.1.
+
+The call's arguments, their order and defaults are diffusers'; those after the star are added.
+"""
+
+from diffusax.pipelines.classes.bases import QwenImage21
+from diffusax.pipelines.pipeline.call import documented
+from diffusax.pipelines.plan.arguments import TENSORS
+from diffusax.pipelines.tasks.tasks import text_to_image
+
+# `documented` (pipeline/call.py) makes each call from its declaration: it checks the arguments by
+# their types (plan/arguments.py), and generates the images.
+# fmt: off
+
+
+class QwenImage21Pipeline(QwenImage21):
+    """Generates images with an opacity from prompts (Qwen-Image 2.1, Qwen 2026).
+
+    diffusers' class also looks at images; `diffusax.torch` runs that.
+    """
+
+    task = staticmethod(text_to_image)
+
+    @documented
+    def __call__(
+        self, prompt=None, negative_prompt=None, true_cfg_scale=1.0, height=None, width=None,
+        num_inference_steps=40, sigmas=None, num_images_per_prompt=1, generator=None, latents=None,
+        prompt_embeds=None, prompt_embeds_mask=None, negative_prompt_embeds=None,
+        negative_prompt_embeds_mask=None, output_type="pil", return_dict=True,
+        attention_kwargs=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax",
+        guidance_scale=None, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+    ):
+        """Generates images for the prompts, of which each has its own length.
+
+        It is meant to be used without guidance; a true_cfg_scale above 1 needs negative_prompt.
+        guidance_scale is another name of it, which other families have.
+        A checkpoint with sample_sigmas, such as Turbo, ignores num_inference_steps.
+        """

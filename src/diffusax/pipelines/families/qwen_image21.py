@@ -1,0 +1,194 @@
+"""Qwen-Image 2.1 (Qwen 2026): a transformer over a text of any length and an image.
+
+The text is what a language model makes of a prompt in the form of a chat, before its last norm, and
+what stands before the prompt is left out. Nothing of it changes from step to step, so that a run
+computes its keys and values once. Images have an opacity.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.boundary.convert import checked_texts
+from diffusax.models.adapters.low_rank import adapter_options
+from diffusax.models.autoencoders.latents import LatentFormat
+from diffusax.models.autoencoders.qwen_image21 import AutoencoderKLQwenImage21Config
+from diffusax.models.network import Params
+from diffusax.pipelines.families import policies
+from diffusax.pipelines.families.denoiser import DenoiserInputs
+from diffusax.pipelines.families.embeddings import MaskedTokens
+from diffusax.pipelines.families.family import TEXT_COMPONENTS, Family, diffusers_components
+from diffusax.pipelines.families.transformer import (
+    TransformerDenoiser,
+    even_sigmas,
+    pad_embeds,
+    padded_length,
+    padded_tokens,
+    shifts_by_size,
+)
+from diffusax.pipelines.plan.plan import Conditions, Encoders, Prompt, StepInputs, Texts, Tokens
+from diffusax.samplers.noise_levels import dynamic_mu
+from diffusax.text.language_tokenizer import ProcessorTokenizer
+
+_CAPTION = 512
+"""The tokens of captions in training."""
+_CHAT = (
+    "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n"
+    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+)
+_PAIRS = 2
+"""Images have an even number of tokens in each direction."""
+
+
+@dataclasses.dataclass(frozen=True)
+class QwenImage21Denoiser(TransformerDenoiser):
+    """Qwen-Image 2.1's transformer."""
+
+    sample_size = (64, 64)
+
+    @property
+    def context_dim(self) -> int:
+        """The width of the language model's hidden states."""
+        return int(self.network.config.context_in_dim)
+
+    def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
+        """Returns the conditions with the text's keys and values, which a run computes once.
+
+        With LoRAs, whose weights may change from row to row, each step computes them.
+        """
+        if inputs.adapters is not None:
+            return conditions
+        given = conditions.context, conditions.lengths
+        prefix = self.network.apply(params["transformer"], *given, method="prefix")
+        return conditions._replace(keys={"transformer": prefix})
+
+    def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
+        """Predicts the velocity from images to noise for each branch, b h w c; see `Denoiser`.
+
+        Of the conditions it reads the texts, b s d, and their lengths, b. Of the inputs it reads
+        adapters: b a.
+        """
+        x, timestep, conditions, inputs = given
+        options |= adapter_options(params, "transformer", inputs.adapters)
+        options["prefix"] = (conditions.keys or {}).get("transformer")
+        time = timestep.astype(jnp.float32) / 1000
+        read = x, time, conditions.context, conditions.lengths
+        prediction: jax.Array = self.network.apply(params["transformer"], *read, **options)
+        return prediction
+
+
+@dataclasses.dataclass(frozen=True)
+class EitherScale(policies.TrueCFG):
+    """Classifier-free guidance by true_cfg_scale, or by guidance_scale, with a negative prompt."""
+
+    def scale(self, call: Any) -> float:
+        if call.guidance_scale is not None:
+            call = dataclasses.replace(call, true_cfg_scale=call.guidance_scale)
+        return super().scale(call)
+
+    def told(self, components: Any) -> tuple[str, ...]:
+        return ()
+
+
+def conditions(
+    components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
+) -> Conditions:
+    """Returns the texts and their lengths."""
+    return Conditions(prompt.context, lengths=prompt.lengths)
+
+
+def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[str, Any]:
+    """Returns the noise levels, and mu where the shift depends on the size.
+
+    They are the call's sigmas, or the checkpoint's sample_sigmas, or evenly spaced ones from 1 to
+    1/steps (pipeline_qwenimage21.py, __call__).
+    """
+    scheduler, options = components.scheduler, dict[str, Any]()
+    if shifts_by_size(scheduler):
+        rows, columns, _ = components.latents.shape(*size)
+        options["mu"] = dynamic_mu(scheduler.config, rows * columns)
+    own = components.options.get("sample_sigmas")
+    given = call.sigmas is not None or call.timesteps is not None
+    if own is None or given:
+        return options | even_sigmas(scheduler, call, np.float64)
+    return options | {"steps": None, "sigmas": tuple(map(float, own))}
+
+
+def tokenize(
+    tokenizers: Sequence[Any], texts: Texts, call: Any, length: int | None = None
+) -> Tokens:
+    """Returns the ids of texts as chats, n t, with their lengths; t is `padded_length`.
+
+    length has no effect, as embeddings of any length are filled up.
+    """
+    rows = [_chat(tokenizers[0], text) for text in texts[0]]
+    return padded_tokens(tokenizers[0], rows, padded_length(max(map(len, rows))))
+
+
+def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
+    """Returns the ids of a caption as a chat, t of a fixed length, and how many are no padding."""
+    rows = [_chat(tokenizers[0], caption)]
+    tokens = padded_tokens(tokenizers[0], rows, max(_CAPTION, len(rows[0])))
+    return Tokens((tokens.ids[0][0],), lengths=tokens.lengths[0])
+
+
+def text_length(components: Any, call: Any) -> int:
+    """Returns the length of a call's texts with padding, which is that of all in a batch."""
+    tokenizer, _, _ = components.text_encoders[0]
+    texts = checked_texts([call.prompt or "", call.negative_prompt or ""])
+    return padded_length(max(len(_chat(tokenizer, text)) for text in texts))
+
+
+def _chat(tokenizer: Any, text: str) -> list[int]:
+    # Upstream reads a space where there is no prompt.
+    return list(tokenizer(_CHAT.format(text or " ")).input_ids)
+
+
+def encode(
+    encoders: Encoders, params: tuple[Params, ...], tokens: Tokens, clip_skip: int | None = None
+) -> Prompt:
+    """Encodes tokens to the hidden states before the last norm, n t d, and their lengths.
+
+    What stands before the prompt is left out: a chat's second turn begins with the token that its
+    first begins with. clip_skip has no effect.
+    """
+    (ids,), index = tokens.ids, jnp.arange(tokens.ids[0].shape[1])
+    options: dict[str, Any] = {"method": "hidden_states", "layers": (-1,), "final_norm": False}
+    (states,) = encoders[0].apply(params[0], ids, tokens.lengths, **options)
+    begin = jnp.argmax((ids == ids[:, :1]) & (index > 0), axis=1)
+    places = jnp.minimum(begin[:, None] + index, len(index) - 1)
+    context = jnp.take_along_axis(states, places[..., None], axis=1)
+    return Prompt(context, lengths=tokens.lengths - begin.astype(jnp.int32))
+
+
+QWEN_IMAGE21 = Family(
+    name="Qwen-Image 2.1",
+    components=diffusers_components(
+        "transformer",
+        ("processor", "text_encoder"),
+        tokenizer=ProcessorTokenizer,
+        optional=("processor", *TEXT_COMPONENTS),
+        text_options=(("vision_config", None),),
+    ),
+    options=(("sample_sigmas", None),),
+    tokenize=tokenize,
+    tokenize_caption=tokenize_caption,
+    encode=encode,
+    conditions=conditions,
+    denoiser=QwenImage21Denoiser.of,
+    usual_autoencoder=AutoencoderKLQwenImage21Config(),
+    latents=functools.partial(LatentFormat.of, normalize=True, packed=True, grid=_PAIRS),
+    schedule_options=schedule_options,
+    lengths=MaskedTokens(pad_embeds),
+    batch_key=text_length,
+    guidance=EitherScale(),
+    start=policies.FlowSteps(),
+    encoding=policies.take_mode,
+    callback_view=policies.prompts_alone,
+)
+"""Qwen-Image 2.1, distilled (Turbo) and not."""
