@@ -159,7 +159,7 @@ class DecoderModel(LanguageModel):
             key_lengths: b, int32: the tokens of each text that are read, at least one; pads follow.
             layers: see `LanguageModel.hidden_states`.
             attention_mask: b t, in the place of key_lengths, for pads that may be anywhere: whether
-                a token is read, at least one in each text. The states of pads have no meaning then.
+                a token is read. The states of pads have no meaning then.
             position_ids: b t, or for Qwen3-VL also 3 b t (frame, row and column), integers: the
                 positions of the tokens. By default 0 to t - 1, pads counted.
             images: what Qwen3-VL reads in the place of the tokens that stand for images.
@@ -196,7 +196,7 @@ def _without_gaps(
 ) -> tuple[jax.Array, ...]:
     """Runs the layers on each text's tokens in a row, pads at the end, and puts the states back.
 
-    Tokens that read only those before them do not notice, since they keep their positions.
+    Tokens read only those before them, which are no pads then, and keep their positions.
     """
     order = jnp.argsort(mask == 0, axis=1, stable=True)
     if positions is None:
@@ -205,7 +205,7 @@ def _without_gaps(
         images = images._replace(mask=jnp.take_along_axis(images.mask, order, 1))
     states = run(
         jnp.take_along_axis(ids, order, 1),
-        (mask != 0).sum(1, dtype=jnp.int32),
+        None,
         # Positions may have three axes before: frame, row and column.
         position_ids=jnp.take_along_axis(positions, order[(None,) * (positions.ndim - 2)], -1),
         images=images,
