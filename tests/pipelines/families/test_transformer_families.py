@@ -406,8 +406,9 @@ def test_commands_compile_generate_and_export(whole, tmp_path, name):
     assert all(np.abs(image - found[0]).max() <= 1 for image in found)
     picture(1, 80, 72).save(tmp_path / "photo.png")
     seen = ["--image", str(tmp_path / "photo.png"), "--output", first]
-    main(["generate", PROMPT, "--model", folder, *size, *seen])
-    assert diffusax.load_image(first).size == (int(width), int(height))
+    if len(KINDS[name].classes) > 1:
+        main(["generate", PROMPT, "--model", folder, *size, *seen])
+        assert diffusax.load_image(first).size == (int(width), int(height))
     if name == "flux":
         flux_controlnet().save_pretrained(tmp_path / "net")
         steering = ["--control", seen[1], "--controlnet", str(tmp_path / "net")]

@@ -324,8 +324,9 @@ class Krea2Transformer2DModel(nnx.Module):
         # A row for each image is little to gather.
         modulation = gather_channels(self.time_mod_proj(approximate_gelu(temb)))
         modulation = modulation.reshape(b, 6, -1)
-        image = self.img_in(x)
-        joined = split_tokens(jnp.concatenate([image, text.astype(image.dtype)], axis=1))
+        image = split_tokens(self.img_in(x))
+        text = split_tokens(text.astype(image.dtype))
+        joined = split_tokens(jnp.concatenate([image, text], axis=1))
         for block in self.transformer_blocks:
             joined = rematerialized(block, remat)(joined, modulation, t + lengths, rotation)
         return self.final_layer(joined[:, :t], temb)
