@@ -20,6 +20,12 @@ OWN = {
     "z-image": {"negative_prompt": "a hat", "guidance_scale": 2.0},
     "flux": {"negative_prompt": "a hat", "true_cfg_scale": 2.0, "max_sequence_length": 32},
     "krea2": {"negative_prompt": "a hat", "guidance_scale": 2.0},
+    "qwen-image21": {
+        "negative_prompt": "a hat",
+        "true_cfg_scale": 2.0,
+        "height": 32,
+        "width": 64,
+    },
     "klein": {**KLEIN_CALL, "image": picture(1)},
     "klein-3": {**FLUX3_CALL, "image": picture(1)},
 }
@@ -48,6 +54,12 @@ SPLIT = {
         "transformer_blocks.0.ff.down",
         "text_fusion.refiner_blocks.0.attn.to_gate",
         "time_mod_proj",
+    ),
+    "qwen-image21": (
+        "transformer_blocks.0.attn.to_q",
+        "transformer_blocks.0.attn.to_out.0",
+        "transformer_blocks.0.img_mlp.proj",
+        "transformer_blocks.0.img_mlp.out",
     ),
     "klein": (
         "transformer_blocks.0.attn.to_q",

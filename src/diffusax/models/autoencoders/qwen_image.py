@@ -30,7 +30,6 @@ from diffusax.models.ops.activations import silu
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.conv import conv2d
 from diffusax.models.ops.norms import rms_norm
-from diffusax.runtime.devices.mesh import Rules
 
 _MEAN = (
     *(-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508),
@@ -304,10 +303,6 @@ class AutoencoderKLQwenImage(nnx.Module):
     """
 
     config_class = AutoencoderKLQwenImageConfig
-    tensor_rules: ClassVar[Rules] = (
-        (r"conv1\.frame_kernel", -1),
-        (r"conv2\.frame_kernel", -2),
-    )
 
     def __init__(self, config: AutoencoderKLQwenImageConfig, *, rngs: nnx.Rngs):
         self.config = config

@@ -25,7 +25,6 @@ from diffusax.models.layers.inputs import check_map
 from diffusax.models.layers.layers import Conv2d
 from diffusax.models.layers.resnet import upsample_nearest
 from diffusax.models.ops.activations import silu
-from diffusax.runtime.devices.mesh import Rules
 
 _MEAN = (
     *(0.5126, 0.7721, -0.0631, 1.3506, -0.7855, -2.1025, -0.3458, 1.3722),
@@ -250,7 +249,6 @@ class AutoencoderKLQwenImage21(nnx.Module):
     """
 
     config_class = AutoencoderKLQwenImage21Config
-    tensor_rules: ClassVar[Rules] = ((r"conv1\.kernel", -1), (r"conv2\.kernel", -2))
 
     def __init__(self, config: AutoencoderKLQwenImage21Config, *, rngs: nnx.Rngs):
         self.config = config

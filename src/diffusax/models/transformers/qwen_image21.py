@@ -312,7 +312,8 @@ class QwenImage21Transformer2DModel(nnx.Module):
         x = jnp.concatenate(parts, axis=1)
         segments = list(_segments([part.shape[1] for part in parts]))
         rotation, position = self._prefix_rotation(parts, references)
-        still = nnx.silu(self.time_text_embed(jnp.zeros(1, x.dtype)))
+        # A row for each image, as adapters have weights of their own for each.
+        still = nnx.silu(self.time_text_embed(jnp.zeros(context.shape[0], jnp.float32)))
         modulation, keys, values = self._modulation(still), list[Any](), list[Any]()
         for block in self.transformer_blocks:
             step = rematerialized(block.of_prefix, remat)
@@ -331,7 +332,7 @@ class QwenImage21Transformer2DModel(nnx.Module):
         text, latents = reference
         check_tokens("the text before an image", text, {self.config.context_in_dim})
         check_map("references", latents, self.config.in_channels)
-        tokens = latents.reshape(len(latents), -1, latents.shape[-1])
+        tokens = latents.reshape(latents.shape[0], -1, latents.shape[-1])
         return self.txt_in(text), self.img_in(tokens)
 
     def _prefix_rotation(
@@ -355,7 +356,7 @@ class QwenImage21Transformer2DModel(nnx.Module):
     def _image_rotation(self, prefix: Prefix, h: int, w: int) -> Rotation:
         """Returns the rotations of the image's tokens, b (h w) d/2."""
         position, axes = prefix.position, _image_ids(0, h, w).T
-        shape = len(position), h * w
+        shape = position.shape[0], h * w
         rows, columns = (jnp.broadcast_to(axis, shape) for axis in axes[1:])
         # An image to look at moves what follows by less than the number of its tokens.
         last = max(prefix.keys[0].shape[1], int(axes.max()))
