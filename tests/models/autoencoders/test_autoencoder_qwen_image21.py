@@ -13,12 +13,11 @@ from diffusax.models import AutoencoderKLQwenImage21, AutoencoderKLQwenImage21Co
 from diffusax.models.network import Network, cast_params
 from diffusax.networks import Model, load_network
 
+# Frames are copies of different channels where a level halves them.
 MORE = {
     "decoder_base_dim": None,
-    "dim_mult": [1, 4, 4],
     "num_res_blocks": 1,
-    "temperal_downsample": [True, False],
-    "scale_factor_spatial": 4,
+    "temperal_downsample": [True, True, True],
 }
 
 
