@@ -278,7 +278,7 @@ def _write_tokenizer(folder: Path, encoder: str) -> str:
     if encoder.startswith("CLIP"):
         write_clip_vocabulary(folder)
         return "CLIPTokenizer"
-    from support.tokenizers import qwen_tokenizer, t5_tokenizer
+    from support.tiny_tokenizers import qwen_tokenizer, t5_tokenizer
 
     if encoder == "T5EncoderModel":
         t5_tokenizer().save_pretrained(folder)

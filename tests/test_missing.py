@@ -145,6 +145,10 @@ def lacking(theirs, ours, *explained):
 
 def test_every_name_of_pipelines_and_schedulers_is_there_or_explained():
     for name in (*diffusax.pipelines.classes.__all__, "DiffusionPipeline"):
+        if not hasattr(diffusers, name):
+            # diffusers has FLUX.3 as modular blocks alone.
+            assert name.startswith("Flux3")
+            continue
         theirs, ours = getattr(diffusers, name), getattr(diffusax, name)
         assert lacking(theirs, ours, PIPELINE) == set(), name
     for name in SCHEDULERS:

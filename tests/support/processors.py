@@ -4,7 +4,7 @@ from typing import Any
 
 import transformers
 
-from support.tokenizers import qwen_tokenizer
+from support.tiny_tokenizers import qwen_tokenizer
 
 
 class _WithoutVideos:

@@ -18,8 +18,8 @@ from diffusers.pipelines.pipeline_utils import ImagePipelineOutput
 from support.processors import qwen3_processor
 from support.tiny import randomize
 from support.tiny_language import QWEN3_VL, QWEN3_VL_VISION
+from support.tiny_tokenizers import QWEN_TOKENS
 from support.tiny_transformers import klein_autoencoder
-from support.tokenizers import QWEN_TOKENS
 
 FLUX3: dict[str, Any] = {
     "in_channels": 16,

@@ -14,7 +14,7 @@ import transformers
 
 from support.processors import qwen3_processor
 from support.tiny import randomize
-from support.tokenizers import (
+from support.tiny_tokenizers import (
     CLIP_TOKENS,
     QWEN_TOKENS,
     T5_TOKENS,

@@ -49,6 +49,14 @@ _OFFLOAD = (
 _CACHE = "every call is one program that caches what does not change between steps; leave it out"
 _QUANTISED = "parameters are never quantised"
 _DISTRIBUTED = "a mesh splits batches and parameters: from_pretrained(mesh='data=4,tensor=2')"
+_FRAMES = (
+    "an autoencoder of videos encodes and decodes images here, which need no frames before them"
+)
+_SEEING = (
+    "images are read by Qwen3VLProcessor, which counts positions, and by Qwen3VLVisionModel; "
+    "see docs/reference/functional.md"
+)
+_LAYOUT = "the layout of tokens is the network's own; img_shapes and img_mask say what it is"
 _GENERATE = "language models are text encoders here; transformers writes texts"
 
 
@@ -69,7 +77,8 @@ PIPELINE = _hints(
         _SINGLE_FILE: _words("from_ckpt"),
         _PIECES: _words(
             "prepare_latents _encode_prompt decode_latents prepare_image prepare_control_image "
-            "prepare_mask_latents prepare_image_latents check_image check_conditions"
+            "prepare_mask_latents prepare_image_latents check_image check_conditions "
+            "prepare_position_ids get_text_hidden_states"
         ),
         _CONFIG: _words(
             "config_name extract_init_dict from_config get_config_dict has_compatibles "
@@ -109,12 +118,19 @@ NETWORK = _hints(
             "to_empty get_time_embed get_class_embed get_aug_embed process_encoder_hidden_states "
             "tiled_encode tiled_decode blend_h blend_v scale_latents unscale_latents"
         ),
+        _FRAMES: _words("clear_cache"),
+        _SEEING: _words(
+            "get_image_features get_video_features get_placeholder_mask get_rope_index "
+            "get_vision_position_ids compute_3d_position_ids"
+        ),
+        _LAYOUT: _words("build_token_metadata"),
         _QUANTISED: _words("dequantize"),
         _GENERATE: _words(
             "generate generate_batch can_generate prepare_inputs_for_generation "
             "compute_transition_scores heal_tokens adjust_generation_fn load_custom_generate "
             "continuous_batching_context_manager init_continuous_batching "
-            "destroy_cached_continuous_batching_manager generation_config_class"
+            "destroy_cached_continuous_batching_manager generation_config_class "
+            "accepts_loss_kwargs"
         ),
         _DISTRIBUTED: _words(
             "enable_parallelism fsdp_plan fsdp_size tp_plan tp_size pp_plan ep_plan "

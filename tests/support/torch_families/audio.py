@@ -6,7 +6,7 @@ import transformers
 from diffusers import AudioLDM2ProjectionModel, AudioLDM2UNet2DConditionModel
 from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 
-from support.tokenizers import BYTES, t5_tokenizer
+from support.tiny_tokenizers import BYTES, t5_tokenizer
 
 from .autoencoders import autoencoder
 from .pictures import picture

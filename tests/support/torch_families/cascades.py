@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from support.tokenizers import clip_tokenizer
+from support.tiny_tokenizers import clip_tokenizer
 
 from .pictures import tensor
 from .registry import OTHER, TEXT, add

@@ -5,7 +5,7 @@ from typing import Any
 import diffusers
 import torch
 
-from support.tokenizers import clip_tokenizer
+from support.tiny_tokenizers import clip_tokenizer
 
 from .pictures import mask, picture, tensor
 from .registry import IMAGE, INPAINT, TEXT, VIDEO, add

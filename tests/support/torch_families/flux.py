@@ -5,7 +5,7 @@ from typing import Any
 
 import diffusers
 
-from support.tokenizers import clip_tokenizer, t5_tokenizer
+from support.tiny_tokenizers import clip_tokenizer, t5_tokenizer
 
 from .autoencoders import flow_autoencoder
 from .pictures import picture

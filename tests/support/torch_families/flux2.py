@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from support.processors import qwen2_processor, qwen3_processor
-from support.tokenizers import clip_tokenizer, mistral_tokenizer, qwen_tokenizer, t5_tokenizer
+from support.tiny_tokenizers import clip_tokenizer, mistral_tokenizer, qwen_tokenizer, t5_tokenizer
 
 from .areas import small_area, small_resolution
 from .autoencoders import flow_autoencoder, flux2_autoencoder, qwen_autoencoder, wan_autoencoder

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from support.tokenizers import (
+from support.tiny_tokenizers import (
     bert_tokenizer,
     clip_tokenizer,
     llama_tokenizer,

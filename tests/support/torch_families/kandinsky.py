@@ -4,7 +4,7 @@ from typing import Any
 
 from diffusers.pipelines.kandinsky.text_encoder import MCLIPConfig, MultilingualCLIP
 
-from support.tokenizers import clip_tokenizer, roberta_tokenizer, t5_tokenizer
+from support.tiny_tokenizers import clip_tokenizer, roberta_tokenizer, t5_tokenizer
 
 from .pictures import mask, picture, tensor, unit
 from .registry import IMAGE, INPAINT, OTHER, TEXT, add

@@ -4,7 +4,7 @@ from typing import Any
 
 import transformers
 
-from support.tokenizers import (
+from support.tiny_tokenizers import (
     BERT_TOKENS,
     GEMMA_TOKENS,
     LLAMA_TOKENS,

@@ -4,7 +4,7 @@ from typing import Any
 
 import transformers
 
-from support.tokenizers import gemma_tokenizer, llama_tokenizer, qwen_tokenizer
+from support.tiny_tokenizers import gemma_tokenizer, llama_tokenizer, qwen_tokenizer
 
 from .autoencoders import autoencoder, flow_autoencoder
 from .flux import INPUTS as FLUX_INPUTS

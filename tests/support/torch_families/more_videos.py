@@ -5,7 +5,7 @@ from typing import Any
 import transformers
 from diffusers.guiders import ClassifierFreeGuidance
 
-from support.tokenizers import (
+from support.tiny_tokenizers import (
     clip_tokenizer,
     gemma_tokenizer,
     llama_tokenizer,

@@ -12,7 +12,7 @@ from diffusers.pipelines.deprecated.vq_diffusion.pipeline_vq_diffusion import (
 )
 from diffusers.pipelines.stable_diffusion import CLIPImageProjection
 
-from support.tokenizers import clip_tokenizer, roberta_tokenizer
+from support.tiny_tokenizers import clip_tokenizer, roberta_tokenizer
 
 from .pictures import picture, tensor
 from .registry import IMAGE, TEXT, add

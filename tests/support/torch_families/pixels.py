@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from support.tokenizers import clip_tokenizer, t5_tokenizer
+from support.tiny_tokenizers import clip_tokenizer, t5_tokenizer
 
 from .autoencoders import autoencoder
 from .pictures import mask, picture

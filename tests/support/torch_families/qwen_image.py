@@ -1,7 +1,7 @@
 """Qwen-Image and its variants."""
 
 from support.processors import qwen2_processor
-from support.tokenizers import qwen_tokenizer
+from support.tiny_tokenizers import qwen_tokenizer
 
 from .areas import small_area
 from .autoencoders import qwen_autoencoder

@@ -1,6 +1,6 @@
 """Sana, Sana Sprint and the two Luminas, which read their prompts with Gemma."""
 
-from support.tokenizers import gemma_tokenizer
+from support.tiny_tokenizers import gemma_tokenizer
 
 from .autoencoders import autoencoder, deep_compression, flow_autoencoder
 from .language_models import gemma, gemma2

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from support.processors import qwen3_processor
-from support.tokenizers import qwen_tokenizer
+from support.tiny_tokenizers import qwen_tokenizer
 
 from .areas import small_buckets
 from .autoencoders import autoencoder, flux2_autoencoder, wan_autoencoder

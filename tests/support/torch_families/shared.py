@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from support.tokenizers import t5_tokenizer
+from support.tiny_tokenizers import t5_tokenizer
 
 from .pictures import mask, picture
 from .text import t5

@@ -6,7 +6,7 @@ from typing import Any
 import diffusers
 
 from support.tiny import UNET
-from support.tokenizers import clip_tokenizer
+from support.tiny_tokenizers import clip_tokenizer
 
 from .autoencoders import autoencoder
 from .pictures import picture

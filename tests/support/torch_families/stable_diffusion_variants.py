@@ -6,7 +6,7 @@ import transformers
 from diffusers.pipelines.stable_diffusion import StableUnCLIPImageNormalizer
 
 from support.tiny import UNET
-from support.tokenizers import clip_tokenizer
+from support.tiny_tokenizers import clip_tokenizer
 
 from .autoencoders import autoencoder
 from .pictures import mask, picture, tensor

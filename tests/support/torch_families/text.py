@@ -13,7 +13,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from support.tokenizers import CLIP_TOKENS, T5_TOKENS
+from support.tiny_tokenizers import CLIP_TOKENS, T5_TOKENS
 
 from .weights import randomize
 

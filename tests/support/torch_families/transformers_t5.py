@@ -5,7 +5,7 @@ from typing import Any
 
 import diffusers
 
-from support.tokenizers import clip_tokenizer, t5_tokenizer
+from support.tiny_tokenizers import clip_tokenizer, t5_tokenizer
 
 from .autoencoders import autoencoder, flow_autoencoder
 from .registry import IMAGE, INPAINT, TEXT, add

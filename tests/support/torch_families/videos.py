@@ -6,7 +6,7 @@ import torch
 from diffusers.pipelines.ltx.modeling_latent_upsampler import LTXLatentUpsamplerModel
 from diffusers.pipelines.ltx.pipeline_ltx_condition import LTXVideoCondition
 
-from support.tokenizers import t5_tokenizer
+from support.tiny_tokenizers import t5_tokenizer
 
 from .autoencoders import autoencoder, wan_autoencoder
 from .language_models import umt5
