@@ -4,6 +4,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from peft.utils import get_peft_model_state_dict
+from support.lora import add_lora
 from support.pairs import Pair
 from support.tiny_transformers import qwen_image21_pipeline
 
@@ -117,6 +119,22 @@ def test_found_by_the_task_and_made_of_pytorchs(pairs_of, tmp_path):
     pair.ours.save_pretrained(tmp_path)
     auto = diffusax.AutoPipelineForText2Image.from_pretrained(tmp_path)
     assert type(auto) is diffusax.QwenImage21Pipeline
+
+
+def test_loras_of_diffusers(tmp_path):
+    (tmp_path / "model").mkdir()
+    reference = qwen_image21_pipeline(tmp_path / "model")
+    add_lora(reference.transformer, "style", 3)
+    layers = get_peft_model_state_dict(reference.transformer, adapter_name="style")
+    type(reference).save_lora_weights(tmp_path, transformer_lora_layers=layers)
+    reference.transformer.delete_adapters("style")
+    ours = diffusax.DiffusionPipeline.from_pretrained(tmp_path / "model")
+    ours.set_progress_bar_config(disable=True)
+    pair = Pair(reference, ours)
+    plain = pair.check(prompt=PROMPTS[0], **SIZE)
+    for pipe in (reference, ours):
+        pipe.load_lora_weights(tmp_path, weight_name="pytorch_lora_weights.safetensors")
+    assert np.abs(pair.check(prompt=PROMPTS[0], **SIZE) - plain).max() > 0.05
 
 
 def test_other_prompts_steps_and_seeds_compile_nothing(pairs_of):
