@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from diffusax.pipelines.families.denoiser import Denoiser
+from diffusax.pipelines.families.embeddings import padded_embeds
 from diffusax.pipelines.plan.plan import Prompt, Tokens
 from diffusax.samplers.noise_levels import dynamic_mu
 
@@ -59,10 +59,7 @@ def padded_length(tokens: int, most: int | None = None) -> int:
 
 def pad_embeds(embeds: Sequence[Any]) -> Prompt:
     """Returns hidden states of different lengths, t d each, as n s d with their lengths."""
-    lengths = np.array([len(x) for x in embeds], np.int32)
-    longest = padded_length(int(lengths.max()))
-    rows = [jnp.pad(jnp.asarray(x), ((0, longest - len(x)), (0, 0))) for x in embeds]
-    return Prompt(jnp.stack(rows), lengths=lengths)
+    return padded_embeds(embeds, padded_length)
 
 
 def schedule_options(
