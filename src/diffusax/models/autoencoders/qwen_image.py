@@ -189,25 +189,33 @@ class TimeConv(nnx.Module):
 
 
 class Downsample(nnx.Module):
-    """A convolution of stride 2. x: b h w c -> b h/2 w/2 c."""
+    """A convolution of stride 2. x: b h w c -> b h/2 w/2 c.
 
-    def __init__(self, c: int, *, time: bool, rngs: nnx.Rngs):
+    size: see `TimeConv`.
+    """
+
+    def __init__(self, c: int, *, time: bool, size: tuple[int, ...] = (3, 1, 1), rngs: nnx.Rngs):
         # The checkpoint numbers the layers; 0 is the padding below and to the right.
         conv = Conv2d(c, c, 3, stride=2, padding=((0, 1), (0, 1)), rngs=rngs)
         self.resample: Any = nnx.List([None, conv])
-        self.time_conv = TimeConv(c, c, rngs=rngs) if time else None
+        self.time_conv = TimeConv(c, c, size, rngs=rngs) if time else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.resample[1](x)
 
 
 class Upsample(nnx.Module):
-    """Repeats pixels, and halves the channels by a convolution. x: b h w c -> b 2h 2w c/2."""
+    """Repeats pixels, and convolves them. x: b h w c -> b 2h 2w d.
 
-    def __init__(self, c: int, *, time: bool, rngs: nnx.Rngs):
+    size: see `TimeConv`.
+    """
+
+    def __init__(
+        self, c: int, d: int, *, time: bool, size: tuple[int, ...] = (3, 1, 1), rngs: nnx.Rngs
+    ):
         # The checkpoint numbers the layers; 0 is the enlargement.
-        self.resample: Any = nnx.List([None, Conv2d(c, c // 2, 3, rngs=rngs)])
-        self.time_conv = TimeConv(c, 2 * c, rngs=rngs) if time else None
+        self.resample: Any = nnx.List([None, Conv2d(c, d, 3, rngs=rngs)])
+        self.time_conv = TimeConv(c, 2 * c, size, rngs=rngs) if time else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.resample[1](upsample_nearest(x, (2 * x.shape[1], 2 * x.shape[2])))
@@ -232,17 +240,17 @@ class Encoder(nnx.Module):
 
     def __init__(self, config: AutoencoderKLQwenImageConfig, *, rngs: nnx.Rngs):
         c, layers = config.base_dim, list[Any]()
-        self.conv_in = FrameConv(config.input_channels, c, 3, rngs=rngs)
+        self.conv_in: Any = FrameConv(config.input_channels, c, 3, rngs=rngs)
         for i, d in enumerate(config.widths):
             for _ in range(config.num_res_blocks):
                 layers.append(ResidualBlock(c, d, rngs=rngs))
                 c = d
             if i < len(config.widths) - 1:
                 layers.append(Downsample(d, time=config.temperal_downsample[i], rngs=rngs))
-        self.down_blocks = nnx.List(layers)
+        self.down_blocks: Any = nnx.List(layers)
         self.mid_block = MidBlock(c, rngs=rngs)
         self.norm_out = ChannelNorm(c, 3, rngs=rngs)
-        self.conv_out = FrameConv(c, 2 * config.z_dim, 3, rngs=rngs)
+        self.conv_out: Any = FrameConv(c, 2 * config.z_dim, 3, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = self.conv_in(x)
@@ -261,7 +269,9 @@ class UpBlock(nnx.Module):
         """Builds the layers. time: whether the enlargement is one of frames, too; None for none."""
         widths = [c, *[d] * layers]
         self.resnets = nnx.List([ResidualBlock(before, d, rngs=rngs) for before in widths[:-1]])
-        self.upsamplers = None if time is None else nnx.List([Upsample(d, time=time, rngs=rngs)])
+        self.upsamplers = (
+            None if time is None else nnx.List([Upsample(d, d // 2, time=time, rngs=rngs)])
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         for resnet in self.resnets:
@@ -276,16 +286,16 @@ class Decoder(nnx.Module):
         widths = config.widths[::-1]
         times = [*config.temperal_downsample[::-1], None]
         inputs = [widths[0], *(d // 2 for d in widths)]
-        self.conv_in = FrameConv(config.z_dim, widths[0], 3, rngs=rngs)
+        self.conv_in: Any = FrameConv(config.z_dim, widths[0], 3, rngs=rngs)
         self.mid_block = MidBlock(widths[0], rngs=rngs)
-        self.up_blocks = nnx.List(
+        self.up_blocks: Any = nnx.List(
             [
                 UpBlock(c, d, config.num_res_blocks + 1, time=time, rngs=rngs)
                 for c, d, time in zip(inputs, widths, times)
             ]
         )
         self.norm_out = ChannelNorm(widths[-1], 3, rngs=rngs)
-        self.conv_out = FrameConv(widths[-1], config.input_channels, 3, rngs=rngs)
+        self.conv_out: Any = FrameConv(widths[-1], config.input_channels, 3, rngs=rngs)
 
     def __call__(self, z: jax.Array) -> jax.Array:
         x = self.mid_block(self.conv_in(z))
@@ -294,36 +304,37 @@ class Decoder(nnx.Module):
         return self.conv_out(silu(self.norm_out(x)))
 
 
-class AutoencoderKLQwenImage(nnx.Module):
+class OneFrameAutoencoder(nnx.Module):
     """Converts images in [-1, 1] to a normal distribution over latents, and back.
 
     Latents here are the network's own; the pipeline normalises them by `latents_mean` and
-    `latents_std`. Saved, it decodes and encodes images in diffusers as it does here, and no videos:
-    what kernels do to earlier frames is not read, and zeros are written for it.
+    `latents_std`.
     """
 
-    config_class = AutoencoderKLQwenImageConfig
+    encoder_class: ClassVar[Any]
+    decoder_class: ClassVar[Any]
+    conv_class: ClassVar[Any]
 
-    def __init__(self, config: AutoencoderKLQwenImageConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
         self.config = config
         z = config.z_dim
-        self.encoder = Encoder(config, rngs=rngs)
-        self.quant_conv = FrameConv(2 * z, 2 * z, 1, rngs=rngs)
-        self.post_quant_conv = FrameConv(z, z, 1, rngs=rngs)
-        self.decoder = Decoder(config, rngs=rngs)
+        self.encoder = self.encoder_class(config, rngs=rngs)
+        self.quant_conv = self.conv_class(2 * z, 2 * z, 1, rngs=rngs)
+        self.post_quant_conv = self.conv_class(z, z, 1, rngs=rngs)
+        self.decoder = self.decoder_class(config, rngs=rngs)
 
     def encode(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Encodes images. x: b H W 3 -> the mean and the log variance of the latents, each b h w z.
+        """Encodes images. x: b H W c -> the mean and the log variance of the latents, each b h w z.
 
         Raises:
             ValueError: x has another shape.
         """
-        check_map("x", x, self.config.input_channels)
+        check_map("x", x, self.config.in_channels)
         mean, logvar = jnp.split(self.quant_conv(self.encoder(x)), 2, axis=-1)
         return mean, jnp.clip(logvar, -30.0, 20.0)
 
     def decode(self, z: jax.Array) -> jax.Array:
-        """Decodes latents. z: b h w z -> b H W 3, about [-1, 1].
+        """Decodes latents. z: b h w z -> b H W c, about [-1, 1].
 
         Raises:
             ValueError: z has another shape.
@@ -332,5 +343,16 @@ class AutoencoderKLQwenImage(nnx.Module):
         return self.decoder(self.post_quant_conv(z))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Reconstructs images from the latents' mean. x: b H W 3 -> b H W 3."""
+        """Reconstructs images from the latents' mean. x: b H W c -> b H W c."""
         return self.decode(self.encode(x)[0])
+
+
+class AutoencoderKLQwenImage(OneFrameAutoencoder):
+    """Qwen-Image's autoencoder, of images b H W 3.
+
+    Saved, it decodes and encodes images in diffusers as it does here, and no videos: what kernels
+    do to earlier frames is not read, and zeros are written for it.
+    """
+
+    config_class = AutoencoderKLQwenImageConfig
+    encoder_class, decoder_class, conv_class = Encoder, Decoder, FrameConv

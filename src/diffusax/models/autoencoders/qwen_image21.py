@@ -14,17 +14,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from diffusax.boundary.config import Channels, Keyed, Positive, Repeats, Shift, Widths
+from diffusax.models.autoencoders import qwen_image
 from diffusax.models.autoencoders.qwen_image import (
     ChannelNorm,
+    Downsample,
     MidBlock,
+    OneFrameAutoencoder,
     ResidualBlock,
-    TimeConv,
+    Upsample,
     check_levels,
 )
-from diffusax.models.layers.inputs import check_map
 from diffusax.models.layers.layers import Conv2d
-from diffusax.models.layers.resnet import upsample_nearest
-from diffusax.models.ops.activations import silu
 
 _MEAN = (
     *(0.5126, 0.7721, -0.0631, 1.3506, -0.7855, -2.1025, -0.3458, 1.3722),
@@ -102,31 +102,6 @@ class AutoencoderKLQwenImage21Config(Keyed):
         return 2 ** (len(self.dim_mult) - 1)
 
 
-class Downsample(nnx.Module):
-    """A convolution of stride 2. x: b h w c -> b h/2 w/2 c."""
-
-    def __init__(self, c: int, *, time: bool, rngs: nnx.Rngs):
-        # The checkpoint numbers the layers; 0 is the padding below and to the right.
-        conv = Conv2d(c, c, 3, stride=2, padding=((0, 1), (0, 1)), rngs=rngs)
-        self.resample: Any = nnx.List([None, conv])
-        self.time_conv = TimeConv(c, c, (1, 1), rngs=rngs) if time else None
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.resample[1](x)
-
-
-class Upsample(nnx.Module):
-    """Repeats pixels, and convolves them. x: b h w c -> b 2h 2w c."""
-
-    def __init__(self, c: int, *, time: bool, rngs: nnx.Rngs):
-        # The checkpoint numbers the layers; 0 is the enlargement.
-        self.resample: Any = nnx.List([None, Conv2d(c, c, 3, rngs=rngs)])
-        self.time_conv = TimeConv(c, 2 * c, (1, 1), rngs=rngs) if time else None
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.resample[1](upsample_nearest(x, (2 * x.shape[1], 2 * x.shape[2])))
-
-
 class DownBlock(nnx.Module):
     """Residual blocks and, but for the last level, the reduction, with a way around both.
 
@@ -137,7 +112,9 @@ class DownBlock(nnx.Module):
         """Builds the layers. time: whether the reduction is one of frames, too; None for none."""
         widths = [c, *[d] * (layers - 1)]
         self.resnets = nnx.List([ResidualBlock(n, d, conv=Conv2d, rngs=rngs) for n in widths])
-        self.downsampler = None if time is None else Downsample(d, time=time, rngs=rngs)
+        self.downsampler = (
+            None if time is None else Downsample(d, time=time, size=(1, 1), rngs=rngs)
+        )
         self.channels, self.frames = d, 2 if time else 1
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -159,7 +136,7 @@ class UpBlock(nnx.Module):
         """Builds the layers. time: whether the enlargement is one of frames, too; None for none."""
         widths = [c, *[d] * (layers - 1)]
         self.resnets = nnx.List([ResidualBlock(n, d, conv=Conv2d, rngs=rngs) for n in widths])
-        self.upsampler = None if time is None else Upsample(d, time=time, rngs=rngs)
+        self.upsampler = None if time is None else Upsample(d, d, time=time, size=(1, 1), rngs=rngs)
         self.channels, self.frames = d, 2 if time else 1
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -196,7 +173,7 @@ def spread_channels(x: jax.Array, d: int, frames: int) -> jax.Array:
     return last.transpose(0, 1, 4, 2, 5, 3).reshape(b, 2 * h, 2 * w, d)
 
 
-class Encoder(nnx.Module):
+class Encoder(qwen_image.Encoder):
     """The encoder. x: b H W 4 -> b h w 2z, the mean and log variance side by side."""
 
     def __init__(self, config: AutoencoderKLQwenImage21Config, *, rngs: nnx.Rngs):
@@ -211,14 +188,8 @@ class Encoder(nnx.Module):
         self.norm_out = ChannelNorm(widths[-1], 3, rngs=rngs)
         self.conv_out = Conv2d(widths[-1], 2 * config.z_dim, 3, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = self.conv_in(x)
-        for block in self.down_blocks:
-            x = block(x)
-        return self.conv_out(silu(self.norm_out(self.mid_block(x))))
 
-
-class Decoder(nnx.Module):
+class Decoder(qwen_image.Decoder):
     """The decoder. z: b h w z -> b H W 4."""
 
     def __init__(self, config: AutoencoderKLQwenImage21Config, *, rngs: nnx.Rngs):
@@ -234,49 +205,9 @@ class Decoder(nnx.Module):
         self.norm_out = ChannelNorm(widths[-1], 3, rngs=rngs)
         self.conv_out = Conv2d(widths[-1], config.out_channels, 3, rngs=rngs)
 
-    def __call__(self, z: jax.Array) -> jax.Array:
-        x = self.mid_block(self.conv_in(z))
-        for block in self.up_blocks:
-            x = block(x)
-        return self.conv_out(silu(self.norm_out(x)))
 
-
-class AutoencoderKLQwenImage21(nnx.Module):
-    """Converts images in [-1, 1] to a normal distribution over latents, and back.
-
-    Latents here are the network's own; the pipeline normalises them by `latents_mean` and
-    `latents_std`.
-    """
+class AutoencoderKLQwenImage21(OneFrameAutoencoder):
+    """Qwen-Image 2.1's autoencoder, of images with an opacity, b H W 4."""
 
     config_class = AutoencoderKLQwenImage21Config
-
-    def __init__(self, config: AutoencoderKLQwenImage21Config, *, rngs: nnx.Rngs):
-        self.config = config
-        z = config.z_dim
-        self.encoder = Encoder(config, rngs=rngs)
-        self.quant_conv = Conv2d(2 * z, 2 * z, 1, rngs=rngs)
-        self.post_quant_conv = Conv2d(z, z, 1, rngs=rngs)
-        self.decoder = Decoder(config, rngs=rngs)
-
-    def encode(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Encodes images. x: b H W 4 -> the mean and the log variance of the latents, each b h w z.
-
-        Raises:
-            ValueError: x has another shape.
-        """
-        check_map("x", x, self.config.in_channels)
-        mean, logvar = jnp.split(self.quant_conv(self.encoder(x)), 2, axis=-1)
-        return mean, jnp.clip(logvar, -30.0, 20.0)
-
-    def decode(self, z: jax.Array) -> jax.Array:
-        """Decodes latents. z: b h w z -> b H W 4, about [-1, 1].
-
-        Raises:
-            ValueError: z has another shape.
-        """
-        check_map("z", z, self.config.z_dim)
-        return self.decoder(self.post_quant_conv(z))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Reconstructs images from the latents' mean. x: b H W 4 -> b H W 4."""
-        return self.decode(self.encode(x)[0])
+    encoder_class, decoder_class, conv_class = Encoder, Decoder, Conv2d
