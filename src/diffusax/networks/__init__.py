@@ -21,6 +21,12 @@ from diffusax.networks.encoders import (
     CLIPVisionModel,
     CLIPVisionModelWithProjection,
 )
+from diffusax.networks.flux import (
+    Flux2Transformer2DModel,
+    Flux3Transformer2DModel,
+    FluxControlNetModel,
+    FluxTransformer2DModel,
+)
 from diffusax.networks.language_models import (
     Qwen3ForCausalLM,
     Qwen3Model,
@@ -33,10 +39,6 @@ from diffusax.networks.language_models import (
 from diffusax.networks.model import Model, load_network
 from diffusax.networks.model import initialize as initialize
 from diffusax.networks.transformers import (
-    Flux2Transformer2DModel,
-    Flux3Transformer2DModel,
-    FluxControlNetModel,
-    FluxTransformer2DModel,
     Krea2Transformer2DModel,
     QwenImage21Transformer2DModel,
     ZImageTransformer2DModel,

@@ -118,6 +118,13 @@ def take_positions(
     return ids.astype(np.int32) if whole else ids
 
 
+def check_no_adapters(name: str, value: Any) -> None:
+    """Raises ValueError for the arguments of attention, which may be None or empty."""
+    check_absent(
+        value or None, f"{name} must be None: adapters belong to pipelines, see `adapters=`"
+    )
+
+
 def check_rows(name: str, x: Any, count: int) -> None:
     """Raises ValueError unless an array has one entry for each of `count` samples."""
     if x is not None and (x.ndim == 0 or x.shape[0] != count):

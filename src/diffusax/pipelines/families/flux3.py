@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.boundary.convert import checked_texts
 from diffusax.images.conversion import Box
 from diffusax.images.masks import bilinear
 from diffusax.images.reading import load_image
@@ -39,6 +38,7 @@ from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     chat_tokens,
     even_sigmas,
+    most_tokens,
     padded_tokens,
 )
 from diffusax.pipelines.plan.plan import (
@@ -197,7 +197,7 @@ def tokenize(
     length has no effect, as embeddings of any length are filled up.
     """
     rows = [chat_tokens(tokenizers[0], text, call.max_sequence_length) for text in texts[0]]
-    tokens = padded_tokens(tokenizers[0], rows, _array_length(rows, call))
+    tokens = padded_tokens(tokenizers[0], rows, _array_length(max(map(len, rows)), call))
     return tokens._replace(layers=HiddenLayers(call.text_encoder_out_layers or _LAYERS))
 
 
@@ -210,13 +210,12 @@ def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
 
 def text_length(components: Any, call: Any) -> int:
     """Returns the length of a call's texts with padding, which is that of all in a batch."""
-    tokenizer, _, _ = components.text_encoders[0]
-    texts = checked_texts([call.prompt or "", call.negative_prompt or ""])
-    return _array_length([chat_tokens(tokenizer, t, call.max_sequence_length) for t in texts], call)
+    read = functools.partial(chat_tokens, most=call.max_sequence_length)
+    return _array_length(most_tokens(components, call, read), call)
 
 
-def _array_length(rows: Sequence[Sequence[int]], call: Any) -> int:
-    return min(padded_length(max(map(len, rows))), int(call.max_sequence_length))
+def _array_length(tokens: int, call: Any) -> int:
+    return min(padded_length(tokens), int(call.max_sequence_length))
 
 
 def encode(

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.boundary.convert import checked_texts
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImageConfig
@@ -27,6 +26,7 @@ from diffusax.pipelines.families.family import TEXT_COMPONENTS, Family, diffuser
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     even_sigmas,
+    most_tokens,
     pad_embeds,
     padded_length,
     padded_tokens,
@@ -147,7 +147,9 @@ def tokenize(
     """
     most = call.max_sequence_length
     rows = [_chat(tokenizers[0], text, most) for text in texts[0]]
-    return padded_tokens(tokenizers[0], rows, _BEGIN_TOKENS + _read_length(rows, most))
+    return padded_tokens(
+        tokenizers[0], rows, _BEGIN_TOKENS + _read_length(max(map(len, rows)), most)
+    )
 
 
 def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
@@ -160,10 +162,8 @@ def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
 
 def text_length(components: Any, call: Any) -> int:
     """Returns the length of a call's texts with padding, which is that of all in a batch."""
-    tokenizer, _, _ = components.text_encoders[0]
-    texts = checked_texts([call.prompt or "", call.negative_prompt or ""])
     most = call.max_sequence_length
-    return _read_length([_chat(tokenizer, text, most) for text in texts], most)
+    return _read_length(most_tokens(components, call, functools.partial(_chat, most=most)), most)
 
 
 def _chat(tokenizer: Any, text: str, most: int) -> list[int]:
@@ -172,9 +172,9 @@ def _chat(tokenizer: Any, text: str, most: int) -> list[int]:
     return [*tokenizer(_BEGIN + text, **cut).input_ids, *tokenizer(_END).input_ids]
 
 
-def _read_length(rows: Sequence[Sequence[int]], most: int) -> int:
-    """Returns the length that what is read of chats is filled up to."""
-    longest = max(map(len, rows)) - _BEGIN_TOKENS
+def _read_length(tokens: int, most: int) -> int:
+    """Returns the length that what is read of chats of at most so many tokens is filled up to."""
+    longest = tokens - _BEGIN_TOKENS
     return padded_length(longest, max(longest, most))
 
 

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.boundary.convert import checked_texts
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.autoencoders.qwen_image21 import AutoencoderKLQwenImage21Config
@@ -26,6 +25,7 @@ from diffusax.pipelines.families.family import TEXT_COMPONENTS, Family, diffuser
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     even_sigmas,
+    most_tokens,
     pad_embeds,
     padded_length,
     padded_tokens,
@@ -139,9 +139,7 @@ def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
 
 def text_length(components: Any, call: Any) -> int:
     """Returns the length of a call's texts with padding, which is that of all in a batch."""
-    tokenizer, _, _ = components.text_encoders[0]
-    texts = checked_texts([call.prompt or "", call.negative_prompt or ""])
-    return padded_length(max(len(_chat(tokenizer, text)) for text in texts))
+    return padded_length(most_tokens(components, call, _chat))
 
 
 def _chat(tokenizer: Any, text: str) -> list[int]:

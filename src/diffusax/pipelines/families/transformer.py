@@ -1,11 +1,12 @@
 """What the denoisers of transformers share."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from diffusax.boundary.convert import checked_texts
 from diffusax.pipelines.families.denoiser import Denoiser
 from diffusax.pipelines.families.embeddings import padded_embeds
 from diffusax.pipelines.plan.plan import Prompt, Tokens
@@ -38,6 +39,16 @@ def chat_tokens(tokenizer: Any, text: str, most: int, *, thinking: bool = True) 
         enable_thinking=thinking,
     )
     return list(tokenizer(chat, truncation=True, max_length=most).input_ids)
+
+
+def most_tokens(components: Any, call: Any, read: Callable[[Any, str], Sequence[int]]) -> int:
+    """Returns the most tokens of a call's prompt and negative prompt.
+
+    read: a function (tokenizer, text) -> its tokens.
+    """
+    tokenizer, _, _ = components.text_encoders[0]
+    texts = checked_texts([call.prompt or "", call.negative_prompt or ""])
+    return max(len(read(tokenizer, text)) for text in texts)
 
 
 def padded_tokens(tokenizer: Any, rows: Sequence[Sequence[int]], length: int) -> Tokens:

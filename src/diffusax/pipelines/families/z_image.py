@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.boundary.convert import checked_texts
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Params
@@ -29,6 +28,7 @@ from diffusax.pipelines.families.family import (
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
     chat_tokens,
+    most_tokens,
     pad_embeds,
     padded_length,
     padded_tokens,
@@ -126,11 +126,10 @@ def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
 
 def caption_length(components: Any, call: Any) -> int:
     """Returns the length of a call's texts with padding, which is that of all in a batch."""
-    tokenizer, _, _ = components.text_encoders[0]
-    texts = checked_texts([call.prompt or "", call.negative_prompt or ""])
     most = call.max_sequence_length
-    rows = [chat_tokens(tokenizer, text, most) for text in texts]
-    return padded_length(_longest(rows), most)
+    return padded_length(
+        most_tokens(components, call, functools.partial(chat_tokens, most=most)), most
+    )
 
 
 def encode(
