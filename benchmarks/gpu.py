@@ -43,6 +43,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -70,16 +71,15 @@ from random_models import (
 )
 
 from diffusax.runtime.devices.chips import GPU_SHARE, chip_of
-from diffusax.runtime.devices.layouts import in_order, tree_places
-from diffusax.runtime.devices.lowering import (
-    compiler_options,
-    lowering_for,
-    lowering_platforms,
-)
+from diffusax.runtime.devices.layouts import in_order
+from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.runtime.programs.flops import count_training_flops
 from diffusax.runtime.programs.program import operations_of
+from diffusax.runtime.programs.topology import compile_there
+from diffusax.training import TextToImageConfig
+from diffusax.training.loop.program import places, step_program
 from diffusax.training.step.denoising import DenoisingLoss
-from diffusax.training.step.step import initial_state, make_train_step
+from diffusax.training.step.step import initial_state
 
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 # Of JAX, by system; beside PyTorch, memory is given back as soon as it can be.
@@ -255,32 +255,30 @@ def drawing(pipe: Any, case: Case, size: int) -> Prepare:
 def training(pipe: Any, case: Case, options: argparse.Namespace) -> Prepare:
     """A training step, from cached latents and text embeddings."""
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LR, weight_decay=1e-2))
-    # As training compiles its step (training/loop/program.py): in the order in which the device's
-    # library reads, updates added up by rows on GPUs, and XLA's options for the device.
-    on_gpu = jax.default_backend() == "gpu"
-    train_step = make_train_step(denoising_loss(pipe, options), optimizer, by_rows=on_gpu)
+    # The program of a training run (training/loop/program.py), in its order and with its options.
+    mesh = make_mesh("data=1", devices=jax.devices()[:1])
+    config = TextToImageConfig(model="none")
+    recipe: Any = SimpleNamespace(loss=denoising_loss(pipe, options))
     create = functools.partial(initial_state, optimizer=optimizer, seed=0)
     params = {"unet": in_order(pipe.params["unet"])}
     forget_params(pipe)
-    kept = places(jax.eval_shape(create, params))
+    shapes = jax.eval_shape(create, params)
+    kept = places(recipe, shapes, mesh)
     state = jax.jit(create, donate_argnums=0, out_shardings=kept)(params)
     del params
-
-    def traced(*arguments: Any) -> Any:
-        with lowering_for(lowering_platforms(None)):
-            return train_step(*arguments)
-
-    how = {"donate_argnums": 0, "out_shardings": (kept, None)}
-    step = jax.jit(traced, **how, compiler_options=compiler_options())
+    program = step_program(recipe, config, optimizer, mesh, shapes)
 
     def prepare(batch: int) -> Callable[[], float]:
         frozen, data = jax.tree.map(
             lambda x: jax.random.normal(jax.random.key(1), x.shape, x.dtype),
             training_shapes(pipe, case, batch),
         )
+        step = None
 
         def run() -> float:
-            nonlocal state
+            nonlocal state, step
+            if step is None:
+                step = compile_there(program.lower(state, frozen, data), mesh, effort=None)
             state, metrics = step(state, frozen, data)
             jax.block_until_ready(state)
             return float(metrics["loss"])
@@ -288,12 +286,6 @@ def training(pipe: Any, case: Case, options: argparse.Namespace) -> Prepare:
         return run
 
     return prepare
-
-
-def places(shapes: Any) -> Any:
-    """Where arrays of these shapes lie on the first device, and in which order."""
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return tree_places(shapes, jax.tree.map(lambda _: here, shapes))
 
 
 def denoising_loss(pipe: Any, options: argparse.Namespace) -> DenoisingLoss:
