@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import logging
 import random
+import sys
 from pathlib import Path
 
 import diffusers
@@ -80,6 +81,19 @@ def test_a_name_that_is_not_here_says_so():
 @pytest.mark.parametrize("path", PATHS)
 def test_a_name_that_others_ask_all_modules_for_is_no_error(path):
     assert getattr(importlib.import_module(f"diffusax.{path}"), "torch", None) is None
+
+
+def test_a_module_whose_extra_is_missing_is_an_error_that_pickle_expects(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [
+        n for n in sys.modules if n.startswith(("diffusax.torch", "diffusax.interop.torch"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(diffusax, "torch", raising=False)
+    with pytest.raises(AttributeError, match=r"torch is needed here; .* 'diffusax\[torch\]'"):
+        _ = diffusax.torch
+    with pytest.raises(ImportError, match="torch is needed here"):
+        from diffusax import torch  # noqa: F401
 
 
 def test_verbosity_and_bars():

@@ -17,7 +17,14 @@ def __getattr__(name: str) -> Any:
     So a command line that is wrong, or asks for help, is answered without JAX.
     """
     if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
-        return importlib.import_module(f"{__name__}.{name}")
+        try:
+            return importlib.import_module(f"{__name__}.{name}")
+        except ImportError as error:
+            # pickle asks every module for the names that it saves, `torch` among them, and expects
+            # no other error. The import statements raise the ImportError itself.
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}: {error}"
+            ) from error
     if name == "__all__" or not name.startswith("_"):
         api = importlib.import_module(f"{__name__}.api")
         if hasattr(api, name):

@@ -85,7 +85,8 @@ def step(
     if constrain is None:
         return state
     signal, level = (_spread(row.level[..., k], x) for k in range(2))
-    return state.at[0].set(constrain(state[0], signal, level))
+    # Not `state.at[0].set`: XLA for GPUs (jaxlib 0.11) cannot update a library's product in place.
+    return jnp.concatenate([constrain(state[0], signal, level)[None], state[1:]])
 
 
 def _at_row(constrain: Callable[..., jax.Array], i: jax.Array, *values: jax.Array) -> jax.Array:
