@@ -274,8 +274,9 @@ def test_ddim_with_eta_1_from_no_signal_is_finite_where_diffusers_is_not():
     ours.set_timesteps(nans[0])
     found = ours.step(x.numpy(), ours.timesteps[0], x.numpy(), eta=1.0, variance_noise=x.numpy())
     signal, noise = ours.schedule(nans[0]).levels[1]
-    # What is predicted, here -v, at the signal of the next level, and noise for all the rest.
-    np.testing.assert_allclose(found.prev_sample, noise - signal, rtol=1e-5)
+    # What is predicted, here -v, at the signal of the next level, and noise for all the rest: the
+    # root of what float32 numbers leave of zero is up to 1e-3.
+    np.testing.assert_allclose(found.prev_sample, noise - signal, atol=1.5e-3)
 
 
 @pytest.mark.parametrize(

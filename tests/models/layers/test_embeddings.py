@@ -13,8 +13,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmb
 from diffusax.models.encoders.qwen3 import rotary_table
 from diffusax.models.layers.embeddings import guidance_scale_embedding, timestep_embedding
 
-MKL = torch.backends.mkl.is_available()
-"""Whether PyTorch's exponential is MKL's; others round other frequencies otherwise."""
+MKL = torch.backends.mkl.is_available() and torch.version.cuda is None
+"""Whether PyTorch's exponential is that of its CPU build, MKL's; others round other frequencies."""
 VALUES = np.array([0.5, 981.3, 999.0, 1000.0, 4096.0, 3500.0, 30_000.0, 100_000.0], np.float32)
 """Times, SDXL's sizes, and guidance of FLUX times 1000, up to 100."""
 

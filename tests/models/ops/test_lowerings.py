@@ -276,7 +276,8 @@ def test_attention_is_lowered_for_the_oldest_gpu_that_is_here(capability, t, cal
 )
 def test_attention_is_lowered_for_the_gpus_of_the_mesh(kind, called):
     device = jax.sharding.AbstractDevice(kind, 1, "gpu")
-    mesh = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((1,), ("data",), auto, abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh):
         assert ("__cudnn$fmha" in lowered_for_cuda(136)) == called
 
