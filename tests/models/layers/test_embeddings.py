@@ -13,8 +13,6 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmb
 from diffusax.models.encoders.qwen3 import rotary_table
 from diffusax.models.layers.embeddings import guidance_scale_embedding, timestep_embedding
 
-MKL = torch.backends.mkl.is_available() and torch.version.cuda is None
-"""Whether PyTorch's exponential is that of its CPU build, MKL's; others round other frequencies."""
 VALUES = np.array([0.5, 981.3, 999.0, 1000.0, 4096.0, 3500.0, 30_000.0, 100_000.0], np.float32)
 """Times, SDXL's sizes, and guidance of FLUX times 1000, up to 100."""
 
@@ -23,8 +21,9 @@ VALUES = np.array([0.5, 981.3, 999.0, 1000.0, 4096.0, 3500.0, 30_000.0, 100_000.
 def test_sinusoids_of_large_numbers_are_those_of_pytorch(dim):
     expected = get_timestep_embedding(torch.tensor(VALUES), dim, True, 0).numpy()
     found = jax.jit(lambda values: timestep_embedding(values, dim))(VALUES)
-    # One frequency in a hundred may be rounded to its neighbour.
-    assert (np.abs(found - expected) > 1e-6).mean() <= (0 if MKL else 0.05)
+    # PyTorch's exponential rounds a few in a hundred to the second nearest number, others on each
+    # kind of processor.
+    assert (np.abs(found - expected) > 1e-6).mean() <= 0.05
 
 
 def test_sinusoids_of_distilled_guidance_are_those_of_pytorch():

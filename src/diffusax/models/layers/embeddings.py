@@ -15,7 +15,8 @@ _PERIOD = 10000.0
 _ROUNDED_OTHERWISE = {128: (12, 106), 160: (2, 15, 42), 192: (18, 103, 109, 159)}
 """The frequencies, of so many, that PyTorch rounds to the second nearest number.
 
-It does so on x86, where its exponential is MKL's, with one in a hundred. The widths are those of
+Its exponential is MKL's, which does so with a few in a hundred: these on an AMD EPYC, others on
+processors with AVX-512, where a frequency of ours differs then. The widths are those of
 FLUX, Z-Image, Stable Diffusion and SDXL; at FLUX's guidance of 30 the twelfth alone is 4e-5 of an
 image.
 """
