@@ -29,7 +29,8 @@ NAMES = {
         KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler Krea2Pipeline Krea2Transformer2DModel
         LCMScheduler LMSDiscreteScheduler LatentConsistencyModelImg2ImgPipeline
         LatentConsistencyModelPipeline MultiAdapter MultiControlNetModel PNDMScheduler
-        Qwen2Tokenizer Qwen2VLImageProcessor Qwen3ForCausalLM Qwen3Model
+        Qwen2Tokenizer Qwen2VLImageProcessor Qwen2_5_VLForConditionalGeneration Qwen2_5_VLModel
+        Qwen2_5_VLTextModel Qwen2_5_VisionTransformerPretrainedModel Qwen3ForCausalLM Qwen3Model
         Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLProcessor Qwen3VLTextModel
         Qwen3VLVisionModel QwenImage21Pipeline QwenImage21Transformer2DModel RunningBatch
         SASolverScheduler StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
@@ -106,7 +107,10 @@ NAMES = {
         ControlNetConfig ControlNetModel Flux2Transformer2DConfig Flux2Transformer2DModel
         Flux3Transformer2DConfig Flux3Transformer2DModel FluxControlNetConfig FluxControlNetModel
         FluxTransformer2DConfig FluxTransformer2DModel Krea2Transformer2DConfig
-        Krea2Transformer2DModel MODELS Model Network Params Qwen3Config Qwen3ForCausalLM Qwen3Model
+        Krea2Transformer2DModel MODELS Model Network Params Qwen2_5_VLConfig
+        Qwen2_5_VLForConditionalGeneration Qwen2_5_VLModel Qwen2_5_VLTextConfig Qwen2_5_VLTextModel
+        Qwen2_5_VLVisionConfig Qwen2_5_VisionTransformerPretrainedModel
+        Qwen3Config Qwen3ForCausalLM Qwen3Model
         Qwen3VLConfig Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLTextConfig
         Qwen3VLTextModel Qwen3VLVisionConfig Qwen3VLVisionModel QwenImage21Transformer2DConfig
         QwenImage21Transformer2DModel T2IAdapter T2IAdapterConfig T5Config T5EncoderModel

@@ -193,6 +193,7 @@ NETWORKS = {
     "CLIPTextModelWithProjection": TEXT,
     "CLIPVisionModel": {"num_attention_heads": 4},
     "CLIPModel": {"text_config": TEXT, "vision_config": {"num_hidden_layers": 1}},
+    "Qwen2_5_VLModel": {"text_config": {"num_hidden_layers": 2}, "vision_config": {"depth": 2}},
     "Qwen3Model": {"num_hidden_layers": 2},
     "Qwen3VLModel": {"text_config": {"num_hidden_layers": 2}, "vision_config": {"depth": 25}},
     "Qwen3VLTextModel": {"num_hidden_layers": 2, "rope_scaling": {"mrope_section": (2, 1, 1)}},

@@ -26,6 +26,28 @@ QWEN3 = {
     "rms_norm_eps": 1e-5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }
+QWEN2_5_VL_TEXT = {
+    **{k: v for k, v in QWEN3.items() if k != "head_dim"},
+    "hidden_size": 48,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 2, 1]},
+}
+QWEN2_5_VL_VISION = {
+    "depth": 4,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 48,
+    "window_size": 24,
+    "fullatt_block_indexes": [1, 3],
+}
+TOKENS = {
+    "image_token_id": 7,
+    "vision_start_token_id": 5,
+    "vision_end_token_id": 6,
+    "video_token_id": 8,
+}
+QWEN2_5_VL = {"text_config": QWEN2_5_VL_TEXT, "vision_config": QWEN2_5_VL_VISION, **TOKENS}
 QWEN3_VL_TEXT = {
     **QWEN3,
     "num_hidden_layers": 5,
@@ -50,11 +72,9 @@ QWEN3_VL_VISION = {
 QWEN3_VL = {
     "text_config": QWEN3_VL_TEXT,
     "vision_config": QWEN3_VL_VISION,
-    "image_token_id": 7,
-    "vision_start_token_id": 5,
-    "vision_end_token_id": 6,
-    "video_token_id": 8,
+    **TOKENS,
 }
+SEEING = {"Qwen2_5_VL": QWEN2_5_VL, "Qwen3VL": QWEN3_VL}
 T5 = {
     "vocab_size": 101,
     "d_model": 24,
@@ -101,21 +121,23 @@ TEMPLATE = """\
 
 
 def build(kind: str, **changes: Any) -> Any:
-    """A random model of transformers: of Qwen3 or Qwen3-VL with and without a head, or T5."""
+    """A random model of transformers: Qwen3, Qwen2.5-VL or Qwen3-VL, with a head or not, or T5."""
     return randomize(getattr(transformers, kind)(config_of(kind, **changes)))
 
 
 def config_of(kind: str, **changes: Any) -> Any:
-    """The config of `build`'s model; changes of Qwen3-VL's are those of its language model."""
+    """The config of `build`'s model; changes of those that see are of their language model."""
     if kind == "T5EncoderModel":
         return transformers.T5Config(**{**T5, **changes})
-    if kind.startswith("Qwen3VL"):
+    family = next((name for name in SEEING if kind.startswith(name)), None)
+    if family is not None:
         names = ("tie_word_embeddings", "image_token_id")
         whole = {name: changes.pop(name) for name in names if name in changes}
-        text = {**QWEN3_VL_TEXT, **changes}
-        if kind == "Qwen3VLTextModel":
-            return transformers.Qwen3VLTextConfig(**text)
-        return transformers.Qwen3VLConfig(**{**QWEN3_VL, **whole, "text_config": text})
+        text = {**SEEING[family]["text_config"], **changes}
+        if kind == f"{family}TextModel":
+            return getattr(transformers, f"{family}TextConfig")(**text)
+        given = {**SEEING[family], **whole, "text_config": text}
+        return getattr(transformers, f"{family}Config")(**given)
     return transformers.Qwen3Config(**{**QWEN3, **changes})
 
 

@@ -20,6 +20,11 @@ from diffusax.models.encoders.configs import (
     Qwen3Config,
     T5Config,
 )
+from diffusax.models.encoders.qwen2_5_vl_configs import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLTextConfig,
+    Qwen2_5_VLVisionConfig,
+)
 from diffusax.models.encoders.qwen3_vl_configs import (
     Qwen3VLConfig,
     Qwen3VLTextConfig,
@@ -70,6 +75,9 @@ __all__ = [
     "Model",
     "Network",
     "Params",
+    "Qwen2_5_VLConfig",
+    "Qwen2_5_VLTextConfig",
+    "Qwen2_5_VLVisionConfig",
     "Qwen3Config",
     "Qwen3VLConfig",
     "Qwen3VLTextConfig",

@@ -14,6 +14,12 @@ from diffusax.models.encoders.clip_vision import (
     CLIPVisionModel,
     CLIPVisionModelWithProjection,
 )
+from diffusax.models.encoders.qwen2_5_vl import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLModel,
+    Qwen2_5_VLTextModel,
+)
+from diffusax.models.encoders.qwen2_5_vl_vision import Qwen2_5_VisionTransformerPretrainedModel
 from diffusax.models.encoders.qwen3 import Qwen3ForCausalLM, Qwen3Model
 from diffusax.models.encoders.qwen3_vl import (
     Qwen3VLForConditionalGeneration,
@@ -56,6 +62,10 @@ MODELS: dict[str, type[nnx.Module]] = {
         FluxTransformer2DModel,
         QwenImage21Transformer2DModel,
         Krea2Transformer2DModel,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLModel,
+        Qwen2_5_VLTextModel,
+        Qwen2_5_VisionTransformerPretrainedModel,
         Qwen3ForCausalLM,
         Qwen3Model,
         Qwen3VLForConditionalGeneration,

@@ -28,6 +28,10 @@ from diffusax.networks.flux import (
     FluxTransformer2DModel,
 )
 from diffusax.networks.language_models import (
+    Qwen2_5_VisionTransformerPretrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLModel,
+    Qwen2_5_VLTextModel,
     Qwen3ForCausalLM,
     Qwen3Model,
     Qwen3VLForConditionalGeneration,
@@ -74,6 +78,10 @@ __all__ = [
     "FluxTransformer2DModel",
     "Krea2Transformer2DModel",
     "MultiAdapter",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen2_5_VLModel",
+    "Qwen2_5_VLTextModel",
+    "Qwen2_5_VisionTransformerPretrainedModel",
     "Qwen3ForCausalLM",
     "Qwen3Model",
     "Qwen3VLForConditionalGeneration",

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import as_array
-from diffusax.models.encoders.qwen3_vl_vision import encode_each
+from diffusax.models.encoders.qwen3_vl_vision import VisionOutput, encode_each
 from diffusax.models.table import MODELS
 from diffusax.networks.arguments import ATTENTIONS, check_absent, result, take_grids, take_ids
 from diffusax.networks.model import Model
 from diffusax.networks.outputs import (
     BaseModelOutput,
     BaseModelOutputWithDeepstackFeatures,
+    BaseModelOutputWithPooling,
     CausalLMOutput,
 )
 from diffusax.networks.pretrained import FromSingleFile
@@ -43,8 +44,8 @@ class _DecoderModel(FromSingleFile, Model):
             attention_mask: b t, ones where tokens are read and zeros for pads; None for ones. The
                 states of pads are transformers' where pads follow the tokens, else they have no
                 meaning.
-            position_ids: b t, the positions of the tokens; None for 0 to t - 1. For Qwen3-VL also 3
-                b t (frame, row and column), or 4 b t, of which the first are not read.
+            position_ids: b t, the positions of the tokens; None for 0 to t - 1. For models that see
+                also 3 b t (frame, row and column), or 4 b t, of which the first are not read.
             output_attentions: None or False.
             output_hidden_states: whether to return `.hidden_states`: the embeddings and each
                 layer's output, b t c, the last one after the final norm unless the config's
@@ -75,20 +76,7 @@ class Qwen3ForCausalLM(Qwen3Model):
     module_class = MODELS["Qwen3ForCausalLM"]
 
 
-class Qwen3VLTextModel(_DecoderModel):
-    """The language model of Qwen3-VL, without its head."""
-
-    module_class = MODELS["Qwen3VLTextModel"]
-
-
-class Qwen3VLModel(_DecoderModel):
-    """Qwen3-VL, which FLUX.3 klein, Krea 2 and Qwen-Image 2.1 condition on; perhaps with a head.
-
-    `from_pretrained(..., vision_config=None)` leaves out what only images need.
-    """
-
-    module_class = MODELS["Qwen3VLModel"]
-
+class _SeeingModel(_DecoderModel):
     def __call__(
         self,
         input_ids: Any = None,
@@ -115,7 +103,8 @@ class Qwen3VLModel(_DecoderModel):
             position_ids: b t, the positions of the tokens, 3 b t (frame, row and column), or 4 b t,
                 of which the first are not read; None for 0 to t - 1, or with images for those by
                 mm_token_type_ids.
-            pixel_values: the patches of all images in a row, n p, as `Qwen3VLProcessor` makes them.
+            pixel_values: the patches of all images in a row, n p, as the checkpoint's processor
+                makes them.
             image_grid_thw: for each image the numbers of frames, and of rows and columns of
                 patches, k 3.
             mm_token_type_ids: b t, one where a token stands for a part of an image, else zero.
@@ -148,27 +137,59 @@ class Qwen3VLModel(_DecoderModel):
         return _output(found, output_hidden_states, return_dict, input_ids)
 
 
+class Qwen2_5_VLTextModel(_DecoderModel):
+    """The language model of Qwen2.5-VL, without its head."""
+
+    module_class = MODELS["Qwen2_5_VLTextModel"]
+
+
+class Qwen2_5_VLModel(_SeeingModel):
+    """Qwen2.5-VL, which Qwen-Image conditions on; perhaps with a head.
+
+    `from_pretrained(..., vision_config=None)` leaves out what only images need.
+    """
+
+    module_class = MODELS["Qwen2_5_VLModel"]
+
+
+class Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLModel):
+    """Qwen2.5-VL, which Qwen-Image conditions on, with its head."""
+
+    module_class = MODELS["Qwen2_5_VLForConditionalGeneration"]
+
+
+class Qwen3VLTextModel(_DecoderModel):
+    """The language model of Qwen3-VL, without its head."""
+
+    module_class = MODELS["Qwen3VLTextModel"]
+
+
+class Qwen3VLModel(_SeeingModel):
+    """Qwen3-VL, which FLUX.3 klein, Krea 2 and Qwen-Image 2.1 condition on; perhaps with a head.
+
+    `from_pretrained(..., vision_config=None)` leaves out what only images need.
+    """
+
+    module_class = MODELS["Qwen3VLModel"]
+
+
 class Qwen3VLForConditionalGeneration(Qwen3VLModel):
     """Qwen3-VL, which FLUX.3 klein, Krea 2 and Qwen-Image 2.1 condition on, with its head."""
 
     module_class = MODELS["Qwen3VLForConditionalGeneration"]
 
 
-class Qwen3VLVisionModel(Model):
-    """Qwen3-VL's vision network."""
-
-    module_class = MODELS["Qwen3VLVisionModel"]
-
+class _VisionModel(Model):
     def __call__(
         self, hidden_states: Any = None, grid_thw: Any = None, *, return_dict: bool | None = True
     ) -> Any:
         """Encodes images of any sizes. The first entry, `[0]`, is `.last_hidden_state`.
 
-        `.pooler_output` is what the language model reads, `.deepstack_features` what is added in
-        its first layers. Images of as many patches are encoded together.
+        `.pooler_output` is what the language model reads, Qwen3-VL's `.deepstack_features` what is
+        added in its first layers. Images of as many patches are encoded together.
 
         Args:
-            hidden_states: the patches of all images in a row, n p, see `Qwen3VLProcessor`.
+            hidden_states: the patches of all images in a row, n p, see `Qwen2VLImageProcessor`.
             grid_thw: for each image the numbers of frames, and of rows and columns of patches, k 3.
             return_dict: whether to return an object instead of a tuple.
 
@@ -176,8 +197,27 @@ class Qwen3VLVisionModel(Model):
             ValueError: there are more or fewer patches than the images have, or of another size.
         """
         found = _encode(self, hidden_states, take_grids("grid_thw", grid_thw))
-        output = BaseModelOutputWithDeepstackFeatures(*found)
-        return result(output, return_dict is not False, hidden_states)
+        return result(self._output(found), return_dict is not False, hidden_states)
+
+    @staticmethod
+    def _output(found: VisionOutput) -> Any:
+        return BaseModelOutputWithPooling(found.last_hidden_state, found.pooler_output)
+
+
+class Qwen2_5_VisionTransformerPretrainedModel(_VisionModel):
+    """Qwen2.5-VL's vision network."""
+
+    module_class = MODELS["Qwen2_5_VisionTransformerPretrainedModel"]
+
+
+class Qwen3VLVisionModel(_VisionModel):
+    """Qwen3-VL's vision network."""
+
+    module_class = MODELS["Qwen3VLVisionModel"]
+
+    @staticmethod
+    def _output(found: VisionOutput) -> Any:
+        return BaseModelOutputWithDeepstackFeatures(*found)
 
 
 class T5EncoderModel(FromSingleFile, Model):

@@ -74,7 +74,8 @@ class BaseModelOutputWithPooling(Output):
     """The result of an encoder without a projection.
 
     last_hidden_state: b t d. pooler_output: b d. hidden_states: the embeddings and each layer's
-    output, b t d, where they were asked for.
+    output, b t d, where they were asked for. Qwen2.5-VL's vision network gives n c and n/m² d, for
+    the patches of all images in a row and squares of m m patches.
     """
 
     last_hidden_state: Any

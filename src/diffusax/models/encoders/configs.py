@@ -154,25 +154,23 @@ Theta = Annotated[float, Meta(ge=1, le=1e12)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Qwen3Config(Keyed):
-    """The options of transformers' Qwen3Config that change the result.
+class DecoderConfig(Keyed):
+    """The options that Qwen's language models have in common.
 
     num_key_value_heads: those that serve num_attention_heads heads of queries. rope_theta: the
     longest wavelength of rotary positions over 2 pi. tie_last_hidden_states: whether the last of
     all hidden states is after the final norm.
     """
 
-    class_name: ClassVar[str] = "Qwen3ForCausalLM"
-    fixed: ClassVar[dict[str, Any]] = {
-        "model_type": "qwen3",
-        "hidden_act": "silu",
-        "use_sliding_window": False,
-    }
+    class_name: ClassVar[str]
+    fixed: ClassVar[dict[str, Any]]
     ignored: ClassVar[frozenset[str]] = IGNORED - {"tie_word_embeddings"} | {
         "eos_token_id",
         "sliding_window",
         "max_window_layers",
     }
+    qk_norm: ClassVar[bool] = True
+    """Whether queries and keys are normalised."""
 
     vocab_size: Tokens = 151936
     hidden_size: Channels = 4096
@@ -180,11 +178,9 @@ class Qwen3Config(Keyed):
     num_hidden_layers: Layers = 32
     num_attention_heads: Heads = 32
     num_key_value_heads: Heads = 32
-    head_dim: HeadSize = 128
     max_position_embeddings: Annotated[int, Meta(ge=1, le=10**8)] = 32768
     rms_norm_eps: Epsilon = 1e-6
     rope_theta: Theta = 10000.0
-    attention_bias: bool = False
     tie_word_embeddings: bool = False
     tie_last_hidden_states: bool = True
 
@@ -223,6 +219,26 @@ class Qwen3Config(Keyed):
         if "num_key_value_heads" not in data and "num_attention_heads" in data:
             data["num_key_value_heads"] = data["num_attention_heads"]
         return data
+
+
+@dataclasses.dataclass(frozen=True)
+class Qwen3Config(DecoderConfig):
+    """The options of transformers' Qwen3Config that change the result, see `DecoderConfig`."""
+
+    class_name: ClassVar[str] = "Qwen3ForCausalLM"
+    fixed: ClassVar[dict[str, Any]] = {
+        "model_type": "qwen3",
+        "hidden_act": "silu",
+        "use_sliding_window": False,
+    }
+
+    head_dim: HeadSize = 128
+    attention_bias: bool = False
+
+    @property
+    def output_bias(self) -> bool:
+        """Whether the last product of attention has a bias."""
+        return self.attention_bias
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from diffusax.models.encoders.configs import Qwen3Config
+from diffusax.models.encoders.configs import DecoderConfig, Qwen3Config
 from diffusax.models.encoders.hidden_states import (
     ImageTokens,
     LanguageModel,
@@ -65,9 +65,9 @@ def rotate(x: jax.Array, rotary: Rotary) -> jax.Array:
 
 
 class Qwen3Attention(nnx.Module):
-    """Causal self-attention with normalised queries and keys, b t c -> b t c."""
+    """Causal self-attention, mostly with normalised queries and keys, b t c -> b t c."""
 
-    def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         c, d, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.head_dim = d
         self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
@@ -75,16 +75,20 @@ class Qwen3Attention(nnx.Module):
         self.q_proj = Linear(c, queries, bias=bias, rngs=rngs)
         self.k_proj = Linear(c, keys, bias=bias, rngs=rngs)
         self.v_proj = Linear(c, keys, bias=bias, rngs=rngs)
-        self.o_proj = Linear(queries, c, bias=bias, rngs=rngs)
-        self.q_norm = RMSNorm(d, eps=config.rms_norm_eps, rngs=rngs)
-        self.k_norm = RMSNorm(d, eps=config.rms_norm_eps, rngs=rngs)
+        self.o_proj = Linear(queries, c, bias=config.output_bias, rngs=rngs)
+        self.q_norm, self.k_norm = (
+            RMSNorm(d, eps=config.rms_norm_eps, rngs=rngs) if config.qk_norm else None
+            for _ in range(2)
+        )
 
     def __call__(self, x: jax.Array, rotary: Rotary, key_lengths: jax.Array | None) -> jax.Array:
         q, k, v = (
             proj(x).reshape(*x.shape[:2], -1, self.head_dim)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = rotate(self.q_norm(q), rotary), rotate(self.k_norm(k), rotary)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, rotary), rotate(k, rotary)
         y = attention(q, k, v, causal=True, key_lengths=key_lengths)
         return self.o_proj(y.reshape(*x.shape[:2], -1))
 
@@ -92,11 +96,11 @@ class Qwen3Attention(nnx.Module):
 class Qwen3MLP(nnx.Module):
     """A feed-forward layer with a SiLU gate (SwiGLU, Shazeer 2020), b t c -> b t c."""
 
-    def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: Any, *, bias: bool = False, rngs: nnx.Rngs):
         c, d = config.hidden_size, config.intermediate_size
-        self.gate_proj = Linear(c, d, bias=False, rngs=rngs)
-        self.up_proj = Linear(c, d, bias=False, rngs=rngs)
-        self.down_proj = Linear(d, c, bias=False, rngs=rngs)
+        self.gate_proj = Linear(c, d, bias=bias, rngs=rngs)
+        self.up_proj = Linear(c, d, bias=bias, rngs=rngs)
+        self.down_proj = Linear(d, c, bias=bias, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down_proj(gated_silu(self.gate_proj(x), self.up_proj(x)))
@@ -105,7 +109,7 @@ class Qwen3MLP(nnx.Module):
 class Qwen3DecoderLayer(nnx.Module):
     """Attention and feed-forward layer, each after a norm, b t c -> b t c."""
 
-    def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         c, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(c, eps=eps, rngs=rngs)
         self.self_attn = Qwen3Attention(config, rngs=rngs)
@@ -160,9 +164,9 @@ class DecoderModel(LanguageModel):
             layers: see `LanguageModel.hidden_states`.
             attention_mask: b t, in the place of key_lengths, for pads that may be anywhere: whether
                 a token is read. The states of pads have no meaning then.
-            position_ids: b t, or for Qwen3-VL also 3 b t (frame, row and column), integers: the
+            position_ids: b t, or for models that see also 3 b t (frame, row, column), integers: the
                 positions of the tokens. By default 0 to t - 1, pads counted.
-            images: what Qwen3-VL reads in the place of the tokens that stand for images.
+            images: what models that see read in the place of the tokens that stand for images.
             final_norm: whether the state after the last layer goes through the final norm; by
                 default as the config's tie_last_hidden_states says.
 
@@ -224,7 +228,7 @@ class Qwen3Model(DecoderModel):
     legacy_names: ClassVar[tuple[tuple[str, str], ...]] = (("model.", ""),)
     ignored_keys = ("lm_head.weight",)
 
-    def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, rngs=rngs)
         count = config.num_hidden_layers

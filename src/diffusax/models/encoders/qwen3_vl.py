@@ -5,10 +5,9 @@ Its language model is Qwen3 with positions of three axes: frame, row and column.
 Upstream: transformers models/qwen3_vl/modeling_qwen3_vl.py.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
-import numpy as np
 from flax import nnx
 
 from diffusax.models.encoders.qwen3 import (
@@ -30,21 +29,10 @@ _TOWER = ("model.visual.", "visual.")
 _RULES = (*TENSOR_RULES, *VISION_RULES)
 
 
-def frequency_axes(sections: tuple[int, ...], count: int) -> np.ndarray:
-    """Returns which axis of positions each of so many rotary frequencies turns by: 0, 1 or 2.
-
-    sections: the frequencies of each axis; those of rows and columns take every third place.
-    """
-    axes = np.zeros(count, np.int32)
-    for axis in (1, 2):
-        axes[axis : 3 * sections[axis] : 3] = axis
-    return axes
-
-
 class Qwen3VLTextModel(Qwen3Model):
     """Qwen3-VL's language model without its head. input_ids: b t -> hidden states, b t c."""
 
-    config_class = Qwen3VLTextConfig
+    config_class: ClassVar[Any] = Qwen3VLTextConfig
     legacy_names: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def spread(self, positions: Positions) -> Positions:
@@ -59,33 +47,38 @@ class Qwen3VLTextModel(Qwen3Model):
             return super().spread(positions)
         if positions.ndim != 3 or positions.shape[0] != 3:
             raise ValueError(f"position_ids must be b t or 3 b t (got shape {positions.shape})")
-        config = self.config
-        axes = frequency_axes(config.rope_scaling.mrope_section, config.head_dim // 2)
+        axes = self.config.rope_scaling.axes(self.config.head_dim // 2)
         return positions[axes].transpose(1, 2, 0)
 
 
 class Qwen3VLModel(DecoderModel):
     """Qwen3-VL without its head. input_ids: b t -> hidden states, b t c."""
 
-    config_class = Qwen3VLConfig
+    config_class: ClassVar[Any] = Qwen3VLConfig
+    text_class: ClassVar[Any] = Qwen3VLTextModel
+    vision_class: ClassVar[Any] = Qwen3VLVisionModel
     tensor_rules = _RULES
     adapter_groups = ADAPTER_GROUPS
     # The files of checkpoints mostly have the names of the model with its head.
-    legacy_names = (("model.language_model.", "language_model."), ("model.visual.", "visual."))
+    legacy_names: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("model.language_model.", "language_model."),
+        ("model.visual.", "visual."),
+    )
     ignored_keys = ("lm_head.weight",)
     # Of models that read texts alone, see `Qwen3VLConfig`.
     ignored_parts = _TOWER
 
     def __init__(self, config: Qwen3VLConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.language_model = Qwen3VLTextModel(config.text_config, rngs=rngs)
+        self.language_model = self.text_class(config.text_config, rngs=rngs)
         vision = config.vision_config
-        self.visual = None if vision is None else Qwen3VLVisionModel(vision, rngs=rngs)
+        self.visual = None if vision is None else self.vision_class(vision, rngs=rngs)
 
     @property
     def decoder(self) -> Qwen3Model:
         """The language model."""
-        return self.language_model
+        found: Qwen3Model = self.language_model
+        return found
 
     def encode_images(self, pixel_values: jax.Array, grid: jax.Array) -> VisionOutput:
         """Encodes images of as many patches each, see `Qwen3VLVisionModel`.
@@ -95,13 +88,14 @@ class Qwen3VLModel(DecoderModel):
         """
         if self.visual is None:
             raise ValueError("pixel_values must be None: the model was loaded to read texts alone")
-        return self.visual(pixel_values, grid)
+        found: VisionOutput = self.visual(pixel_values, grid)
+        return found
 
 
 class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):
     """Qwen3-VL with its head, which is the table of embeddings where tie_word_embeddings is set."""
 
-    config_class = Qwen3VLConfig
+    config_class: ClassVar[Any] = Qwen3VLConfig
     model_class = Qwen3VLModel
     tensor_rules = _RULES
     ignored_parts = _TOWER

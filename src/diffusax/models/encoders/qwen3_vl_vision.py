@@ -114,12 +114,22 @@ def interpolated(table: jax.Array, rows: jax.Array, columns: jax.Array, grid: ja
     return sum(found[1:], found[0])
 
 
+def axial_rotary(rows: jax.Array, columns: jax.Array, dim: int) -> Rotary:
+    """Computes the rotary tables of patches for heads of dim channels, b n dim/2 each.
+
+    The first half turns by the rows, the second by the columns, b n each.
+    """
+    tables = [rotary_table(axis[..., None], dim // 2, _THETA) for axis in (rows, columns)]
+    cos, sin = (jnp.concatenate(pair, axis=-1) for pair in zip(*tables))
+    return cos, sin
+
+
 class Qwen3VLVisionPatches(nnx.Module):
     """Embeds patches of several frames, b n (channels frames rows columns) -> b n c."""
 
-    def __init__(self, config: Qwen3VLVisionConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: Any, *, bias: bool = True, rngs: nnx.Rngs):
         size = (config.temporal_patch_size, config.patch_size, config.patch_size)
-        options: dict[str, Any] = {"kernel_init": shaped(lecun_normal())}
+        options: dict[str, Any] = {"kernel_init": shaped(lecun_normal()), "use_bias": bias}
         options["bias_init"] = shaped(zeros)
         self.proj = nnx.Conv(config.in_channels, config.hidden_size, size, rngs=rngs, **options)
 
@@ -128,21 +138,23 @@ class Qwen3VLVisionPatches(nnx.Module):
         # Kernels are as large as their distance, so that a product computes the convolution.
         flat = kernel.transpose(3, 0, 1, 2, 4).reshape(-1, kernel.shape[-1])
         bias: Any = self.proj.bias
-        return matmul(x.astype(kernel.dtype), flat, bias[...])
+        return matmul(x.astype(kernel.dtype), flat, None if bias is None else bias[...])
 
 
 class Qwen3VLVisionAttention(nnx.Module):
     """Attention of the patches of an image to each other, b n c -> b n c."""
 
-    def __init__(self, config: Qwen3VLVisionConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
         c = config.hidden_size
         self.heads = config.num_heads
         self.qkv = SplitLinear(c, (c, c, c), rngs=rngs)
         self.proj = Linear(c, c, rngs=rngs)
 
-    def __call__(self, x: jax.Array, rotary: Rotary) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, rotary: Rotary, attend: Callable[..., jax.Array] = attention
+    ) -> jax.Array:
         q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in self.qkv(x))
-        y = attention(rotate(q, rotary), rotate(k, rotary), v)
+        y = attend(rotate(q, rotary), rotate(k, rotary), v)
         return self.proj(y.reshape(x.shape))
 
 
@@ -231,9 +243,7 @@ class Qwen3VLVisionModel(nnx.Module):
         x = self.patch_embed(pixel_values)
         places = interpolated(self.pos_embed.embedding[...], rows, columns, grid)
         x = x + places.astype(x.dtype)
-        half = config.hidden_size // config.num_heads // 2
-        tables = [rotary_table(axis[..., None], half, _THETA) for axis in (rows, columns)]
-        rotary: Any = tuple(jnp.concatenate(pair, axis=-1) for pair in zip(*tables))
+        rotary = axial_rotary(rows, columns, config.hidden_size // config.num_heads)
         indices, deepstack = config.deepstack_visual_indexes, dict[int, jax.Array]()
         for i, block in enumerate(self.blocks):
             x = block(x, rotary)
