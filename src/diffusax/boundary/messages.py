@@ -53,8 +53,8 @@ _FRAMES = (
     "an autoencoder of videos encodes and decodes images here, which need no frames before them"
 )
 _SEEING = (
-    "images are read by Qwen3VLProcessor, which counts positions, and by Qwen3VLVisionModel; "
-    "see docs/reference/functional.md"
+    "images are read by the checkpoint's processor, which counts positions, and by the vision "
+    "network; see docs/reference/functional.md"
 )
 _LAYOUT = "the layout of tokens is the network's own; img_shapes and img_mask say what it is"
 _GENERATE = "language models are text encoders here; transformers writes texts"
@@ -121,7 +121,7 @@ NETWORK = _hints(
         _FRAMES: _words("clear_cache"),
         _SEEING: _words(
             "get_image_features get_video_features get_placeholder_mask get_rope_index "
-            "get_vision_position_ids compute_3d_position_ids"
+            "get_vision_position_ids compute_3d_position_ids permute_input_for_window_attn"
         ),
         _LAYOUT: _words("build_token_metadata"),
         _QUANTISED: _words("dequantize"),
