@@ -1,4 +1,4 @@
-"""Qwen3-VL's vision network against transformers, live, all weights random."""
+"""The vision networks of Qwen3-VL and Qwen2.5-VL against transformers, live, all weights random."""
 
 import json
 from functools import partial
@@ -12,14 +12,21 @@ import transformers
 from PIL import Image
 from support.effort import first
 from support.tiny import randomize
-from support.tiny_language import QWEN3_VL_VISION, build
+from support.tiny_language import SEEING, build
 from support.tiny_vision_language import write_qwen3_vl_processor
 
 import diffusax
 from diffusax.boundary.config import config_from_dict
 from diffusax.checkpoints import save_network
 from diffusax.checkpoints.tree import to_flax, to_torch
-from diffusax.models import Network, Qwen3VLVisionConfig, Qwen3VLVisionModel
+from diffusax.models import (
+    Network,
+    Qwen2_5_VisionTransformerPretrainedModel,
+    Qwen2_5_VLVisionConfig,
+    Qwen3VLVisionConfig,
+    Qwen3VLVisionModel,
+)
+from diffusax.models.encoders.qwen2_5_vl_vision import find_windows
 from diffusax.models.encoders.qwen3_vl_vision import encode_each
 from diffusax.networks import load_network
 from diffusax.runtime.programs.compilations import count_compilations
@@ -30,9 +37,18 @@ RNG = np.random.default_rng(0)
 PATCHES = RNG.normal(size=(GRIDS.prod(axis=1).sum(), 3 * 2 * 4 * 4)).astype(np.float32)
 
 
-def build_vision(**changes):
-    config = transformers.models.qwen3_vl.Qwen3VLVisionConfig(**{**QWEN3_VL_VISION, **changes})
-    return randomize(transformers.models.qwen3_vl.Qwen3VLVisionModel(config))
+TOWERS = {
+    "Qwen2_5_VL": "Qwen2_5_VisionTransformerPretrainedModel",
+    "Qwen3VL": "Qwen3VLVisionModel",
+}
+FAMILIES = ["Qwen3VL", "Qwen2_5_VL"]
+
+
+def build_vision(family, **changes):
+    module = transformers.models.qwen3_vl if family == "Qwen3VL" else transformers.models.qwen2_5_vl
+    options = {**SEEING[family]["vision_config"], **changes}
+    config = getattr(module, f"{family}VisionConfig")(**options)
+    return randomize(getattr(module, TOWERS[family])(config))
 
 
 def assert_close(actual, expected, tolerance=1e-5):
@@ -45,32 +61,59 @@ def assert_close(actual, expected, tolerance=1e-5):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "changes",
+    ("family", "changes"),
     first(
         [
-            {},
-            {"deepstack_visual_indexes": [1], "spatial_merge_size": 1},
-            {"temporal_patch_size": 1, "num_position_embeddings": 9},
+            ("Qwen3VL", {}),
+            ("Qwen2_5_VL", {}),
+            ("Qwen3VL", {"deepstack_visual_indexes": [1], "spatial_merge_size": 1}),
+            ("Qwen3VL", {"temporal_patch_size": 1, "num_position_embeddings": 9}),
+            ("Qwen2_5_VL", {"spatial_merge_size": 1, "fullatt_block_indexes": [0]}),
+            ("Qwen2_5_VL", {"temporal_patch_size": 1, "window_size": 112}),
+            ("Qwen2_5_VL", {"window_size": 8, "fullatt_block_indexes": []}),
         ],
-        1,
+        2,
     ),
 )
-def test_images_of_several_sizes_equal_transformers(tmp_path, changes):
-    theirs = build_vision(**changes)
+def test_images_of_several_sizes_equal_transformers(tmp_path, family, changes):
+    theirs = build_vision(family, **changes)
     theirs.save_pretrained(tmp_path)
-    ours = diffusax.Qwen3VLVisionModel.from_pretrained(tmp_path)
-    x = PATCHES[:, : ours.config.patch_values]
-    expected = theirs(torch.tensor(x), grid_thw=torch.tensor(GRIDS))
-    actual = ours(torch.tensor(x), GRIDS)
+    ours = getattr(diffusax, TOWERS[family]).from_pretrained(tmp_path)
+    # In windows of 6x6 patches, some of which are cut off at the right, at the bottom, or both.
+    grids = np.concatenate([GRIDS, [[1, 10, 14], [1, 14, 10], [2, 2, 26], [1, 12, 12]]])
+    x = np.random.default_rng(1).normal(size=(grids.prod(axis=1).sum(), ours.config.patch_values))
+    x = torch.tensor(x.astype(np.float32))
+    expected = theirs(x, grid_thw=torch.tensor(grids))
+    actual = ours(x, grids)
     assert isinstance(actual[0], torch.Tensor)
+    assert actual.keys() == tuple(k for k, v in expected.items() if v is not None)
     assert_close(actual.last_hidden_state, expected.last_hidden_state)
     assert_close(actual.pooler_output, expected.pooler_output)
-    for a, b in zip(actual.deepstack_features, expected.deepstack_features, strict=True):
-        assert_close(a, b)
+    if family == "Qwen3VL":
+        for a, b in zip(actual.deepstack_features, expected.deepstack_features, strict=True):
+            assert_close(a, b)
 
 
-def test_images_of_as_many_patches_share_a_program(tmp_path):
-    build_vision().save_pretrained(tmp_path)
+@pytest.mark.parametrize("merge", [1, 2])
+@pytest.mark.parametrize("side", [1, 3, 4])
+def test_every_patch_has_a_slot_of_its_own_in_a_window(merge, side):
+    for rows, columns in [(1, 12), (12, 1), (3, 4), (2, 6), (5, 7), (9, 9), (4, 8)]:
+        grid = jnp.array([[rows, columns], [columns, rows]]) * merge
+        count = rows * columns * merge**2
+        found = find_windows(grid, count, side, merge)
+        size = (side * merge) ** 2
+        assert found.patches.shape[2] == size
+        for slots, patches, lengths in zip(*found):
+            assert len(set(slots.tolist())) == count
+            np.testing.assert_array_equal(patches.reshape(-1)[slots], np.arange(count))
+            taken, counts = np.unique(slots // size, return_counts=True)
+            np.testing.assert_array_equal(lengths[taken], counts)
+            assert (slots % size < lengths[slots // size]).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_of_as_many_patches_share_a_program(tmp_path, family):
+    build_vision(family).save_pretrained(tmp_path)
     model = load_network(tmp_path)
     x = PATCHES[None, :24]
     wide, tall = (model.run(x, np.array([grid], np.int32)) for grid in ((2, 12), (12, 2)))
@@ -81,10 +124,11 @@ def test_images_of_as_many_patches_share_a_program(tmp_path):
 
 
 @torch.no_grad()
-def test_a_whole_model_reads_images_with_texts(tmp_path):
-    theirs = build("Qwen3VLForConditionalGeneration")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_whole_model_reads_images_with_texts(tmp_path, family):
+    theirs = build(f"{family}ForConditionalGeneration")
     theirs.save_pretrained(tmp_path)
-    ours = diffusax.Qwen3VLForConditionalGeneration.from_pretrained(tmp_path)
+    ours = getattr(diffusax, f"{family}ForConditionalGeneration").from_pretrained(tmp_path)
     grids, patches = GRIDS[[0, 3, 1]], np.concatenate([PATCHES[:24], PATCHES[-4:], PATCHES[24:44]])
     rows = [[11, 12, 5, *[7] * 6, 6, 13, 5, 7, 6, 14], [15, 16, 5, *[7] * 5, 6, 17]]
     longest = max(map(len, rows))
@@ -111,7 +155,7 @@ def test_a_whole_model_reads_images_with_texts(tmp_path):
         ours(ids, mask, **{**given, "pixel_values": patches[1:]})
     with pytest.raises(ValueError, match="image_grid_thw must be integers"):
         ours(ids, mask, **{**given, "image_grid_thw": None})
-    alone = diffusax.Qwen3VLModel.from_pretrained(tmp_path, vision_config=None)
+    alone = getattr(diffusax, f"{family}Model").from_pretrained(tmp_path, vision_config=None)
     with pytest.raises(ValueError, match="was loaded to read texts alone"):
         alone(ids, mask, **given)
 
@@ -149,12 +193,13 @@ def test_one_program_reads_texts_with_images_as_qwen_image_2_1_does(tmp_path):
         assert_close(found, expected[given["attention_mask"] == 1])
 
 
-def test_without_a_vision_config_texts_alone_are_read(tmp_path):
-    build("Qwen3VLModel").save_pretrained(tmp_path)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_vision_config_texts_alone_are_read(tmp_path, family):
+    build(f"{family}Model").save_pretrained(tmp_path)
     whole = load_network(tmp_path)
     for alone in (
         load_network(tmp_path, changes={"vision_config": None}),
-        diffusax.Qwen3VLModel.from_pretrained(tmp_path, vision_config=None),
+        getattr(diffusax, f"{family}Model").from_pretrained(tmp_path, vision_config=None),
     ):
         assert {*alone.params} == {*whole.params} - {"visual"} == {"language_model"}
         ids = np.arange(10, 20)[None]
@@ -162,15 +207,16 @@ def test_without_a_vision_config_texts_alone_are_read(tmp_path):
 
 
 @torch.no_grad()
-def test_bfloat16_is_as_near_to_float32_as_pytorch_is(tmp_path):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_as_near_to_float32_as_pytorch_is(tmp_path, family):
     errors = []
-    theirs = build_vision()
+    theirs = build_vision(family)
     grid = torch.tensor(GRIDS)
     for seed in range(3):
         randomize(theirs.float(), seed).save_pretrained(tmp_path)
         exact = theirs(torch.tensor(PATCHES), grid_thw=grid).pooler_output
         half = theirs.to(torch.bfloat16)(torch.tensor(PATCHES), grid_thw=grid).pooler_output
-        model = diffusax.Qwen3VLVisionModel.from_pretrained(tmp_path, dtype="bfloat16")
+        model = load_network(tmp_path, dtype="bfloat16")
         actual = model(PATCHES, GRIDS).pooler_output
         assert actual.dtype == jnp.bfloat16
         found = np.asarray(actual, np.float32), half.float().numpy()
@@ -180,9 +226,10 @@ def test_bfloat16_is_as_near_to_float32_as_pytorch_is(tmp_path):
     assert 0 < ours <= 1.1 * reference
 
 
-@pytest.mark.parametrize("kind", ["Qwen3VLModel", "Qwen3VLForConditionalGeneration"])
-def test_saved_whole_it_opens_in_transformers(tmp_path, kind):
-    theirs = build(kind)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("part", ["Model", "ForConditionalGeneration"])
+def test_saved_whole_it_opens_in_transformers(tmp_path, part, family):
+    theirs = build(family + part)
     theirs.save_pretrained(tmp_path / "in")
     model = load_network(tmp_path / "in")
     save_network(model, tmp_path / "out")
@@ -192,7 +239,7 @@ def test_saved_whole_it_opens_in_transformers(tmp_path, kind):
     for name, value in theirs.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
     assert load_network(tmp_path / "out").config == model.config
-    for key, value in QWEN3_VL_VISION.items():
+    for key, value in SEEING[family]["vision_config"].items():
         assert getattr(again.config.vision_config, key) == value, key
 
 
@@ -223,6 +270,41 @@ def test_the_config_of_the_hub_is_read():
     found = jax.eval_shape(network.apply, half, x, jax.ShapeDtypeStruct((2, 2), jnp.int32))
     assert found.pooler_output.shape == (2, 256, 4096)
     assert [own.dtype for own in found.deepstack_features] == [jnp.bfloat16] * 3
+
+
+def test_the_config_of_the_hub_of_qwen_2_5_is_read():
+    # As in Qwen/Qwen2.5-VL-7B-Instruct.
+    text = """{"depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420,
+        "num_heads": 16, "in_chans": 3, "out_hidden_size": 3584, "patch_size": 14,
+        "spatial_merge_size": 2, "spatial_patch_size": 14, "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2,
+        "temporal_patch_size": 2}"""
+    config = config_from_dict(Qwen2_5_VLVisionConfig, json.loads(text))
+    assert config == Qwen2_5_VLVisionConfig(hidden_size=1280, tokens_per_second=2)
+    network = Network(Qwen2_5_VisionTransformerPretrainedModel, config)
+    with torch.device("meta"):
+        theirs = transformers.models.qwen2_5_vl.Qwen2_5_VLVisionConfig(**json.loads(text))
+        module = transformers.models.qwen2_5_vl.Qwen2_5_VisionTransformerPretrainedModel(theirs)
+    count = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(network.shapes))
+    assert count == sum(parameter.numel() for parameter in module.parameters())
+    half = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), network.shapes)
+    x = jax.ShapeDtypeStruct((2, 784, 1176), jnp.float32)
+    found = jax.eval_shape(network.apply, half, x, jax.ShapeDtypeStruct((2, 2), jnp.int32))
+    assert (found.pooler_output.shape, found.pooler_output.dtype) == ((2, 196, 3584), jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+        ({"hidden_size": 40, "num_heads": 4}, "divisible by four times num_heads=4"),
+        ({"window_size": 27}, "window_size=27 must be at least .*, 28"),
+        ({"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters="),
+    ],
+)
+def test_a_config_of_qwen_2_5_that_is_not_supported_is_an_error(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config_from_dict(Qwen2_5_VLVisionConfig, changes)
 
 
 @pytest.mark.parametrize(
