@@ -30,6 +30,7 @@ NAMES = {
         LCMScheduler LMSDiscreteScheduler LatentConsistencyModelImg2ImgPipeline
         LatentConsistencyModelPipeline MultiAdapter MultiControlNetModel PNDMScheduler
         Qwen2Tokenizer Qwen2VLImageProcessor Qwen2_5_VLForConditionalGeneration Qwen2_5_VLModel
+        Qwen2VLProcessor Qwen2_5_VLProcessor
         Qwen2_5_VLTextModel Qwen2_5_VisionTransformerPretrainedModel Qwen3ForCausalLM Qwen3Model
         Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLProcessor Qwen3VLTextModel
         Qwen3VLVisionModel QwenImage21Pipeline QwenImage21Transformer2DModel RunningBatch

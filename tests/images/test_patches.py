@@ -104,6 +104,24 @@ def test_the_file_of_the_hub_is_read(tmp_path):
     np.testing.assert_array_equal(patches.image_grid_thw, [[1, 14, 20]])
 
 
+def test_the_file_of_the_hub_of_qwen_2_5_is_read():
+    # As in Qwen/Qwen2.5-VL-7B-Instruct.
+    data = {
+        **{"min_pixels": 3136, "max_pixels": 12845056},
+        **{"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2},
+        **{"image_mean": [0.48145466, 0.4578275, 0.40821073]},
+        **{"image_std": [0.26862954, 0.26130258, 0.27577711]},
+        **{"processor_class": "Qwen2_5_VLProcessor"},
+        **{"image_processor_type": "Qwen2VLImageProcessor"},
+    }
+    ours = Qwen2VLImageProcessor.from_dict(data)
+    theirs = Qwen2VLImageProcessorPil(**data)
+    images = [picture(301, 199), picture(27, 90)]
+    actual, expected = ours(images), theirs(images=images, return_tensors="np")
+    np.testing.assert_array_equal(actual.image_grid_thw, expected["image_grid_thw"])
+    np.testing.assert_array_equal(actual.pixel_values, expected["pixel_values"])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

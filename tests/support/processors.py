@@ -19,6 +19,10 @@ class Qwen2Pictures(_WithoutVideos, transformers.Qwen2VLProcessor):
     """Qwen 2's and 2.5's processor without videos."""
 
 
+class Qwen25Pictures(_WithoutVideos, transformers.Qwen2_5_VLProcessor):
+    """Qwen 2.5's processor without videos."""
+
+
 class Qwen3Pictures(_WithoutVideos, transformers.Qwen3VLProcessor):
     """Qwen 3's processor without videos."""
 

@@ -1,4 +1,4 @@
-"""Texts with images for Qwen3-VL against transformers' processor, live."""
+"""Texts with images for Qwen's models against transformers' processors, live."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.effort import examples
 from support.tiny_language import build
-from support.tiny_vision_language import TEMPLATE, write_qwen3_vl_processor
+from support.tiny_vision_language import TEMPLATE, write_processor
 
 import diffusax
 from diffusax.text.image_tokens import image_positions
@@ -29,12 +29,20 @@ TEXTS = [f"a photo of {PLACE} and{PLACE}on the sofa", "a cat", f"{PLACE}the plag
 NESTED = [IMAGES[:2], [], IMAGES[2:]]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+KINDS = ["Qwen3VLProcessor", "Qwen2_5_VLProcessor", "Qwen2VLProcessor"]
+
+
+@pytest.fixture(scope="module", params=KINDS[:1])
+def pair(request, tmp_path_factory):
     """Our processor, theirs and the folder of both."""
     folder = tmp_path_factory.mktemp("processor")
-    theirs = write_qwen3_vl_processor(folder)
-    return diffusax.Qwen3VLProcessor.from_pretrained(folder), theirs, folder
+    theirs = write_processor(folder, request.param)
+    ours = getattr(diffusax, request.param).from_pretrained(folder)
+    assert type(ours).__name__ == request.param
+    return ours, theirs, folder
+
+
+with_every_kind = pytest.mark.parametrize("pair", KINDS, indirect=True)
 
 
 def same(actual, expected):
@@ -47,6 +55,7 @@ def same(actual, expected):
             assert actual[name] == value, name
 
 
+@with_every_kind
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_tokens_patches_and_types_equal_transformers(pair, side):
     ours, theirs, _ = pair
@@ -78,6 +87,7 @@ def test_tokens_of_any_texts_equal_transformers(pair, counts, random):
     assert actual.mm_token_type_ids == expected["mm_token_type_ids"]
 
 
+@with_every_kind
 def test_chats_equal_transformers(pair):
     ours, theirs, _ = pair
     first = [
@@ -94,7 +104,7 @@ def test_chats_equal_transformers(pair):
     second = [{"role": "user", "content": [{"type": "text", "text": "a cat"}]}]
     for chat in (first, second, [first, second]):
         for prompt in (True, False):
-            options = {"add_generation_prompt": prompt}
+            options = {"add_generation_prompt": prompt, "add_vision_id": prompt}
             expected = theirs.apply_chat_template(chat, **options)
             assert ours.apply_chat_template(chat, **options) == expected
             options |= {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
@@ -107,6 +117,7 @@ def test_chats_equal_transformers(pair):
     assert alone == theirs.apply_chat_template(first, tokenize=True)
 
 
+@with_every_kind
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_inputs_of_the_networks_equal_transformers(pair, side):
     ours, theirs, _ = pair
@@ -121,7 +132,8 @@ def test_inputs_of_the_networks_equal_transformers(pair, side):
     assert [len(own) for own in found.patches] == found.grids.prod(axis=1).tolist()
     del expected["pixel_values"]
     mask = expected.pop("attention_mask")
-    positions, _ = build("Qwen3VLModel").get_rope_index(**expected, attention_mask=mask)
+    model = "Qwen3VLModel" if type(ours).__name__ == KINDS[0] else "Qwen2_5_VLModel"
+    positions, _ = build(model).get_rope_index(**expected, attention_mask=mask)
     assert found.positions.shape == (3, *found.ids.shape)
     np.testing.assert_array_equal(found.positions, positions)
     assert (found.positions[1] != found.positions[2]).any()
@@ -130,12 +142,13 @@ def test_inputs_of_the_networks_equal_transformers(pair, side):
     np.testing.assert_array_equal(texts.positions, [(texts.mask.cumsum(1) - 1) * texts.mask] * 3)
 
 
-def test_positions_of_frames_equal_transformers():
+@pytest.mark.parametrize("kind", ["Qwen3VLModel", "Qwen2_5_VLModel"])
+def test_positions_of_frames_equal_transformers(kind):
     types = np.array([[0, 0, *[1] * 12, 0, 0, 1, 0]])
     grids = np.array([[2, 4, 6], [1, 2, 2]])
     ids = np.arange(types.size)[None]
     given = (torch.tensor(x) for x in (ids, types, grids))
-    expected, _ = build("Qwen3VLModel").get_rope_index(*given)
+    expected, _ = build(kind).get_rope_index(*given)
     np.testing.assert_array_equal(image_positions(types, grids), expected)
 
 
@@ -153,14 +166,15 @@ def test_images_that_do_not_fit_the_tokens_are_an_error(types, grids, message):
         image_positions(np.array(types), grids)
 
 
+@with_every_kind
 def test_saved_it_opens_in_transformers(pair, tmp_path):
     ours, theirs, _ = pair
     ours.save_pretrained(tmp_path)
-    again = diffusax.Qwen3VLProcessor.from_pretrained(tmp_path)
-    assert again.chat_template == TEMPLATE
+    again = type(ours).from_pretrained(tmp_path)
+    assert again.chat_template == theirs.chat_template
     tokenizer = type(theirs.tokenizer).from_pretrained(tmp_path)
     images = type(theirs.image_processor).from_pretrained(tmp_path)
-    opened = type(theirs)(images, tokenizer, None, chat_template=TEMPLATE)
+    opened = type(theirs)(images, tokenizer, None, chat_template=theirs.chat_template)
     options = {"padding": True, "return_tensors": "pt"}
     same(again(NESTED, TEXTS, **options), opened(images=NESTED, text=TEXTS, **options))
 

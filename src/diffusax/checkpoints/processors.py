@@ -9,7 +9,12 @@ from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.images.patches import Qwen2VLImageProcessor
 from diffusax.text.language_tokenizer import Qwen2Tokenizer, T5Tokenizer
 from diffusax.text.tokenizer import CLIPTokenizer
-from diffusax.text.vision_language import Qwen3VLProcessor
+from diffusax.text.vision_language import (
+    Qwen2_5_VLProcessor,
+    Qwen2VLProcessor,
+    Qwen3VLProcessor,
+    VisionLanguageProcessor,
+)
 
 
 def _from_pretrained(
@@ -33,7 +38,7 @@ def _from_pretrained(
 
 for _cls in (
     *(CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer),
-    *(CLIPImageProcessor, Qwen2VLImageProcessor, Qwen3VLProcessor),
+    *(CLIPImageProcessor, Qwen2VLImageProcessor, VisionLanguageProcessor),
 ):
     setattr(_cls, "from_pretrained", classmethod(_from_pretrained))  # noqa: B010
 
@@ -42,6 +47,8 @@ __all__ = [
     "CLIPTokenizer",
     "Qwen2Tokenizer",
     "Qwen2VLImageProcessor",
+    "Qwen2VLProcessor",
+    "Qwen2_5_VLProcessor",
     "Qwen3VLProcessor",
     "T5Tokenizer",
 ]

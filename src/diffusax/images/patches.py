@@ -29,7 +29,7 @@ class Areas(msgspec.Struct, frozen=True):
 
 
 class Qwen2VLImageProcessor(msgspec.Struct, frozen=True):
-    """Turns images into patches for Qwen2-VL's and Qwen3-VL's vision networks.
+    """Turns images into patches for the vision networks of Qwen2-VL, 2.5 and 3.
 
     Sides become multiples of patch_size merge_size, and the area one of `size`, with the shape kept
     as nearly as that allows; the pixels become (value rescale_factor - mean) / std. Patches come in

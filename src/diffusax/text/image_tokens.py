@@ -16,11 +16,12 @@ def image_positions(
     mask: np.ndarray | None = None,
     merge: int = 2,
 ) -> np.ndarray:
-    """Returns Qwen3-VL's positions of tokens: 3 b t, for frame, row and column.
+    """Returns positions of tokens of texts with images: 3 b t, for frame, row and column.
 
     A text's positions count on along all three. An image's rows and columns count from where it
     begins, and what follows it begins behind the longer side (transformers
-    models/qwen3_vl/modeling_qwen3_vl.py, get_rope_index).
+    models/qwen3_vl/modeling_qwen3_vl.py and models/qwen2_5_vl/modeling_qwen2_5_vl.py,
+    get_rope_index).
 
     Args:
         types: b t, 1 where a token stands for a part of an image, else 0.

@@ -1,13 +1,15 @@
-"""Texts with images as Qwen3-VL reads them: tokens, patches and positions.
+"""Texts with images as Qwen's models read them: tokens, patches and positions.
 
-Upstream: transformers models/qwen3_vl/processing_qwen3_vl.py and processing_utils.py.
+Upstream: transformers models/qwen3_vl/processing_qwen3_vl.py, models/qwen2_5_vl/
+processing_qwen2_5_vl.py, models/qwen2_vl/processing_qwen2_vl.py and processing_utils.py, which do
+the same with texts and images.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -26,7 +28,7 @@ _PLACES = ("image", "url", "path")
 
 
 class ImageTexts(NamedTuple):
-    """Texts with images as the networks of Qwen3-VL take them, pads on one side.
+    """Texts with images as the networks take them, pads on one side.
 
     ids: b t, int32. mask: b t, whether a token is no pad. positions: 3 b t, int32 (frame, row,
     column). images: b t, whether a token stands for a part of an image. patches: n p for each
@@ -42,8 +44,8 @@ class ImageTexts(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Qwen3VLProcessor:
-    """Makes tokens of texts and patches of images, as transformers' Qwen3VLProcessor does.
+class VisionLanguageProcessor:
+    """Makes tokens of texts and patches of images, as transformers' class of the same name does.
 
     A text has `<|image_pad|>` where an image is; there are as many tokens of it as the image has
     squares of patches.
@@ -54,7 +56,7 @@ class Qwen3VLProcessor:
     chat_template: str | None = dataclasses.field(default=None, repr=False)
 
     @classmethod
-    def from_folder(cls, path: str | Path) -> "Qwen3VLProcessor":
+    def from_folder(cls, path: str | Path) -> Self:
         """Reads the processor of a checkpoint: a tokenizer, preprocessor_config.json, a template.
 
         Raises:
@@ -91,7 +93,7 @@ class Qwen3VLProcessor:
         """
         found = self.tokenizer.tokenizer.token_to_id(_IMAGE)
         if found is None:
-            raise ValueError(f"the tokenizer has no {_IMAGE}; use that of Qwen3-VL")
+            raise ValueError(f"the tokenizer has no {_IMAGE}; use the checkpoint's")
         return found
 
     def __call__(
@@ -143,7 +145,7 @@ class Qwen3VLProcessor:
         padding_side: str = "right",
         **options: Any,
     ) -> ImageTexts:
-        """Makes the inputs of Qwen3-VL's networks of texts, padded to one length.
+        """Makes the inputs of the networks of texts with images, padded to one length.
 
         Args:
             texts: the texts, with `<|image_pad|>` for each image.
@@ -235,6 +237,18 @@ class Qwen3VLProcessor:
                 )
         found["mm_token_type_ids"] = types
         return found
+
+
+class Qwen2VLProcessor(VisionLanguageProcessor):
+    """The processor that the editing checkpoints of Qwen-Image list for Qwen2.5-VL."""
+
+
+class Qwen2_5_VLProcessor(VisionLanguageProcessor):
+    """Qwen2.5-VL's processor."""
+
+
+class Qwen3VLProcessor(VisionLanguageProcessor):
+    """Qwen3-VL's processor."""
 
 
 def _flat(images: Any) -> Iterator[Any]:
