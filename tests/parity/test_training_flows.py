@@ -32,12 +32,15 @@ from support.lora_training import ALPHA, add_trained, trained_tree
 
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors
+from diffusax.pipelines.tasks import tasks
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
     CaptionedDataConfig,
     ControlNetConfig,
+    DenoiserValidationConfig,
     DreamBoothConfig,
+    EMAConfig,
     FineTuningOptimizerConfig,
     InstructPix2PixConfig,
     InstructPix2PixValidationConfig,
@@ -81,6 +84,13 @@ CASES = {
     "klein-lora": Case("klein", "none", True, {"layers": 4}, (40, 48)),
     "klein-full": Case("klein", "cosmap", False),
     "klein-edits": Case("klein", "cosmap", True, {"layers": 4}, (40, 48), edits=True),
+    "flux3-lora": Case("flux3", "none", True),
+    "flux3-full": Case("flux3", "logit_normal", False),
+    "flux3-edits": Case("flux3", "cosmap", True, edits=True),
+    "krea2-lora": Case("krea2", "none", True),
+    "krea2-full": Case("krea2", "cosmap", False),
+    "qwen-image21-lora": Case("qwen-image21", "none", True),
+    "qwen-image21-full": Case("qwen-image21", "logit_normal", False),
 }
 
 
@@ -106,7 +116,7 @@ def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, n
         data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(2)])
         recipe = instruct_pix2pix(edit_options(tmp_path / "model", data, **changes))
     else:
-        recipe = text_to_image(options(tmp_path / "model", data, **changes))
+        recipe = text_to_image(options(tmp_path / "model", data, flow.size[0], **changes))
     trained = recipe.trained()
     if case.adapters:
         own = {"transformer": trained_tree(pipe.transformer)}
@@ -114,7 +124,12 @@ def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, n
         trained = own
     base, run = recipe.base, draw_batches(flow, texts=case.texts, edits=case.edits)
     loss = DenoisingLoss.of(
-        recipe.config, base.family, base.networks, base.scheduler, lora=recipe.lora
+        recipe.config,
+        base.family,
+        base.networks,
+        base.scheduler,
+        lora=recipe.lora,
+        layers=base.hidden_layers,
     )
     if base.scheduler.config["use_dynamic_shifting"]:
         # The scripts train checkpoints whose shift depends on the image without any.
@@ -140,7 +155,7 @@ def draw(pipe: Any, call: dict[str, Any]) -> np.ndarray:
     pipe.set_progress_bar_config(disable=True)
     call = {"num_inference_steps": 2, "output_type": "np", **call}
     generator = torch.Generator().manual_seed(0)
-    return pipe(prompt="a red apple", generator=generator, **call).images
+    return np.asarray(pipe(prompt="a red apple", generator=generator, **call).images)
 
 
 def trained_run(
@@ -149,6 +164,7 @@ def trained_run(
     config = options(
         folder,
         data,
+        FLOWS[family].size[0],
         output=str(output),
         steps=steps,
         lora=LoRAConfig(rank=2, alpha=3.0, targets=FLOWS[family].targets),
@@ -191,7 +207,7 @@ def test_adapters_of_peft_are_trained_further(tmp_path, data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["z-image", "klein"])
+@pytest.mark.parametrize("family", ["z-image", "klein", "flux3", "krea2", "qwen-image21"])
 def test_a_run_goes_on_in_the_same_bits(tmp_path, data, family):
     FLOWS[family].pipeline(tmp_path / "model")
     whole = trained_run(family, tmp_path / "model", data, tmp_path / "whole", steps=4)
@@ -207,6 +223,40 @@ def test_a_run_goes_on_in_the_same_bits(tmp_path, data, family):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["flux3", "krea2", "qwen-image21"])
+def test_averages_of_whole_networks_are_shown_and_are_pipelines(tmp_path, data, family):
+    flow = FLOWS[family]
+    theirs, size = flow.pipeline(tmp_path / "model"), flow.size[0]
+    shown = {"every": 2, "steps": 2, "prompts": ("a red apple",), "height": size, "width": size}
+    config = options(
+        tmp_path / "model",
+        data,
+        size,
+        output=str(tmp_path / "out"),
+        steps=2,
+        ema=EMAConfig("constant", decay=0.5),
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+        validation=DenoiserValidationConfig(**shown, guidance=flow.call.get("guidance_scale", 1)),
+    )
+    recipe = text_to_image(config)
+    train(recipe, config)
+    model = tmp_path / "out" / "model"
+    ours = diffusax.DiffusionPipeline.from_pretrained(model)
+    drawn = draw(ours, flow.call)
+    trained = {"transformer": ours.parts.models["transformer"].params}
+    (image,) = recipe.draw(trained, recipe.frozen(), tasks.text_to_image)
+    ours.set_progress_bar_config(disable=True)
+    call = {**flow.call, "height": size, "width": size}
+    expected = ours(prompt="a red apple", num_inference_steps=2, seed=config.seed, **call).images[0]
+    np.testing.assert_array_equal(np.asarray(image), np.asarray(expected))
+    plain = draw(theirs, flow.call)
+    network = type(theirs.transformer).from_pretrained(model / "transformer")
+    theirs.transformer.load_state_dict(network.state_dict())
+    assert np.abs(drawn - draw(theirs, flow.call)).max() < 1e-4
+    assert np.abs(drawn - plain).max() > 1e-3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FLOWS)
 def test_cached_latents_and_captions_have_the_same_loss(tmp_path, data, family):
     FLOWS[family].pipeline(tmp_path / "model")
@@ -214,12 +264,13 @@ def test_cached_latents_and_captions_have_the_same_loss(tmp_path, data, family):
         model=str(tmp_path / "model"),
         output=str(tmp_path / "cache"),
         text_embeddings=True,
-        data=CacheDataConfig(str(data), resolution=24),
+        data=CacheDataConfig(str(data), resolution=FLOWS[family].size[0]),
     )
     assert cache_latents(cached) == 6
     losses = []
     for source, changes in ((data, {}), (tmp_path / "cache", {"data": str(tmp_path / "cache")})):
-        config = options(tmp_path / "model", source, caption_dropout=0.5)
+        size = FLOWS[family].size[0]
+        config = options(tmp_path / "model", source, size, caption_dropout=0.5)
         if changes:
             config = dataclasses.replace(config, data=CaptionedDataConfig(changes["data"]))
         recipe = text_to_image(config)
@@ -258,6 +309,13 @@ def test_what_a_family_is_not_trained_for_is_said(tmp_path, data, recipe, config
         recipe(given)
 
 
+def test_a_network_that_is_told_where_a_step_leads_to_is_not_trained(tmp_path, data):
+    FLOWS["flux3"].pipeline(tmp_path / "model", distilled=True)
+    message = "is FLUX.3 klein, distilled so .* train the checkpoint that is not distilled"
+    with pytest.raises(ValueError, match=message):
+        text_to_image(options(tmp_path / "model", data))
+
+
 def test_a_scale_that_nothing_is_guided_by_is_refused(tmp_path):
     FLOWS["klein"].pipeline(tmp_path / "model")
     data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(2)])
@@ -268,9 +326,11 @@ def test_a_scale_that_nothing_is_guided_by_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dreambooth", "edits"])
-def test_other_recipes_of_klein_draw_and_write_adapters_for_pytorch(tmp_path, kind):
-    flow = FLOWS["klein"]
+@pytest.mark.parametrize(
+    ("kind", "family"), [("dreambooth", "klein"), ("edits", "klein"), ("edits", "flux3")]
+)
+def test_other_recipes_draw_and_write_adapters_for_pytorch(tmp_path, kind, family):
+    flow = FLOWS[family]
     theirs = flow.pipeline(tmp_path / "model")
     common = {
         "output": str(tmp_path / "out"),

@@ -1,6 +1,7 @@
 """The loops of diffusers' scripts that train families of flow matching, and ours, on given draws.
 
-Upstream: examples/dreambooth/train_dreambooth_lora_flux.py, _z_image.py and _flux2_klein.py.
+Upstream: examples/dreambooth/train_dreambooth_lora_flux.py, _z_image.py, _flux2_klein.py and _krea2.py;
+there is none for FLUX.3 and Qwen-Image 2.1, which have the networks' calls of their pipelines in it.
 """
 
 import dataclasses
@@ -12,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from diffusers.modular_pipelines.flux3.before_denoise import _prepare_image_ids
+from diffusers.modular_pipelines.flux3.encoders import Flux3TextEncoderStep
 from diffusers.training_utils import compute_loss_weighting_for_sd3
 
 from diffusax.training import (
@@ -23,19 +26,21 @@ from diffusax.training import (
 from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped
 from support.lora import ATTENTION
 from support.lora_training import trained_tree
+from support.tiny_flux3 import FLUX3_SIZE, flux3_pipeline
 from support.tiny_transformers import (
     FLUX_SIZE,
     KLEIN_SIZE,
+    KREA2_SIZE,
     Z_IMAGE_SIZE,
     flux_pipeline,
     klein_pipeline,
+    krea2_pipeline,
+    qwen_image21_pipeline,
     z_image_pipeline,
 )
 
 PROMPTS = ["a red apple", "an old house on a hill by the sea, and two dogs that run before it"]
 STEPS, RATE, SCALE = 3, 0.05, 2.5
-H, W = 24, 40
-"""The size in pixels of the images."""
 Arrays = dict[str, np.ndarray]
 
 
@@ -58,6 +63,20 @@ def _klein_latents(pipe: Any, pixels: np.ndarray) -> torch.Tensor:
     mean = pipe.vae.bn.running_mean.view(1, -1, 1, 1)
     std = torch.sqrt(pipe.vae.bn.running_var.view(1, -1, 1, 1) + pipe.vae.config.batch_norm_eps)
     return (diffusers.Flux2KleinPipeline._patchify_latents(mode) - mean) / std
+
+
+def _of_frames(pipe: Any, batch: Arrays) -> torch.Tensor:
+    pixels = nchw(batch["pixel_values"] / 127.5 - 1)
+    if diffusers.AutoencoderKLQwenImage21 is type(pipe.vae):
+        pixels = torch.nn.functional.pad(pixels, (0, 0, 0, 0, 0, 1), value=1.0)
+    found = pipe.vae.encode(pixels.unsqueeze(2)).latent_dist
+    drawn = batch.get("latent_noise")
+    sample = found.mode() if drawn is None else found.mean + found.std * nchw(drawn).unsqueeze(2)
+    config = pipe.vae.config
+    mean, std = (
+        torch.tensor(x).view(1, -1, 1, 1) for x in (config.latents_mean, config.latents_std)
+    )
+    return (sample.squeeze(2) - mean) / std
 
 
 def _z_image(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
@@ -107,6 +126,74 @@ def _klein(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Array
     return kind._unpack_latents_with_ids(pred, own(noisy))
 
 
+def _flux3(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
+    # The number of tokens that a text is filled up to is its own, so that each image is alone.
+    kind, given = diffusers.Flux2KleinPipeline, batch.get("texts")
+    seen = None
+    if "original_pixel_values" in batch:
+        seen = _klein_latents(pipe, batch["original_pixel_values"])
+
+    def one(i: int) -> torch.Tensor:
+        own, call = noisy[i : i + 1], {}
+        if given is None:
+            embed = Flux3TextEncoderStep._get_qwen3_vl_prompt_embeds
+            text = embed(pipe.text_encoder, pipe.tokenizer, PROMPTS[i])
+        else:
+            text = torch.tensor(given[i : i + 1])
+        text_ids = torch.zeros(text.shape[1], 4)
+        text_ids[:, 3] = torch.arange(text.shape[1])
+        if seen is not None:
+            call["image_cond_hidden_states"] = kind._pack_latents(seen[i : i + 1])
+            call["image_cond_ids"] = _prepare_image_ids(*seen.shape[2:], 0.5, -1)
+        pred = pipe.transformer(
+            hidden_states=kind._pack_latents(own),
+            timestep=timesteps[i : i + 1] / 1000,
+            encoder_hidden_states=text,
+            img_ids=_prepare_image_ids(*own.shape[2:], 0.5),
+            txt_ids=text_ids,
+            **call,
+        ).sample
+        return pred.transpose(1, 2).reshape(own.shape)
+
+    return torch.cat([one(i) for i in range(len(noisy))])
+
+
+def _krea2(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
+    with torch.no_grad():
+        text, mask = pipe.encode_prompt(list(PROMPTS), max_sequence_length=240)
+    (b, c, h, w), kind = noisy.shape, diffusers.Krea2Pipeline
+    tokens = noisy.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5)
+    pred = pipe.transformer(
+        hidden_states=tokens.reshape(b, h // 2 * (w // 2), 4 * c),
+        encoder_hidden_states=text,
+        timestep=timesteps / 1000,
+        position_ids=kind.prepare_position_ids(text.shape[1], h // 2, w // 2, noisy.device),
+        encoder_attention_mask=mask,
+    ).sample
+    maps = pred.view(b, h // 2, w // 2, c, 2, 2).permute(0, 3, 1, 4, 2, 5)
+    return maps.reshape(noisy.shape)
+
+
+def _qwen_image21(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
+    # The layout of a batch is that of its first text, so that each image is alone.
+    _, c, h, w = noisy.shape
+
+    def one(i: int) -> torch.Tensor:
+        with torch.no_grad():
+            text, mask, images = pipe.encode_prompt(PROMPTS[i])
+        pred = pipe.transformer(
+            hidden_states=noisy[i : i + 1].view(1, c, h * w).transpose(1, 2),
+            timestep=timesteps[i : i + 1] / 1000,
+            encoder_hidden_states=text,
+            encoder_hidden_states_mask=mask,
+            img_shapes=[[(1, h, w)]],
+            img_mask=torch.cat([images, images.new_ones(1, h * w // 4)], dim=1),
+        ).sample[:, -h * w :]
+        return pred.transpose(1, 2).reshape(1, c, h, w)
+
+    return torch.cat([one(i) for i in range(len(noisy))])
+
+
 @dataclasses.dataclass(frozen=True)
 class Flow:
     """What differs between the scripts."""
@@ -119,6 +206,8 @@ class Flow:
     """Arguments of a call for an image."""
     shape: tuple[int, int, int]
     """h w c of the latents."""
+    size: tuple[int, int] = (24, 40)
+    """The height and width of images in pixels."""
     sampled: bool = True
     """Whether the autoencoder's distribution is sampled."""
     targets: tuple[str, ...] = tuple(ATTENTION)
@@ -127,6 +216,10 @@ class Flow:
 def _klein_pipeline(folder: Any, **options: Any) -> Any:
     # The script reads the layers that are the default.
     return klein_pipeline(folder, **{"layers": 28, **options})
+
+
+def _flux3_pipeline(folder: Any, **options: Any) -> Any:
+    return flux3_pipeline(folder, **{"layers": 32, **options})
 
 
 FLOWS = {
@@ -151,6 +244,33 @@ FLOWS = {
             *(f"single_transformer_blocks.{i}.attn.to_out" for i in range(2)),
         ),
     ),
+    "flux3": Flow(
+        _flux3_pipeline,
+        _normalized,
+        _flux3,
+        {"guidance_scale": 1.0, **FLUX3_SIZE},
+        (6, 10, 16),
+        sampled=False,
+        targets=(*ATTENTION, "linear_in", "linear_out", "early_stream_modulations.txt.linear"),
+    ),
+    "krea2": Flow(
+        krea2_pipeline,
+        _of_frames,
+        _krea2,
+        {"guidance_scale": 0.0, **KREA2_SIZE},
+        (12, 20, 4),
+        targets=(*ATTENTION, "to_gate", "ff.up", "text_fusion.projector"),
+    ),
+    "qwen-image21": Flow(
+        qwen_image21_pipeline,
+        _of_frames,
+        _qwen_image21,
+        {"height": 64, "width": 96},
+        (4, 6, 6),
+        size=(64, 96),
+        sampled=False,
+        targets=(*ATTENTION, "img_mlp.proj", "img_mlp.gate_layer", "modulation.1"),
+    ),
 }
 
 
@@ -164,11 +284,11 @@ def draw_batches(
     rng = np.random.default_rng(0)
 
     def one() -> Arrays:
-        batch = {"pixel_values": rng.integers(0, 256, (2, H, W, 3), np.uint8)}
+        batch = {"pixel_values": rng.integers(0, 256, (2, *flow.size, 3), np.uint8)}
         if flow.sampled:
             batch["latent_noise"] = rng.standard_normal((2, *flow.shape), np.float32)
         if edits:
-            batch["original_pixel_values"] = rng.integers(0, 256, (2, H, W, 3), np.uint8)
+            batch["original_pixel_values"] = rng.integers(0, 256, (2, *flow.size, 3), np.uint8)
         if texts is not None:
             batch["texts"] = rng.standard_normal((2, *texts), np.float32)
         batch["noise"] = rng.standard_normal((2, *flow.shape), np.float32)
@@ -205,7 +325,11 @@ def torch_losses(flow: Flow, pipe: Any, run: list[Arrays], scheme: str) -> tuple
 def _gradients(pipe: Any) -> dict[str, Any]:
     if hasattr(pipe.transformer, "peft_config"):
         return {"transformer": trained_tree(pipe.transformer, gradients=True)}
-    return {n: p.grad.numpy().copy() for n, p in pipe.transformer.named_parameters()}
+    # Nothing is read of what is for images to look at where there are none.
+    return {
+        n: np.zeros(p.shape, np.float32) if p.grad is None else p.grad.numpy().copy()
+        for n, p in pipe.transformer.named_parameters()
+    }
 
 
 def our_losses(
@@ -239,10 +363,10 @@ def our_losses(
     return losses, first
 
 
-def options(folder: Any, data: Any, **changes: Any) -> TextToImageConfig:
+def options(folder: Any, data: Any, resolution: int = 24, **changes: Any) -> TextToImageConfig:
     return TextToImageConfig(
         model=str(folder),
-        data=CaptionedDataConfig(str(data), resolution=24),
+        data=CaptionedDataConfig(str(data), resolution=resolution),
         batch_size=2,
         compute_dtype="float32",
         **changes,

@@ -157,14 +157,13 @@ class ModularFlux3:
         """The scheduler."""
         return self.pipe.scheduler
 
-    @property
-    def transformer(self) -> Any:
-        """The transformer."""
-        return self.pipe.transformer
-
     @scheduler.setter
     def scheduler(self, value: Any) -> None:
         self.pipe.update_components(scheduler=value)
+
+    def __getattr__(self, name: str) -> Any:
+        # Networks and methods are the modular pipeline's.
+        return getattr(self.pipe, name)
 
     def __call__(
         self,

@@ -143,6 +143,12 @@ def from_bytes(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32) / 127.5 - 1
 
 
+def with_opacity(x: jax.Array, channels: int) -> jax.Array:
+    """Returns images b H W 3 with the opacity 1 as a fourth channel, if there are to be four."""
+    more = [(0, 0)] * (x.ndim - 1) + [(0, channels - x.shape[-1])]
+    return jnp.pad(x, more, constant_values=1) if x.shape[-1] == 3 and channels == 4 else x
+
+
 def _fold(config: Any) -> int:
     """Returns how many of the autoencoder's latents are one, in each direction."""
     return getattr(config, "latent_patch", None) or 1

@@ -6,6 +6,7 @@ as at time zero, so that nothing of them changes from step to step: their keys a
 models/transformers/transformer_qwenimage21.py.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -316,8 +317,8 @@ class QwenImage21Transformer2DModel(nnx.Module):
         still = nnx.silu(self.time_text_embed(jnp.zeros(context.shape[0], jnp.float32)))
         modulation, keys, values = self._modulation(still), list[Any](), list[Any]()
         for block in self.transformer_blocks:
-            step = rematerialized(block.of_prefix, remat)
-            x, k, v = step(x, modulation, rotation, segments)
+            of_prefix = functools.partial(block.of_prefix, segments=segments)
+            x, k, v = rematerialized(of_prefix, remat)(x, modulation, rotation)
             keys.append(k)
             values.append(v)
         known = x.shape[1] - context.shape[1] + lengths

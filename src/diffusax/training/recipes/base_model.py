@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.components.loading import class_for, load_scheduler
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan.arguments import Call
+from diffusax.pipelines.plan.plan import HiddenLayers
 from diffusax.pipelines.run.images import decode_result
 from diffusax.pipelines.run.sample import run_plan
 from diffusax.pipelines.tasks.tasks import Task
@@ -86,31 +87,38 @@ class BaseModel:
         _, listed, stored = read_model_index(folder)
         names = family.names("denoiser", "autoencoder", "text_encoder")
         tokenizers = [c for c in family.components if c.role == "tokenizer"]
-        missing = [c.name for c in family.components if c.name not in listed]
+        missing = [c.name for c in family.components if c.name not in listed and c.make is None]
         if missing:
             raise ValueError(f"{folder / 'model_index.json'} has no {' and no '.join(missing)}")
-        networks = {name: read_network(folder / name) for name in names}
+        networks = {name: read_network(folder / name, family.changes(name)) for name in names}
         (denoiser,), (vae,) = family.names("denoiser"), family.names("autoencoder")
         latents = family.latents(networks[vae].config).channels
-        channels = family.denoiser({denoiser: networks[denoiser]}).in_channels
+        network = family.denoiser({denoiser: networks[denoiser]})
+        if network.targets(np.zeros(1), 1) is not None:
+            raise ValueError(
+                f"{path_or_repo} is {family.name}, distilled so that its denoiser reads where a "
+                "step leads to, which no loss here is for; train the checkpoint that is not "
+                "distilled, whose LoRAs fit both"
+            )
+        channels = network.in_channels
         wanted = family.edits.channels(latents) if edits else latents
         widens = wanted > latents
         if widens and instruct_class(family) is None:
             raise ValueError(
                 f"{path_or_repo} is {family.name}, which cannot be trained to edit images; start "
-                "from Stable Diffusion or FLUX.2 klein"
+                "from Stable Diffusion, FLUX.2 klein or FLUX.3 klein"
             )
         check_channels(path_or_repo, channels, latents, edits=widens)
         if widens:
             networks[denoiser] = widen_network(networks[denoiser], wanted)
-        options, name = dict(family.options), family.scheduler_name
+        options = dict(family.options)
         changes = {} if prediction_type is None else {"prediction_type": prediction_type}
         return cls(
             folder,
             family,
             networks,
             {c.name: c.kind.from_folder(folder / c.name) for c in tokenizers},
-            read_scheduler(folder, name, listed[name][1], **changes),
+            _scheduler(family, folder, listed, **changes),
             {**options, **{k: v for k, v in stored.items() if k in options}},
         )
 
@@ -142,7 +150,8 @@ class BaseModel:
 
     def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Model:
         """Loads a network with its parameters, on a device or split over a mesh."""
-        stored = load_network(self.folder / name, dtype=dtype, device=device)
+        own = self.family.changes(name)
+        stored = load_network(self.folder / name, dtype=dtype, device=device, changes=own)
         network = self.networks[name]
         if stored.network == network:
             return stored
@@ -171,6 +180,11 @@ class BaseModel:
             scheduler=self.scheduler,
             options={**self.options, **options},
         )
+
+    @property
+    def hidden_layers(self) -> HiddenLayers | None:
+        """The hidden states that are a text's embeddings; see `Family.hidden_layers`."""
+        return self.family.hidden_layers(self)
 
     @property
     def denoiser(self) -> str:
@@ -202,6 +216,18 @@ class BaseModel:
         """The side in pixels that the denoiser was trained at."""
         denoiser = self.family.denoiser({self.denoiser: self.networks[self.denoiser]})
         return max(denoiser.sample_size) * self.factor
+
+
+def _scheduler(
+    family: Family, folder: Path, listed: Mapping[str, tuple[str, str]], **changes: Any
+) -> Scheduler:
+    """Returns a checkpoint's scheduler, or the one that its family has for those without."""
+    name = family.scheduler_name
+    if name in listed:
+        return read_scheduler(folder, name, listed[name][1], **changes)
+    made = next(c.make for c in family.components if c.name == name)
+    scheduler: Scheduler = made() if made is not None else None
+    return scheduler.with_options(**changes) if changes else scheduler
 
 
 def read_scheduler(folder: Path, name: str, class_name: str, **changes: Any) -> Scheduler:

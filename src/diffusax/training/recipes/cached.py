@@ -371,7 +371,7 @@ def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
         if "original_pixel_values" in arrays:
             arrays[_ORIGINAL], _ = encode(arrays.pop("original_pixel_values"))
         if text_embeddings:
-            encoded = encode_captions(base.family, base.networks, params, batch)
+            encoded = encode_captions(base.family, base.networks, params, batch, base.hidden_layers)
             arrays = {k: v for k, v in arrays.items() if not is_text(k)}
             arrays |= embedding_entries(base.family, encoded)
         return arrays

@@ -139,7 +139,13 @@ class Denoiser:
         self.components = (base.denoiser if controlnet is None else "controlnet", *encoders)
         self.lora = self._open_lora(edits) if config.lora.on else None
         self.denoising = DenoisingLoss.of(
-            config, base.family, base.networks, base.scheduler, lora=self.lora, **dropout
+            config,
+            base.family,
+            base.networks,
+            base.scheduler,
+            lora=self.lora,
+            layers=base.hidden_layers,
+            **dropout,
         )
 
     @property
@@ -339,7 +345,9 @@ class Denoiser:
         def embed(params: Params, tokens: Params) -> Params:
             def one(ids: Params) -> Params:
                 batch = {name: x[None] for name, x in ids.items()}
-                encoded = encode_captions(base.family, base.networks, params, batch)
+                encoded = encode_captions(
+                    base.family, base.networks, params, batch, base.hidden_layers
+                )
                 return {name: x[0] for name, x in embedding_entries(base.family, encoded).items()}
 
             return cast_params({name: one(ids) for name, ids in tokens.items()}, dtype)

@@ -38,7 +38,7 @@ class InstructPix2PixConfig(DenoiserConfig):
 
     conditioning_dropout: Annotated[float, Meta(ge=0, le=1 / 3)] = 0.05
     """The share of examples without their instruction, that without their image, and that without
-    both, for guidance by each; for networks that look at images (FLUX.2 klein) the share without
+    both, for guidance by each; for networks that look at images (as FLUX.2 klein) the share without
     their instruction alone."""
     keep_pooled: bool = False
     """Keep SDXL's pooled embedding where the instruction is dropped, as diffusers' script does;

@@ -10,11 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.lora.trained import TrainedLora
-from diffusax.models.autoencoders.latents import from_bytes, sample_latents, scale_latents
+from diffusax.models.autoencoders.latents import (
+    from_bytes,
+    sample_latents,
+    scale_latents,
+    with_opacity,
+)
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser, Family
 from diffusax.pipelines.families.family import CONTROLNET
-from diffusax.pipelines.plan.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.pipelines.plan.plan import Conditions, HiddenLayers, Prompt, StepInputs, Tokens
 from diffusax.runtime.random.noise import seed_key
 from diffusax.samplers import Scheduler
 from diffusax.samplers.processes import Process, add_noise
@@ -126,6 +131,8 @@ class DenoisingLoss:
     compute_dtype: Any = jnp.float32
     timestep_probabilities: np.ndarray | None = None
     """The probability of each timestep; None where all are equally likely."""
+    layers: HiddenLayers | None = None
+    """The hidden states that are a text's embeddings; see `encode_captions`."""
     lora: TrainedLora | None = None
     """The adapters that are trained; their networks are frozen. None where networks are trained."""
 
@@ -294,7 +301,7 @@ class DenoisingLoss:
         if cached:
             embeddings = (embedding.astype(self.compute_dtype) for embedding in cached)
             return Prompt(*embeddings)._replace(lengths=text.get(LENGTHS))
-        return encode_captions(self.family, self.networks, weights, text)
+        return encode_captions(self.family, self.networks, weights, text, self.layers)
 
     def _image(self, weights: Params, batch: Batch, dropped: jax.Array) -> jax.Array | None:
         """Returns the modes of the latents before the edit, unscaled, as a denoiser takes them."""
@@ -309,20 +316,32 @@ class DenoisingLoss:
 
 
 def encode_pixels(vae: Network, params: Params, pixels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Encodes images b H W 3 uint8 to mean and log variance of their latents, b h w z float32."""
-    mean, logvar = vae.apply(params, from_bytes(pixels), method="encode")
+    """Encodes images b H W 3 uint8 to mean and log variance of their latents, b h w z float32.
+
+    They are opaque to an autoencoder of images with an opacity.
+    """
+    x = with_opacity(from_bytes(pixels), vae.config.in_channels)
+    mean, logvar = vae.apply(params, x, method="encode")
     return mean.astype(jnp.float32), logvar.astype(jnp.float32)
 
 
 def encode_captions(
-    family: Family, networks: Mapping[str, Network], params: Params, ids: Mapping[str, jax.Array]
+    family: Family,
+    networks: Mapping[str, Network],
+    params: Params,
+    ids: Mapping[str, jax.Array],
+    layers: HiddenLayers | None = None,
 ) -> Prompt:
-    """Encodes tokens b t, which have their names in a batch, to embeddings."""
+    """Encodes tokens b t, which have their names in a batch, to embeddings.
+
+    layers: the hidden states that the checkpoint asks for; None for the family's own.
+    """
     encoders = family.text_encoders
+    tokens = tuple(ids[ids_name(e.tokenizer)] for e in encoders)
     return family.encode(
         tuple(networks[encoder.name] for encoder in encoders),
         tuple(params[encoder.name] for encoder in encoders),
-        Tokens(tuple(ids[ids_name(e.tokenizer)] for e in encoders), lengths=ids.get(LENGTHS)),
+        Tokens(tokens, lengths=ids.get(LENGTHS), layers=layers),
     )
 
 
