@@ -225,8 +225,8 @@ def _scheduler(
     name = family.scheduler_name
     if name in listed:
         return read_scheduler(folder, name, listed[name][1], **changes)
-    made = next(c.make for c in family.components if c.name == name)
-    scheduler: Scheduler = made() if made is not None else None
+    make: Any = next(c.make for c in family.components if c.name == name)
+    scheduler: Scheduler = make()
     return scheduler.with_options(**changes) if changes else scheduler
 
 
