@@ -99,7 +99,9 @@ def data(tmp_path):
     return write_parquet(tmp_path / "data", [row(i) for i in range(6)])
 
 
-@pytest.mark.parametrize("name", few(CASES, "z-image-lora-cosmap", "klein-lora"))
+@pytest.mark.parametrize(
+    "name", few(CASES, "z-image-lora-cosmap", "klein-lora", "krea2-lora", "qwen-image21-lora")
+)
 def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, name):
     case = CASES[name]
     flow = FLOWS[case.family]
