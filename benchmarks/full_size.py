@@ -47,6 +47,27 @@ QWEN3_4B = {
     "rope_theta": 1e6,
     "tie_word_embeddings": True,
 }
+# Qwen3-VL's config.json, of which text_config is Qwen3's but for the positions.
+QWEN3_VL_4B = {
+    "text_config": {**QWEN3_4B, "max_position_embeddings": 262144, "rope_theta": 5e6},
+    "vision_config": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "depth": 24,
+        "out_hidden_size": 2560,
+        "deepstack_visual_indexes": (5, 11, 17),
+    },
+    "tie_word_embeddings": True,
+}
+QWEN3_VL_8B = {
+    "text_config": {
+        **QWEN3_VL_4B["text_config"],
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "tie_word_embeddings": False,
+    },
+    "vision_config": {"out_hidden_size": 4096},
+}
 T5_XXL = {
     "d_model": 4096,
     "d_kv": 64,

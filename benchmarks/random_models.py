@@ -116,6 +116,53 @@ MODELS = {
         "Qwen3ForCausalLM",
         "AutoencoderKLFlux2",
     ),
+    "flux3": Architecture(
+        "Flux3KleinPipeline",
+        1024,
+        {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 6.93},
+        {},
+        {},
+        {"text_encoder": full_size.QWEN3_VL_4B},
+        ("transformer", "Flux3Transformer2DModel"),
+        "Qwen3VLForConditionalGeneration",
+        "AutoencoderKLFlux2",
+    ),
+    "krea2": Architecture(
+        "Krea2Pipeline",
+        1024,
+        {
+            "_class_name": "FlowMatchEulerDiscreteScheduler",
+            "use_dynamic_shifting": True,
+            "base_shift": 0.5,
+            "max_shift": 1.15,
+            "base_image_seq_len": 256,
+            "max_image_seq_len": 6400,
+        },
+        {},
+        {},
+        {"text_encoder": full_size.QWEN3_VL_4B},
+        ("transformer", "Krea2Transformer2DModel"),
+        "Qwen3VLModel",
+        "AutoencoderKLQwenImage",
+    ),
+    "qwen-image21": Architecture(
+        "QwenImage21Pipeline",
+        1024,
+        {
+            "_class_name": "FlowMatchEulerDiscreteScheduler",
+            "use_dynamic_shifting": True,
+            "base_shift": 0.5,
+            "max_shift": 1.15,
+            "base_image_seq_len": 256,
+            "max_image_seq_len": 4096,
+        },
+        {},
+        {},
+        {"text_encoder": full_size.QWEN3_VL_8B},
+        ("transformer", "QwenImage21Transformer2DModel"),
+        "Qwen3VLForConditionalGeneration",
+        "AutoencoderKLQwenImage21",
+    ),
 }
 
 _TINY_VAE = {
@@ -254,15 +301,18 @@ def write_checkpoint(folder: Path, model: Architecture) -> None:
     index: dict[str, Any] = {"_class_name": model.pipeline}
     configs = {
         model.denoiser[0]: {"_class_name": model.denoiser[1], **model.unet},
-        "vae": {"_class_name": model.vae_class, **model.vae, "sample_size": model.size},
+        "vae": {"_class_name": model.vae_class, **model.vae},
     }
+    if model.vae_class == "AutoencoderKL":
+        configs["vae"]["sample_size"] = model.size
     index |= {name: ["diffusers", config["_class_name"]] for name, config in configs.items()}
+    read_by = {e.name: e.tokenizer for e in getattr(diffusax, model.pipeline).family.text_encoders}
     for encoder, config in model.encoders.items():
         clip = "CLIPTextModel" if encoder == "text_encoder" else "CLIPTextModelWithProjection"
         kind = "T5EncoderModel" if "d_ff" in config else model.encoder_class or clip
         configs[encoder] = {"architectures": [kind], **config}
         index[encoder] = ["transformers", kind]
-        tokenizer = encoder.replace("text_encoder", "tokenizer")
+        tokenizer = read_by[encoder]
         index[tokenizer] = ["transformers", _write_tokenizer(folder / tokenizer, kind)]
     for component, config in configs.items():
         (folder / component).mkdir()
