@@ -31,6 +31,11 @@ TEXTS = {
 }
 
 
+def prefixed(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """PyTorch's tensors under names with a prefix, each by itself in memory."""
+    return {prefix + key: tensor.clone().contiguous() for key, tensor in tensors.items()}
+
+
 def packed(folder: Path, path: Path, **options: Any) -> Path:
     """A checkpoint's folder as a single file, made once."""
     if not path.exists():

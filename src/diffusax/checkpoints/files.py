@@ -163,6 +163,12 @@ def index_of(folder: Path) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
+def is_modular(folder: Path) -> bool:
+    """Returns whether a folder has the index of a modular pipeline of diffusers alone."""
+    index = index_of(folder)
+    return index is not None and index.name == MODULAR_INDEX
+
+
 def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dict[str, Any]]:
     """Reads the pipeline's class ("" if none), its components as (library, class), and its options.
 

@@ -75,10 +75,11 @@ class Krea2Transformer2DModel(FromSingleFile, Model):
         return result(Transformer2DModelOutput(y), return_dict, hidden_states)
 
 
-class QwenImage21Transformer2DModel(Model):
+class QwenImage21Transformer2DModel(FromSingleFile, Model):
     """The transformer of Qwen-Image 2.1."""
 
     module_class = MODELS["QwenImage21Transformer2DModel"]
+    component = "transformer"
 
     def __call__(
         self,

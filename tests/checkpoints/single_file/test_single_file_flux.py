@@ -1,4 +1,4 @@
-"""Single files of FLUX.1 and FLUX.2: diffusers reads those that we write, and we read them back."""
+"""Single files of FLUX and Qwen-Image 2.1: diffusers reads ours, and we read them back."""
 
 import diffusers
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from support.tiny_transformers import (
     flux_pipeline,
     flux_transformer,
     klein_pipeline,
+    qwen_image21_pipeline,
     z_image_pipeline,
 )
 from support.upstream_widths import for_tiny
@@ -38,12 +39,14 @@ PIPELINES = {
     "flux": flux_pipeline,
     "klein": klein_pipeline,
     "klein-3": flux3_pipeline,
+    "qwen-image21": qwen_image21_pipeline,
     "z-image": z_image_pipeline,
 }
 TRANSFORMERS = {
     "flux": "FluxTransformer2DModel",
     "klein": "Flux2Transformer2DModel",
     "klein-3": "Flux3Transformer2DModel",
+    "qwen-image21": "QwenImage21Transformer2DModel",
     "z-image": "ZImageTransformer2DModel",
 }
 KINDS = ("flux", "klein")
@@ -65,6 +68,7 @@ REAL = {
             "guidance_embeds": False,
         },
     ),
+    "qwen-image21": ("QwenImage21Transformer2DModel", {}),
 }
 
 
@@ -111,7 +115,7 @@ def prefixed(path, prefix):
     return path
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "klein-3"])
+@pytest.mark.parametrize("kind", [*KINDS, "klein-3", "qwen-image21"])
 @pytest.mark.parametrize("prefix", few(["model.diffusion_model.", "diffusion_model.", ""], ""))
 def test_diffusers_and_we_read_a_transformer_in_the_original_layout(
     made, tmp_path, tiny_width, kind, prefix
@@ -199,19 +203,27 @@ def test_a_whole_model_goes_there_and_back(made, tmp_path, kind):
             diffusax.DiffusionPipeline.from_single_file(path)
 
 
-def test_what_a_transformers_file_lacks_is_given(made, tmp_path):
-    folder, pipe = made("flux")
+@pytest.mark.parametrize(
+    ("kind", "names", "message"),
+    [
+        ("flux", ("vae", "text_encoder", "text_encoder_2"), "a second text encoder .*_encoder_2=$"),
+        ("klein-3", ("vae", "text_encoder"), "a text encoder .*; give text_encoder=$"),
+        ("qwen-image21", ("vae", "text_encoder"), "a text encoder .*; give text_encoder=$"),
+    ],
+)
+def test_what_a_transformers_file_lacks_is_given(made, tmp_path, kind, names, message):
+    folder, pipe = made(kind)
     path = tmp_path / "alone.safetensors"
     pack_single_file(folder / "transformer", path)
-    whole = diffusax.FluxPipeline.from_pretrained(folder)
-    names = ("vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+    whole = diffusax.DiffusionPipeline.from_pretrained(folder)
     parts = {name: getattr(whole, name) for name in names}
-    found = diffusax.FluxPipeline.from_single_file(path, config=folder, **parts)
-    assert found.text_encoder_2.params is whole.text_encoder_2.params
+    found = type(whole).from_single_file(path, config=folder, **parts)
+    assert getattr(found, names[-1]).params is parts[names[-1]].params
+    assert found.parts.networks == whole.parts.networks
     same(found.transformer.params, pipe.transformer.state_dict())
-    del parts["text_encoder_2"], parts["tokenizer_2"]
-    with pytest.raises(ValueError, match=r"does not hold a second text encoder .*_2= and tok"):
-        diffusax.FluxPipeline.from_single_file(path, config=folder, **parts)
+    del parts[names[-1]]
+    with pytest.raises(ValueError, match=f"does not hold {message}"):
+        type(whole).from_single_file(path, config=folder, **parts)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +232,7 @@ def test_what_a_transformers_file_lacks_is_given(made, tmp_path):
         ("flux", "text_encoder", "CLIPTextModel", "text_model."),
         ("flux", "text_encoder_2", "T5EncoderModel", ""),
         ("klein", "text_encoder", "Qwen3Model", ""),
+        ("qwen-image21", "text_encoder", "Qwen3VLModel", ""),
     ],
 )
 def test_a_text_encoder_alone(made, tmp_path, kind, component, name, prefix):
@@ -229,6 +242,7 @@ def test_a_text_encoder_alone(made, tmp_path, kind, component, name, prefix):
     # As ComfyUI has CLIP, and without the names that share memory with others.
     tensors = {f"{prefix}{k.removeprefix(prefix)}": x.clone() for k, x in tensors.items()}
     tensors.pop("encoder.embed_tokens.weight", None)
+    tensors = as_in_comfyui(tensors) if kind == "qwen-image21" else tensors
     save_file(tensors, path)
     assert kind_of_file(path) == "other"
     found = getattr(diffusax, name).from_single_file(path, config=folder)
@@ -269,6 +283,53 @@ def test_configs_of_real_text_encoders(tmp_path, name):
     data = {**config.to_dict(), "architectures": [name]}
     assert found == network_of(name, data, source="a test")
     assert tensors.keys() == torch_shapes(found.shapes).keys()
+
+
+def as_in_comfyui(tensors):
+    """Tensors of Qwen3-VL, whose language model is named as if it were by itself."""
+    names = {key: key.replace("model.language_model.", "model.") for key in tensors}
+    return {n.replace("model.visual.", "visual."): tensors[k] for k, n in names.items()}
+
+
+QWEN3_VL_TEXT = {
+    **{"num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8},
+    **{"head_dim": 128, "vocab_size": 151936},
+    **{"max_position_embeddings": 262144, "rope_theta": 5e6},
+}
+QWEN3_VL = {
+    "4B": (
+        {**QWEN3_VL_TEXT, "hidden_size": 2560, "intermediate_size": 9728},
+        {
+            **{"depth": 24, "hidden_size": 1024, "intermediate_size": 4096},
+            **{"out_hidden_size": 2560, "deepstack_visual_indexes": [5, 11, 17]},
+        },
+    ),
+    "8B": (
+        {**QWEN3_VL_TEXT, "hidden_size": 4096, "intermediate_size": 12288},
+        {"out_hidden_size": 4096},
+    ),
+}
+
+
+@pytest.mark.parametrize("size", QWEN3_VL)
+@pytest.mark.parametrize("layout", ["ComfyUI", "transformers"])
+def test_the_configs_of_real_language_models_that_see(tmp_path, size, layout):
+    text, vision = QWEN3_VL[size]
+    data = {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "text_config": {**text, "tie_word_embeddings": layout != "transformers"},
+        "vision_config": vision,
+        "tie_word_embeddings": layout != "transformers",
+    }
+    name = "Qwen3VLForConditionalGeneration"
+    network = network_of(name, data, source="a test")
+    shapes = torch_shapes(network.shapes)
+    stored = shapes if layout == "transformers" else as_in_comfyui(shapes)
+    path = hollow(tmp_path / "real.safetensors", stored)
+    with opened_view(path, Reading(), "text_encoder") as folder:
+        found = read_network(folder)
+        assert found == network
+        assert named_entries(part_of(folder), found).keys() == shapes.keys()
 
 
 def scaled(tensors, ends):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.single_files import hollow
+from support.single_files import hollow, prefixed
 from support.tiny_transformers import (
     KREA2_SIZE,
     krea2_pipeline,
@@ -62,10 +62,6 @@ def original(tensors, flatten=torch.Tensor.flatten):
     """A transformer's tensors in Krea's code, which has the tables of blocks in one row."""
     found = {original_name(name): tensor for name, tensor in tensors.items()}
     return {k: flatten(x) if k.endswith(".mod.lin") else x for k, x in found.items()}
-
-
-def prefixed(prefix, tensors):
-    return {prefix + key: tensor.clone().contiguous() for key, tensor in tensors.items()}
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.single_files import hollow
+from support.single_files import hollow, prefixed
 from support.tiny_transformers import Z_IMAGE_SIZE, z_image_pipeline
 
 import diffusax
@@ -37,10 +37,6 @@ def original(tensors, join=torch.cat):
             key = key.replace("norm_k.", "k_norm.").replace("all_x_embedder.2-1", "x_embedder")
             found[key.replace("all_final_layer.2-1", "final_layer")] = tensor
     return found
-
-
-def prefixed(prefix, tensors):
-    return {prefix + key: tensor.clone().contiguous() for key, tensor in tensors.items()}
 
 
 @pytest.fixture(scope="module")

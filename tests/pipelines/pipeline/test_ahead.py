@@ -425,6 +425,7 @@ def test_topologies_that_cannot_be():
 def test_a_topology_takes_no_mesh_that_runs_refuse():
     pytest.importorskip("libtpu")
     assert topology_mesh("V4:2x2x4", "data=4,tensor=4").size == 16
+    assert topology_mesh("v5e:2x4", "data=1,tensor=8").size == 8
     with pytest.raises(ValueError, match="tensor axis within a process"):
         topology_mesh("v4:2x2x4", "data=2,tensor=8")
 

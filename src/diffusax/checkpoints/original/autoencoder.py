@@ -13,6 +13,10 @@ from diffusax.models.autoencoders.qwen_image import (
     AutoencoderKLQwenImage,
     AutoencoderKLQwenImageConfig,
 )
+from diffusax.models.autoencoders.qwen_image21 import (
+    AutoencoderKLQwenImage21,
+    AutoencoderKLQwenImage21Config,
+)
 from diffusax.models.network import Network
 from diffusax.models.parameter_tree import ordered_leaves
 
@@ -46,7 +50,12 @@ _QWEN_IMAGE_RESNET = {
 
 
 def autoencoder_names(
-    config: AutoencoderKLConfig | AutoencoderKLFlux2Config | AutoencoderKLQwenImageConfig,
+    config: (
+        AutoencoderKLConfig
+        | AutoencoderKLFlux2Config
+        | AutoencoderKLQwenImageConfig
+        | AutoencoderKLQwenImage21Config
+    ),
 ) -> dict[str, str]:
     """Returns the module path in diffusers for each module path in the original code.
 
@@ -57,6 +66,9 @@ def autoencoder_names(
     if isinstance(config, AutoencoderKLQwenImageConfig):
         paths = _paths(AutoencoderKLQwenImage, config)
         return {_of_qwen_image(path, config.num_res_blocks + 2): path for path in paths}
+    if isinstance(config, AutoencoderKLQwenImage21Config):
+        paths = _paths(AutoencoderKLQwenImage21, config)
+        return {_of_qwen_image21(path, config.num_res_blocks): path for path in paths}
     flux2 = isinstance(config, AutoencoderKLFlux2Config)
     paths = _paths(AutoencoderKLFlux2 if flux2 else AutoencoderKL, config)
     names = {_original(path, len(config.block_out_channels)): path for path in paths}
@@ -75,13 +87,8 @@ def _of_qwen_image(path: str, layers: int) -> str:
     layers: how many layers a level of the decoder has, with its enlargement; all are in one row.
     """
     side, _, rest = path.partition(".")
-    if not rest:
-        return _QWEN_IMAGE[side]
     kind, _, inner = rest.partition(".")
-    if kind == "mid_block":
-        part, index, inner = inner.split(".", 2)
-        place = "middle.1" if part == "attentions" else f"middle.{2 * int(index)}"
-    elif kind == "down_blocks":
+    if kind == "down_blocks":
         index, _, inner = inner.partition(".")
         place = f"downsamples.{index}"
     elif kind == "up_blocks":
@@ -89,7 +96,37 @@ def _of_qwen_image(path: str, layers: int) -> str:
         own = int(index) if part == "resnets" else layers - 1
         place = f"upsamples.{int(level) * layers + own}"
     else:
+        return _beside_levels(path)
+    return f"{side}.{place}.{_QWEN_IMAGE_RESNET.get(inner, inner)}"
+
+
+def _of_qwen_image21(path: str, layers: int) -> str:
+    """Returns the original path of a module of Qwen-Image 2.1's autoencoder, which is Wan 2.2's.
+
+    layers: the residual blocks of a level of the encoder, of which the decoder has one more.
+    """
+    side, _, rest = path.partition(".")
+    kind, _, inner = rest.partition(".")
+    if kind not in ("down_blocks", "up_blocks"):
+        return _beside_levels(path)
+    level, part, inner = inner.split(".", 2)
+    index = str(layers + (kind == "up_blocks"))
+    if part == "resnets":
+        index, _, inner = inner.partition(".")
+    row = "downsamples" if kind == "down_blocks" else "upsamples"
+    return f"{side}.{row}.{level}.{row}.{index}.{_QWEN_IMAGE_RESNET.get(inner, inner)}"
+
+
+def _beside_levels(path: str) -> str:
+    """Returns the original path of a module that is no part of a level."""
+    side, _, rest = path.partition(".")
+    if not rest:
+        return _QWEN_IMAGE[side]
+    kind, _, inner = rest.partition(".")
+    if kind != "mid_block":
         return f"{side}.{_QWEN_IMAGE[kind]}"
+    part, index, inner = inner.split(".", 2)
+    place = "middle.1" if part == "attentions" else f"middle.{2 * int(index)}"
     return f"{side}.{place}.{_QWEN_IMAGE_RESNET.get(inner, inner)}"
 
 

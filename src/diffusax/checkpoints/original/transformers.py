@@ -13,6 +13,15 @@ ORIGINALS: dict[str, Original] = {
     "Flux2Transformer2DModel": FLUX2,
     "Krea2Transformer2DModel": KREA2,
     "Flux3Transformer2DModel": FLUX3,
+    # ComfyUI has the two halves of gated layers in one, and all other names are diffusers'.
+    "QwenImage21Transformer2DModel": Original(
+        known_by=("txt_in.text_norm.weight", "transformer_blocks.0.img_mlp.gate_up.weight"),
+        known_by_in_diffusers=(
+            "txt_in.text_norm.weight",
+            "transformer_blocks.0.img_mlp.gate_layer.weight",
+        ),
+        modules={"img_mlp.gate_up": ("img_mlp.gate_layer", "img_mlp.proj")},
+    ),
     "ZImageTransformer2DModel": Original(
         known_by=("layers.0.adaLN_modulation.0.weight", "layers.0.attention.qkv.weight"),
         known_by_in_diffusers=(

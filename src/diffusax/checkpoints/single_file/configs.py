@@ -225,7 +225,7 @@ def autoencoder_config(
     """
     if part.class_name == "AutoencoderKLFlux2":
         return transformer_configs.flux2_autoencoder(part)
-    if part.class_name == "AutoencoderKLQwenImage":
+    if part.class_name in ("AutoencoderKLQwenImage", "AutoencoderKLQwenImage21"):
         found = transformer_configs.qwen_image_autoencoder(part)
         if found is None:
             raise ValueError(

@@ -31,19 +31,27 @@ _TEXT_ENCODERS: dict[str, tuple[tuple[str, Layout], ...]] = {
         ("text_encoders.t5xxl.transformer.", "transformers"),
     ),
 }
-_QWEN_IMAGE: dict[Layout, str] = {
-    "original": "decoder.middle.0.residual.0.gamma",
-    "diffusers": "decoder.mid_block.resnets.0.norm1.gamma",
+_FRAMES: dict[str, dict[Layout, str]] = {
+    "AutoencoderKLQwenImage21": {
+        "original": "decoder.upsamples.0.upsamples.0.residual.2.weight",
+        "diffusers": "decoder.up_blocks.0.upsampler.resample.1.weight",
+    },
+    "AutoencoderKLQwenImage": {
+        "original": "decoder.middle.0.residual.0.gamma",
+        "diffusers": "decoder.mid_block.resnets.0.norm1.gamma",
+    },
 }
-"""The tensors by which Qwen-Image's autoencoder is known."""
+"""The tensors by which autoencoders of frames are known; the first has those of the second, too."""
 _ALONE = {
     "text_encoder": (
         "text_model.embeddings.token_embedding.weight",
         "model.layers.0.self_attn.q_norm.weight",
+        "model.language_model.layers.0.self_attn.q_norm.weight",
     ),
     "text_encoder_2": ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
 }
-"""The tensors by which files with a text encoder alone are known: CLIP's and Qwen3's, and T5's."""
+"""The tensors by which files with a text encoder alone are known: CLIP's, Qwen3's, Qwen3-VL's and
+T5's."""
 _FAMILIES: dict[int, Family] = {768: "sd1", 1024: "sd2", 2048: "sdxl", 1280: "refiner"}
 """By the width of the text embeddings that the denoiser attends to."""
 _PREDICTION_TYPES = {
@@ -257,10 +265,11 @@ def _controlnet(path: Path, entries: Mapping[str, Entry]) -> Part | None:
 
 def _autoencoder(path: Path, entries: Mapping[str, Entry]) -> Part | None:
     for prefix in _AUTOENCODER:
-        for layout, name in _QWEN_IMAGE.items():
-            if f"{prefix}{name}" in entries:
-                own = _without(prefix, entries)
-                return Part(path, "vae", layout, own, class_name="AutoencoderKLQwenImage")
+        for class_name, layouts in _FRAMES.items():
+            for layout, name in layouts.items():
+                if f"{prefix}{name}" in entries:
+                    own = _without(prefix, entries)
+                    return Part(path, "vae", layout, own, class_name=class_name)
         if f"{prefix}decoder.conv_in.weight" in entries:
             own = _without(prefix, entries)
             blocks = any(name.startswith("decoder.up_blocks.") for name in own)

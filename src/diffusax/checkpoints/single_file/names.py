@@ -23,11 +23,15 @@ NAMES: dict[str, Callable[[Any], dict[str, str]]] = {
 CLASSES = {
     "unet": ("UNet2DConditionModel",),
     "controlnet": ("ControlNetModel",),
-    "vae": ("AutoencoderKL", "AutoencoderKLFlux2", "AutoencoderKLQwenImage"),
+    "vae": (
+        *("AutoencoderKL", "AutoencoderKLFlux2"),
+        *("AutoencoderKLQwenImage", "AutoencoderKLQwenImage21"),
+    ),
     "transformer": tuple(ORIGINALS),
     "text_encoder": (
         *("CLIPTextModel", "CLIPTextModelWithProjection"),
         *("Qwen3Model", "Qwen3ForCausalLM"),
+        *("Qwen3VLModel", "Qwen3VLForConditionalGeneration"),
     ),
     "text_encoder_2": ("CLIPTextModelWithProjection", "T5EncoderModel"),
 }
@@ -66,10 +70,21 @@ def named_entries(part: Part, network: Network) -> dict[str, Entry]:
     if part.name == "transformer" and part.layout == "original":
         return _transformer(own, network)
     if part.layout == "original":
-        return _by_module(own, NAMES[part.name](config))
+        return _of_images(_by_module(own, NAMES[part.name](config)), network)
     if part.layout == "open_clip":
         return _open_clip(own, config)
+    if network.class_name in ("Qwen3VLModel", "Qwen3VLForConditionalGeneration"):
+        return {_of_qwen3_vl(name): entry for name, entry in own.items()}
     return own
+
+
+def _of_qwen3_vl(name: str) -> str:
+    """Returns a name in Qwen3-VL with its head; ComfyUI has its language model as if by itself."""
+    own = name.removeprefix("model.")
+    if own.startswith("lm_head."):
+        return own
+    beside = own.startswith(("visual.", "language_model."))
+    return f"model.{own}" if beside else f"model.language_model.{own}"
 
 
 def _by_module(entries: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
@@ -78,6 +93,17 @@ def _by_module(entries: Mapping[str, Entry], names: Mapping[str, str]) -> dict[s
         module, _, leaf = name.rpartition(".")
         found[f"{names[module]}.{leaf}" if module in names else name] = entry
     return found
+
+
+def _of_images(entries: Mapping[str, Entry], network: Network) -> dict[str, Entry]:
+    """Returns the entries, of which kernels over one frame have no axis for it."""
+    shapes = torch_shapes(network.shapes)
+    return {
+        name: entry._replace(shape=shapes[name])
+        if len(entry.shape) == 5 and entry.shape[:2] + entry.shape[3:] == shapes.get(name)
+        else entry
+        for name, entry in entries.items()
+    }
 
 
 def _transformer(entries: Mapping[str, Entry], network: Network) -> dict[str, Entry]:

@@ -1,8 +1,8 @@
 """The configs of the transformers in single files, as far as the shapes of their tensors say them.
 
-The values are those of the Hub's repositories: Tongyi-MAI/Z-Image and -Turbo, krea/Krea-2-Raw
-and Black Forest Labs' FLUX.1-dev, -schnell, -Fill-dev and FLUX.2-klein-4B, with their text
-encoders.
+The values are those of the Hub's repositories: Tongyi-MAI/Z-Image and -Turbo, krea/Krea-2-Raw,
+Qwen/Qwen-Image-2.1 and Black Forest Labs' FLUX.1-dev, -schnell, -Fill-dev and FLUX.2-klein-4B, with
+their text encoders.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from diffusax.checkpoints.original.layout import original_modules
 from diffusax.checkpoints.original.transformers import ORIGINALS
 from diffusax.checkpoints.single_file.contents import Part
 from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImageConfig
+from diffusax.models.autoencoders.qwen_image21 import AutoencoderKLQwenImage21Config
 
 Config = dict[str, Any]
 
@@ -38,12 +39,16 @@ _QWEN3: Config = {
 }
 _QWEN3_INNER = {(2560,): 9728, (4096,): 12288}
 """The inner channels of the feed-forward layers of Qwen3-4B and 8B, by its width."""
+_QWEN3_VL: Config = {**_QWEN3, "max_position_embeddings": 262144, "rope_theta": 5e6}
+_DEEP = {24: [5, 11, 17], 27: [8, 16, 24]}
+"""The blocks of Qwen3-VL's vision network, by how many there are, that the language model reads."""
 _HEAD = 128
-_QWEN_IMAGE = AutoencoderKLQwenImageConfig()
+_QWEN_IMAGE, _QWEN_IMAGE21 = AutoencoderKLQwenImageConfig(), AutoencoderKLQwenImage21Config()
 _REPOSITORIES = {
     "FluxTransformer2DModel": "black-forest-labs/FLUX.1-dev",
     "Flux2Transformer2DModel": "black-forest-labs/FLUX.2-klein-4B",
     "Krea2Transformer2DModel": "krea/Krea-2-Raw",
+    "QwenImage21Transformer2DModel": "Qwen/Qwen-Image-2.1",
     "Flux3Transformer2DModel": "black-forest-labs/flux-3-image-klein-base",
     "ZImageTransformer2DModel": "Tongyi-MAI/Z-Image-Turbo",
 }
@@ -98,15 +103,26 @@ def flux2_autoencoder(part: Part) -> Config:
 
 
 def qwen_image_autoencoder(part: Part) -> Config | None:
-    """Returns the config of Qwen-Image's autoencoder; None for one with other latents."""
-    original = part.layout == "original"
+    """Returns the config of Qwen-Image's autoencoders; None for one with other latents."""
+    original, second = part.layout == "original", part.class_name == "AutoencoderKLQwenImage21"
     latents = part.shape("conv2.weight" if original else "post_quant_conv.weight")
     width = part.shape("decoder.head.0.gamma" if original else "decoder.norm_out.gamma")
     images = part.shape(f"decoder.{'head.2' if original else 'conv_out'}.weight")
-    if not latents or not width or not images or latents[0] != len(_QWEN_IMAGE.latents_mean):
+    known = _QWEN_IMAGE21 if second else _QWEN_IMAGE
+    if not latents or not width or not images or latents[0] != len(known.latents_mean):
         return None
+    if second:
+        first = part.shape(f"encoder.{'conv1' if original else 'conv_in'}.weight") or (0, 0)
+        return {
+            "_class_name": part.class_name,
+            "base_dim": first[0],
+            "decoder_base_dim": width[0],
+            "z_dim": latents[0],
+            "in_channels": first[1],
+            "out_channels": images[0],
+        }
     return {
-        "_class_name": "AutoencoderKLQwenImage",
+        "_class_name": part.class_name,
         "base_dim": width[0],
         "z_dim": latents[0],
         "input_channels": images[0],
@@ -114,17 +130,49 @@ def qwen_image_autoencoder(part: Part) -> Config | None:
 
 
 def text_encoder_config(part: Part) -> Config | None:
-    """Returns the config of T5-XXL or of Qwen3 of 4 or 8 billion parameters; None for others."""
+    """Returns the config of T5-XXL, or of Qwen3 or Qwen3-VL of 4 or 8 billion parameters; None for
+    others.
+    """
     if part.shape("shared.weight") == (32128, 4096):
         return _T5_XXL
-    width, size = part.shape("model.embed_tokens.weight"), part.shape("model.norm.weight")
+    inner = "language_model." if part.shape("model.language_model.norm.weight") else ""
+    width, size = (part.shape(f"model.{inner}{name}.weight") for name in ("embed_tokens", "norm"))
     if width != (151936, *(size or ())) or size not in _QWEN3_INNER:
         return None
-    return {
-        **_QWEN3,
+    own = {
         "hidden_size": size[0],
         "intermediate_size": _QWEN3_INNER[size],
         "tie_word_embeddings": part.shape("lm_head.weight") is None,
+    }
+    vision = _qwen3_vision(part)
+    if not inner and vision is None:
+        return {**_QWEN3, **own}
+    return {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "text_config": {k: v for k, v in {**_QWEN3_VL, **own}.items() if k != "architectures"},
+        "vision_config": vision,
+        "tie_word_embeddings": own["tie_word_embeddings"],
+    }
+
+
+def _qwen3_vision(part: Part) -> Config | None:
+    """Returns the config of Qwen3-VL's vision network; None where a file has none."""
+    names = ("model.visual.", "visual.")
+    start = next((name for name in names if part.shape(f"{name}pos_embed.weight")), None)
+    if start is None:
+        return None
+    depth, places = _count(part, f"{start}blocks."), part.shape(f"{start}pos_embed.weight")
+    inner = part.shape(f"{start}blocks.0.mlp.linear_fc1.weight")
+    out = part.shape(f"{start}merger.linear_fc2.weight")
+    if not inner or not out or not places or depth not in _DEEP:
+        return None
+    return {
+        "depth": depth,
+        "hidden_size": inner[1],
+        "intermediate_size": inner[0],
+        "out_hidden_size": out[0],
+        "num_position_embeddings": places[0],
+        "deepstack_visual_indexes": _DEEP[depth],
     }
 
 
@@ -185,6 +233,24 @@ def _krea2(part: Part) -> Config | None:
         "num_refiner_text_blocks": _count(part, f"{fusion}refiner_blocks."),
         "axes_dims_rope": [32, 48, 48],
         "rope_theta": 1000.0,
+    }
+
+
+def _qwen_image21(part: Part) -> Config | None:
+    image, text = _shape(part, "img_in"), _shape(part, "txt_in.in_layer")
+    head, out = _shape(part, "transformer_blocks.0.attn.norm_q"), _shape(part, "proj_out")
+    inner = _shape(part, "transformer_blocks.0.img_mlp.out")
+    if not image or not text or not out or not inner or head != (_HEAD,):
+        return None
+    return {
+        "in_channels": image[1],
+        "out_channels": out[0],
+        "num_layers": _count(part, "transformer_blocks."),
+        "attention_head_dim": _HEAD,
+        "num_attention_heads": image[0] // _HEAD,
+        "context_in_dim": text[1],
+        "mlp_ratio": inner[1] // inner[0],
+        "axes_dims_rope": [16, 56, 56],
     }
 
 
@@ -281,5 +347,6 @@ _CONFIGS: dict[str, Callable[[Part], Config | None]] = {
     "Flux2Transformer2DModel": _flux2,
     "Krea2Transformer2DModel": _krea2,
     "Flux3Transformer2DModel": _flux3,
+    "QwenImage21Transformer2DModel": _qwen_image21,
     "ZImageTransformer2DModel": _z_image,
 }

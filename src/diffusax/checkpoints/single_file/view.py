@@ -17,7 +17,12 @@ from typing import Any
 import numpy as np
 
 from diffusax.boundary.files import load_json, write_json
-from diffusax.checkpoints.files import read_call_defaults, read_model_index, write_model_index
+from diffusax.checkpoints.files import (
+    is_modular,
+    read_call_defaults,
+    read_model_index,
+    write_model_index,
+)
 from diffusax.checkpoints.single_file import configs
 from diffusax.checkpoints.single_file.contents import Contents, Part, read_contents
 from diffusax.checkpoints.single_file.transformer_configs import repository, transformer_config
@@ -242,7 +247,9 @@ def _write_packaged(contents: Contents, folder: Path, reading: Reading) -> None:
 def _copy_configs(contents: Contents, folder: Path, reading: Reading, source: Path) -> None:
     """Writes the folder of a pipeline from configs in diffusers' layout."""
     pipeline, listed, options = read_model_index(source)
-    listed = {name: kind for name, kind in listed.items() if name not in _NEVER}
+    # What a modular pipeline lists may be elsewhere.
+    lacks = {name for name in listed if is_modular(source) and not (source / name).is_dir()}
+    listed = {name: kind for name, kind in listed.items() if name not in {*_NEVER, *lacks}}
     components = {**dict.fromkeys(_NEVER), **listed}
     defaults = read_call_defaults(source)
     write_model_index(folder, pipeline, components, call_defaults=defaults, **options)
@@ -266,8 +273,7 @@ def _copy_configs(contents: Contents, folder: Path, reading: Reading, source: Pa
 
 def _check_there(contents: Contents, name: str) -> None:
     if name not in contents.parts:
-        tokenizer = f" and {_TOKENIZERS[name]}=" if name in _TOKENIZERS else ""
-        raise ValueError(f"{contents.path} does not hold {_NAMES[name]}; give {name}={tokenizer}")
+        raise ValueError(f"{contents.path} does not hold {_NAMES[name]}; give {name}=")
 
 
 def _prediction_type(contents: Contents, reading: Reading) -> str | None:

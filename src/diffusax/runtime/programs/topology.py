@@ -95,8 +95,12 @@ def _gpus(card: Card, hosts: int, each: int) -> list[Any]:
     return list(found.devices)
 
 
-def _chip_config(topology: str) -> dict[str, str]:
-    """Returns options by which libtpu treats the two cores of a v4 chip as one device, like JAX."""
+def _chip_config(topology: str) -> dict[str, Any]:
+    """Returns options by which libtpu treats the two cores of a v4 chip as one device, like JAX,
+    and eight chips of v5e or v6e as one host's, as in v5litepod-8 and v6e-8.
+    """
+    if topology in ("v5e:2x4", "v6e:2x4"):
+        return {"chips_per_host_bounds": [2, 4, 1]}
     return {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
 
 
