@@ -33,7 +33,8 @@ NAMES = {
         Qwen2VLProcessor Qwen2_5_VLProcessor
         Qwen2_5_VLTextModel Qwen2_5_VisionTransformerPretrainedModel Qwen3ForCausalLM Qwen3Model
         Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLProcessor Qwen3VLTextModel
-        Qwen3VLVisionModel QwenImage21Pipeline QwenImage21Transformer2DModel RunningBatch
+        Qwen3VLVisionModel QwenImage21Pipeline QwenImage21Transformer2DModel
+        QwenImageTransformer2DModel RunningBatch
         SASolverScheduler StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
         StableDiffusionControlNetInpaintPipeline StableDiffusionControlNetPipeline
         StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline
@@ -114,7 +115,8 @@ NAMES = {
         Qwen3Config Qwen3ForCausalLM Qwen3Model
         Qwen3VLConfig Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLTextConfig
         Qwen3VLTextModel Qwen3VLVisionConfig Qwen3VLVisionModel QwenImage21Transformer2DConfig
-        QwenImage21Transformer2DModel T2IAdapter T2IAdapterConfig T5Config T5EncoderModel
+        QwenImage21Transformer2DModel QwenImageTransformer2DConfig QwenImageTransformer2DModel
+        T2IAdapter T2IAdapterConfig T5Config T5EncoderModel
         TENSOR_RULES UNet2DConditionConfig UNet2DConditionModel UNet2DConfig UNet2DModel
         ZImageTransformer2DConfig ZImageTransformer2DModel initialize
     """,

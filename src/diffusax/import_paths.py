@@ -52,7 +52,8 @@ PATHS = {
         controlnets.multicontrolnet controlnets.controlnet_flux
         transformers.transformer_flux transformers.transformer_flux2
         transformers.transformer_flux3 transformers.transformer_krea2
-        transformers.transformer_qwenimage21 transformers.transformer_z_image adapter auto_model""",
+        transformers.transformer_qwenimage transformers.transformer_qwenimage21
+        transformers.transformer_z_image adapter auto_model""",
     "loaders": "lora_pipeline lora_base textual_inversion single_file ip_adapter peft unet",
     "configuration_utils": "",
     "utils": "loading_utils pil_utils import_utils outputs testing_utils doc_utils",

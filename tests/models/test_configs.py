@@ -200,6 +200,7 @@ NETWORKS = {
     "T5EncoderModel": {"num_layers": 2, "feed_forward_proj": "gated-gelu"},
     "AutoencoderKLFlux2": {"decoder_block_out_channels": (96, 192, 384, 384)},
     "AutoencoderKLQwenImage": {"dim_mult": (1, 2), "temperal_downsample": (True,)},
+    "QwenImageTransformer2DModel": {"num_layers": 2, "zero_cond_t": True},
     "Krea2Transformer2DModel": {"num_layers": 2, "axes_dims_rope": (16, 56, 56)},
     "Flux2Transformer2DModel": {"num_layers": 2, "num_single_layers": 2},
     "Flux3Transformer2DModel": {"num_layers": 2, "num_single_layers": 2},

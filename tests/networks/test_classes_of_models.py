@@ -64,6 +64,7 @@ CONFIGS = {
     "UNet2DConditionModel": tiny.UNET["sd1"],
     "UNet2DModel": tiny_unconditional.UNET,
     "AutoencoderKLQwenImage21": tiny_transformers.QWEN_IMAGE21_VAE,
+    "QwenImageTransformer2DModel": tiny_transformers.QWEN_IMAGE,
     "QwenImage21Transformer2DModel": tiny_transformers.QWEN_IMAGE21,
     "ZImageTransformer2DModel": tiny_transformers.Z_IMAGE,
 }

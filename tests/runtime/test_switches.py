@@ -25,7 +25,13 @@ from support.tiny import (
 from support.tiny_transformers import FLUX as FLUX
 from support.tiny_transformers import KLEIN as FLUX2
 from support.tiny_transformers import KLEIN_VAE as VAE_FLUX2
-from support.tiny_transformers import KREA2, QWEN_IMAGE21, QWEN_IMAGE21_VAE, QWEN_IMAGE_VAE
+from support.tiny_transformers import (
+    KREA2,
+    QWEN_IMAGE,
+    QWEN_IMAGE21,
+    QWEN_IMAGE21_VAE,
+    QWEN_IMAGE_VAE,
+)
 from support.tiny_transformers import Z_IMAGE as Z_IMAGE
 from support.tiny_unconditional import UNET as UNET_2D
 
@@ -143,6 +149,11 @@ FORWARD = {
         KREA2,
         (zeros(2, 8, 8, 4), TIME, zeros(2, 5, 3, 24), LENGTHS),
         {},
+    ),
+    "QwenImageTransformer2DModel": (
+        {**QWEN_IMAGE, "zero_cond_t": True},
+        (zeros(2, 8, 8, 4), TIME, zeros(2, 5, 20), LENGTHS),
+        {"references": (zeros(2, 4, 4, 4),)},
     ),
     "ZImageTransformer2DModel": (Z_IMAGE, (zeros(2, 8, 8, 16), TIME, zeros(2, 5, 24), LENGTHS), {}),
 }

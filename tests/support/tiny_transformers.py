@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import transformers
 
+from diffusax.models.autoencoders.latents import patchify, unpatchify
 from support.processors import qwen3_processor
 from support.tiny import randomize
 from support.tiny_tokenizers import (
@@ -590,6 +591,77 @@ def krea2_pipeline(folder: Any, is_distilled: bool = False, **scheduler: Any) ->
     pipe.set_progress_bar_config(disable=True)
     pipe.save_pretrained(folder)
     return pipe
+
+
+QWEN_IMAGE: dict[str, Any] = {
+    "in_channels": 16,
+    "out_channels": 4,
+    "num_layers": 2,
+    "attention_head_dim": 12,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 20,
+    "axes_dims_rope": (4, 2, 6),
+}
+
+
+def qwen_image_transformer(seed: int = 0, **changes: Any) -> Any:
+    """A transformer of PyTorch."""
+    network = diffusers.QwenImageTransformer2DModel(**{**QWEN_IMAGE, **changes})
+    return randomize(network, seed).requires_grad_(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class QwenImageInputs:
+    """Latents b h w c, times b, texts s d of different lengths, and further images b h w c."""
+
+    latents: np.ndarray
+    times: np.ndarray
+    texts: list[np.ndarray]
+    references: list[np.ndarray]
+
+    @property
+    def padded(self) -> tuple[np.ndarray, np.ndarray]:
+        """The texts b s d, with padding after them that must change nothing; their lengths, b."""
+        longest = max(map(len, self.texts)) + 5
+        filled = [np.pad(x, ((0, longest - len(x)), (0, 0)), "edge") for x in self.texts]
+        return np.stack(filled), np.array(list(map(len, self.texts)), np.int32)
+
+    def arguments(self, dtype: Any = torch.float32) -> dict[str, Any]:
+        """The arguments of diffusers' call."""
+        images, (text, lengths) = [self.latents, *self.references], self.padded
+        shapes = [(1, x.shape[1] // 2, x.shape[2] // 2) for x in images]
+        mask = np.arange(text.shape[1]) < lengths[:, None]
+        tokens = [np.asarray(patchify(x, 2, channels_first=True)) for x in images]
+        return {
+            "hidden_states": torch.tensor(np.concatenate(tokens, axis=1), dtype=dtype),
+            "encoder_hidden_states": torch.tensor(text, dtype=dtype),
+            "encoder_hidden_states_mask": torch.tensor(mask),
+            "timestep": torch.tensor(self.times, dtype=dtype),
+            "img_shapes": [shapes] * len(text),
+        }
+
+
+def qwen_image_inputs(
+    lengths: tuple[int, ...], size: tuple[int, int] = (6, 10), *looked_at: tuple[int, int]
+) -> QwenImageInputs:
+    """Random inputs for the network, one row for each length. looked_at: sizes of images."""
+    rng, b = np.random.default_rng(3), len(lengths)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    times = np.linspace(0.3, 0.9, b, dtype=np.float32)
+    texts, images = [normal(n, 20) for n in lengths], [normal(b, *s, 4) for s in looked_at]
+    return QwenImageInputs(normal(b, *size, 4), times, texts, images)
+
+
+def upstream_qwen_image(
+    network: Any, given: QwenImageInputs, dtype: Any = torch.float32
+) -> np.ndarray:
+    """PyTorch's prediction, b h w c."""
+    _, h, w, _ = given.latents.shape
+    y = network(**given.arguments(dtype)).sample[:, : h * w // 4].float().numpy()
+    return np.asarray(unpatchify(y, 2, h, w, channels_first=True))
 
 
 QWEN_IMAGE21_VAE: dict[str, Any] = {

@@ -193,7 +193,8 @@ def _transformer(folder: Path, network: Network, prefix: str) -> Tensors:
                 parts = [part._replace(shape=(math.prod(part.shape),)) for part in parts]
             key = f"{name}.{leaf}"
         tensors[prefix + key] = _same_dtype(folder, key, parts)
-    return tensors
+    flags = [name for name, option in original.flags.items() if getattr(network.config, option)]
+    return tensors | {prefix + name: [np.zeros(0, np.float32)] for name in flags}
 
 
 def _text_encoder(folder: Path, name: str, names: Sequence[str]) -> Tensors:

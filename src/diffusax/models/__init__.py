@@ -39,6 +39,7 @@ from diffusax.models.transformers.configs import (
     FluxTransformer2DConfig,
     Krea2Transformer2DConfig,
     QwenImage21Transformer2DConfig,
+    QwenImageTransformer2DConfig,
     ZImageTransformer2DConfig,
 )
 from diffusax.models.unet.controlnet import ControlNetConfig
@@ -88,6 +89,7 @@ __all__ = [
     "UNet2DConditionConfig",
     "UNet2DConfig",
     "QwenImage21Transformer2DConfig",
+    "QwenImageTransformer2DConfig",
     "ZImageTransformer2DConfig",
     "initialize",
 ]

@@ -33,6 +33,7 @@ from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
 from diffusax.models.transformers.flux3 import Flux3Transformer2DModel
 from diffusax.models.transformers.flux_controlnet import FluxControlNetModel
 from diffusax.models.transformers.krea2 import Krea2Transformer2DModel
+from diffusax.models.transformers.qwen_image import QwenImageTransformer2DModel
 from diffusax.models.transformers.qwen_image21 import QwenImage21Transformer2DModel
 from diffusax.models.transformers.z_image import ZImageTransformer2DModel
 from diffusax.models.unet.controlnet import ControlNetModel
@@ -66,6 +67,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         Qwen2_5_VLModel,
         Qwen2_5_VLTextModel,
         Qwen2_5_VisionTransformerPretrainedModel,
+        QwenImageTransformer2DModel,
         Qwen3ForCausalLM,
         Qwen3Model,
         Qwen3VLForConditionalGeneration,

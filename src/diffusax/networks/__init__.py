@@ -45,6 +45,7 @@ from diffusax.networks.model import initialize as initialize
 from diffusax.networks.transformers import (
     Krea2Transformer2DModel,
     QwenImage21Transformer2DModel,
+    QwenImageTransformer2DModel,
     ZImageTransformer2DModel,
 )
 from diffusax.networks.unet import (
@@ -89,6 +90,7 @@ __all__ = [
     "Qwen3VLTextModel",
     "Qwen3VLVisionModel",
     "QwenImage21Transformer2DModel",
+    "QwenImageTransformer2DModel",
     "T2IAdapter",
     "T5EncoderModel",
     "UNet2DConditionModel",

@@ -38,6 +38,7 @@ _PLAIN = (
     "FluxAttnProcessor2_0",
     "FusedAttnProcessor2_0",
     "Krea2AttnProcessor",
+    "QwenDoubleStreamAttnProcessor2_0",
     "QwenImage21AttnProcessor",
     "QwenImage21FlexAttnProcessor",
     "SlicedAttnProcessor",

@@ -1,13 +1,16 @@
-"""The transformers of Krea 2, Qwen-Image 2.1 and Z-Image, called as in diffusers."""
+"""The transformers of Krea 2, Qwen-Image and Z-Image, called as in diffusers."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import as_array, as_numpy
+from diffusax.models.autoencoders.latents import patchify, unpatchify
 from diffusax.models.table import MODELS
 from diffusax.models.transformers.blocks import rotary_positions
+from diffusax.models.transformers.qwen_image import PATCH
 from diffusax.networks.arguments import (
     check_absent,
     check_no_adapters,
@@ -72,6 +75,65 @@ class Krea2Transformer2DModel(FromSingleFile, Model):
         fused = self.run(text, lengths, method="fuse_text")
         call = x, spread("timestep", timestep, len(x)), fused, lengths, rotation
         y = self.run(*call, method="predict_tokens")
+        return result(Transformer2DModelOutput(y), return_dict, hidden_states)
+
+
+class QwenImageTransformer2DModel(FromSingleFile, Model):
+    """The transformer of Qwen-Image."""
+
+    module_class = MODELS["QwenImageTransformer2DModel"]
+    component = "transformer"
+
+    def __call__(
+        self,
+        hidden_states: Any,
+        encoder_hidden_states: Any = None,
+        encoder_hidden_states_mask: Any = None,
+        timestep: Any = None,
+        img_shapes: Sequence[Sequence[tuple[int, int, int]]] | None = None,
+        guidance: None = None,
+        attention_kwargs: None = None,
+        controlnet_block_samples: None = None,
+        additional_t_cond: None = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Predicts the velocity from images to noise: `.sample`, b t c, of the first image alone.
+
+        Args:
+            hidden_states: the tokens of the image and of those to look at, b t c.
+            encoder_hidden_states: the text's hidden states, b s d.
+            encoder_hidden_states_mask: which of them are no padding, which comes last, b s; None
+                for all.
+            timestep: the times, from 1 for noise to 0 for images, one number or b.
+            img_shapes: for each row 1, rows and columns of each image's tokens, the same for all.
+            guidance: None, because no checkpoint has an input for it.
+            attention_kwargs: None; the weights of LoRAs are an argument of pipelines.
+            controlnet_block_samples: None, because there are no ControlNets here.
+            additional_t_cond: None, because images have no layers here.
+            return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
+
+        Raises:
+            ValueError: an argument has another shape or value.
+        """
+        check_no_adapters("attention_kwargs", attention_kwargs)
+        for value in (guidance, controlnet_block_samples, additional_t_cond):
+            check_absent(
+                value,
+                "guidance, controlnet_block_samples and additional_t_cond must be None: the "
+                "transformer reads a text and images",
+            )
+        x, text = as_array(hidden_states), as_array(encoder_hidden_states)
+        check_rows("encoder_hidden_states", text, len(x))
+        sizes = _sizes(img_shapes, x.shape[1])
+        lengths = _leading("encoder_hidden_states_mask", encoder_hidden_states_mask, text.shape[:2])
+        ends = np.cumsum([rows * columns for rows, columns in sizes])
+        maps = [
+            unpatchify(tokens, PATCH, PATCH * rows, PATCH * columns, channels_first=True)
+            for tokens, (rows, columns) in zip(jnp.split(x, ends[:-1], axis=1), sizes)
+        ]
+        given = maps[0], spread("timestep", timestep, len(x)), text, lengths
+        y = self.run(*given, references=tuple(maps[1:]))
+        y = patchify(y, PATCH, channels_first=True)
         return result(Transformer2DModelOutput(y), return_dict, hidden_states)
 
 
@@ -214,6 +276,38 @@ def _read_first(text: Any, mask: Any) -> tuple[Any, np.ndarray, np.ndarray]:
     order = np.argsort(~read, axis=1, kind="stable")
     rows = np.arange(shape[0])[:, None]
     return text[rows, order], order, read.sum(axis=1).astype(np.int32)
+
+
+def _sizes(img_shapes: Any, count: int) -> list[tuple[int, int]]:
+    """Returns the rows and columns of tokens of each image, which are so many in all.
+
+    Raises:
+        ValueError: the shapes are missing, or the images of rows differ, or have other tokens.
+    """
+    shapes = [[(int(h), int(w)) for _, h, w in row] for row in img_shapes or ()]
+    sizes = shapes[0] if shapes else []
+    tokens = sum(rows * columns for rows, columns in sizes)
+    if any(row != sizes for row in shapes) or tokens != count:
+        raise ValueError(
+            f"img_shapes must be the same for all rows, of {count} tokens in all (got {img_shapes})"
+        )
+    return sizes
+
+
+def _leading(name: str, mask: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns how many of the first tokens of each text are read, b. mask: b s; None for all.
+
+    Raises:
+        ValueError: the mask has another shape, or tokens that are read follow others.
+    """
+    read = np.ones(shape, bool) if mask is None else as_numpy(mask).astype(bool)
+    lengths = read.sum(axis=1).astype(np.int32) if read.shape == shape else np.zeros(1)
+    if read.shape != shape or not lengths.all() or (np.diff(read.astype(int)) > 0).any():
+        raise ValueError(
+            f"{name} must have shape {shape}, with ones before zeros in each row (got shape "
+            f"{read.shape})"
+        )
+    return lengths
 
 
 def _texts_before(places: np.ndarray, counts: Sequence[int]) -> list[tuple[int, int]]:

@@ -47,6 +47,8 @@ class Original:
     """Further names that LoRAs have for modules."""
     leftovers: tuple[str, ...] = ()
     """The beginnings of tensors' names that no image depends on."""
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The names of tensors without numbers by which a file turns options of the config on."""
 
 
 def original_modules(original: Original, paths: Iterable[str]) -> Names:

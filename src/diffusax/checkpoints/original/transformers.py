@@ -8,6 +8,8 @@ from diffusax.checkpoints.original.layout import Module, Names, Original, named,
 from diffusax.checkpoints.tree import checkpoint_name
 from diffusax.models.parameter_tree import ordered_leaves
 
+_QWEN_IMAGE = ("txt_norm.weight", "transformer_blocks.0.img_mod.1.weight")
+"""ComfyUI has diffusers' names for Qwen-Image."""
 ORIGINALS: dict[str, Original] = {
     "FluxTransformer2DModel": FLUX,
     "Flux2Transformer2DModel": FLUX2,
@@ -21,6 +23,12 @@ ORIGINALS: dict[str, Original] = {
             "transformer_blocks.0.img_mlp.gate_layer.weight",
         ),
         modules={"img_mlp.gate_up": ("img_mlp.gate_layer", "img_mlp.proj")},
+    ),
+    "QwenImageTransformer2DModel": Original(
+        known_by=_QWEN_IMAGE,
+        known_by_in_diffusers=_QWEN_IMAGE,
+        modules={},
+        flags={"__index_timestep_zero__": "zero_cond_t"},
     ),
     "ZImageTransformer2DModel": Original(
         known_by=("layers.0.adaLN_modulation.0.weight", "layers.0.attention.qkv.weight"),

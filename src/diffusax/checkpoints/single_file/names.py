@@ -65,7 +65,8 @@ def named_entries(part: Part, network: Network) -> dict[str, Entry]:
         )
     config, leftovers = network.config, _LEFTOVERS.get(part.name, ())
     if part.name == "transformer":
-        leftovers = ORIGINALS[part.class_name].leftovers
+        original = ORIGINALS[part.class_name]
+        leftovers = *original.leftovers, *original.flags
     own = {n: entry for n, entry in part.entries.items() if not n.startswith(leftovers)}
     if part.name == "transformer" and part.layout == "original":
         return _transformer(own, network)

@@ -1,8 +1,8 @@
 """The configs of the transformers in single files, as far as the shapes of their tensors say them.
 
 The values are those of the Hub's repositories: Tongyi-MAI/Z-Image and -Turbo, krea/Krea-2-Raw,
-Qwen/Qwen-Image-2.1 and Black Forest Labs' FLUX.1-dev, -schnell, -Fill-dev and FLUX.2-klein-4B, with
-their text encoders.
+Qwen/Qwen-Image, Qwen/Qwen-Image-2.1 and Black Forest Labs' FLUX.1-dev, -schnell, -Fill-dev and
+FLUX.2-klein-4B, with their text encoders.
 """
 
 from collections.abc import Callable
@@ -50,6 +50,7 @@ _REPOSITORIES = {
     "Krea2Transformer2DModel": "krea/Krea-2-Raw",
     "QwenImage21Transformer2DModel": "Qwen/Qwen-Image-2.1",
     "Flux3Transformer2DModel": "black-forest-labs/flux-3-image-klein-base",
+    "QwenImageTransformer2DModel": "Qwen/Qwen-Image",
     "ZImageTransformer2DModel": "Tongyi-MAI/Z-Image-Turbo",
 }
 
@@ -65,6 +66,9 @@ def repository(part: Part) -> str:
     of_flux3 = part.class_name == "Flux3Transformer2DModel"
     if of_flux3 and _shape(part, "target_timestep_embedder.linear_1") is not None:
         return "black-forest-labs/flux-3-image-klein"
+    of_qwen_image = part.class_name == "QwenImageTransformer2DModel"
+    if of_qwen_image and any(_flags(part).values()):
+        return "Qwen/Qwen-Image-Edit-2511"
     return _REPOSITORIES[part.class_name]
 
 
@@ -308,6 +312,30 @@ def _flux3(part: Part) -> Config | None:
     }
 
 
+def _qwen_image(part: Part) -> Config | None:
+    inputs, text, outputs = (_shape(part, path) for path in ("img_in", "txt_in", "proj_out"))
+    if not inputs or not text or not outputs:
+        return None
+    if _shape(part, "transformer_blocks.0.attn.norm_q") != (_HEAD,):
+        return None
+    return {
+        "in_channels": inputs[1],
+        "out_channels": outputs[0] // 4,
+        "num_layers": _count(part, "transformer_blocks."),
+        "attention_head_dim": _HEAD,
+        "num_attention_heads": inputs[0] // _HEAD,
+        "joint_attention_dim": text[1],
+        "axes_dims_rope": [16, 56, 56],
+        **_flags(part),
+    }
+
+
+def _flags(part: Part) -> Config:
+    """Returns the options that a file has tensors without numbers for."""
+    flags = ORIGINALS[part.class_name].flags
+    return {option: name in part.entries for name, option in flags.items()}
+
+
 def _of_both(part: Part) -> Config | None:
     """Returns the options that FLUX.1 and FLUX.2 have in common."""
     inputs, text = _shape(part, "x_embedder"), _shape(part, "context_embedder")
@@ -348,5 +376,6 @@ _CONFIGS: dict[str, Callable[[Part], Config | None]] = {
     "Krea2Transformer2DModel": _krea2,
     "Flux3Transformer2DModel": _flux3,
     "QwenImage21Transformer2DModel": _qwen_image21,
+    "QwenImageTransformer2DModel": _qwen_image,
     "ZImageTransformer2DModel": _z_image,
 }

@@ -44,6 +44,7 @@ _PROCESSORS = (
     "Flux2AttnProcessor",
     "Flux2ParallelSelfAttnProcessor",
     "FluxAttnProcessor",
+    "QwenDoubleStreamAttnProcessor2_0",
     "QwenImage21AttnProcessor",
     "QwenImage21FlexAttnProcessor",
     "Krea2AttnProcessor",

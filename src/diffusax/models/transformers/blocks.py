@@ -172,20 +172,33 @@ class JointAttention(nnx.Module):
         self.to_add_out = Linear(c, c, bias=bias, rngs=rngs)
 
     def __call__(
-        self, x: jax.Array, context: jax.Array, rotation: Rotation
+        self,
+        x: jax.Array,
+        context: jax.Array,
+        rotation: Rotation,
+        lengths: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """rotation: the positions of the context's tokens, then those of x."""
+        """Returns what the tokens read.
+
+        rotation: the positions of the context's tokens, then those of x; with lengths those of x
+        come first. lengths: how many of the context's first tokens are attended to, b; None for
+        all.
+        """
         own = split_heads(x, (self.to_q, self.to_k, self.to_v), self.heads)
         added = split_heads(
             context, (self.add_q_proj, self.add_k_proj, self.add_v_proj), self.heads
         )
-        q = concatenate([self.norm_added_q(added[0]), self.norm_q(own[0])], axis=1)
-        k = concatenate([self.norm_added_k(added[1]), self.norm_k(own[1])], axis=1)
-        v = concatenate([added[2], own[2]], axis=1)
-        y = attention(rotate(q, rotation), rotate(k, rotation), v)
+        own = self.norm_q(own[0]), self.norm_k(own[1]), own[2]
+        added = self.norm_added_q(added[0]), self.norm_added_k(added[1]), added[2]
+        # Lengths are those of what comes last.
+        pairs = zip(added, own) if lengths is None else zip(own, added)
+        q, k, v = (concatenate(pair, axis=1) for pair in pairs)
+        seen = None if lengths is None else lengths + x.shape[1]
+        y = attention(rotate(q, rotation), rotate(k, rotation), v, key_lengths=seen)
         y = y.reshape(*y.shape[:2], -1)
-        s = context.shape[1]
-        x, context = split_tokens(y[:, s:]), split_tokens(y[:, :s])
+        at = context.shape[1] if lengths is None else x.shape[1]
+        parts = split_tokens(y[:, :at]), split_tokens(y[:, at:])
+        context, x = parts if lengths is None else parts[::-1]
         return self.to_out[0](x), self.to_add_out(context)
 
 

@@ -260,6 +260,46 @@ class Krea2Transformer2DConfig(Keyed):
 
 
 @dataclasses.dataclass(frozen=True)
+class QwenImageTransformer2DConfig(Keyed):
+    """The options of diffusers' QwenImageTransformer2DModel."""
+
+    class_name: ClassVar[str] = "QwenImageTransformer2DModel"
+    # diffusers' network has no parameters for guidance_embeds; the others are for layered images.
+    fixed: ClassVar[dict[str, Any]] = {
+        "patch_size": 2,
+        "guidance_embeds": False,
+        "use_additional_t_cond": False,
+        "use_layer3d_rope": False,
+    }
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    in_channels: Channels = 64
+    """The channels of a token of the image, a patch of 2x2 latents."""
+    out_channels: Channels | None = 16
+    """The channels of the predicted latents; None for as many as in_channels."""
+    num_layers: Blocks = 60
+    attention_head_dim: Channels = 128
+    num_attention_heads: Heads = 24
+    joint_attention_dim: Channels = 3584
+    """The width of the text's hidden states."""
+    axes_dims_rope: Axes = (16, 56, 56)
+    """The channels of a head for the image's number, the row and the column."""
+    zero_cond_t: bool = False
+    """Whether images to look at are modulated as at time zero."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_axes(self.axes_dims_rope, self.attention_head_dim)
+        if self.in_channels % 4:
+            raise ValueError(f"in_channels={self.in_channels} must be divisible by 4")
+
+    @property
+    def width(self) -> int:
+        """The channels of tokens between the blocks."""
+        return self.num_attention_heads * self.attention_head_dim
+
+
+@dataclasses.dataclass(frozen=True)
 class QwenImage21Transformer2DConfig(Keyed):
     """The options of diffusers' QwenImage21Transformer2DModel, whose tokens are latents."""
 

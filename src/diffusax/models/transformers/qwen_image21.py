@@ -74,8 +74,8 @@ class Segment(NamedTuple):
 class TimeEmbedding(nnx.Module):
     """Sinusoids, linear, SiLU, linear. timestep: b, from 1 for noise to 0 -> b c."""
 
-    def __init__(self, c: int, *, rngs: nnx.Rngs):
-        self.timestep_embedder = TimestepEmbedding(_TIMES, c, bias=False, rngs=rngs)
+    def __init__(self, c: int, *, bias: bool = False, rngs: nnx.Rngs):
+        self.timestep_embedder = TimestepEmbedding(_TIMES, c, bias=bias, rngs=rngs)
 
     def __call__(self, timestep: jax.Array) -> jax.Array:
         return self.timestep_embedder(timestep_embedding(1000 * timestep, _TIMES))
@@ -345,18 +345,18 @@ class QwenImage21Transformer2DModel(nnx.Module):
         position, ids = 0, list[np.ndarray]()
         for text, latents in references:
             h, w = latents.shape[1:3]
-            ids.append(_text_ids(position, text.shape[1]))
+            ids.append(text_ids(position, text.shape[1]))
             position += text.shape[1]
-            ids.append(_image_ids(position, h, w))
+            ids.append(image_ids(position, h, w))
             position += max(h, w)
-        ids.append(_text_ids(position, parts[-1].shape[1]))
+        ids.append(text_ids(position, parts[-1].shape[1]))
         axes = np.concatenate(ids)
         _check_positions(int(axes.min()), int(axes.max()))
         return rotation_at(axes, self.config.axes_dims_rope, _THETA), position
 
     def _image_rotation(self, prefix: Prefix, h: int, w: int) -> Rotation:
         """Returns the rotations of the image's tokens, b (h w) d/2."""
-        position, axes = prefix.position, _image_ids(0, h, w).T
+        position, axes = prefix.position, image_ids(0, h, w).T
         shape = position.shape[0], h * w
         rows, columns = (jnp.broadcast_to(axis, shape) for axis in axes[1:])
         # An image to look at moves what follows by less than the number of its tokens.
@@ -378,12 +378,12 @@ def _check_positions(first: int, last: int) -> None:
         )
 
 
-def _text_ids(position: int, length: int) -> np.ndarray:
+def text_ids(position: int, length: int) -> np.ndarray:
     """Returns the positions of a text's tokens on the three axes, length 3."""
     return np.repeat(np.arange(position, position + length)[:, None], 3, axis=1)
 
 
-def _image_ids(position: int, h: int, w: int) -> np.ndarray:
+def image_ids(position: int, h: int, w: int) -> np.ndarray:
     """Returns the positions of an image's tokens, whose middle is zero, (h w) 3."""
     index = np.arange(h * w)
     rows, columns = index // w - (h - h // 2), index % w - (w - w // 2)
