@@ -30,6 +30,7 @@ from support.tiny_transformers import flux_pipeline as build_flux
 from support.tiny_transformers import klein_pipeline as build_klein
 from support.tiny_transformers import krea2_pipeline as build_krea2
 from support.tiny_transformers import qwen_image21_pipeline as build_qwen_image21
+from support.tiny_transformers import qwen_image_pipeline as build_qwen_image
 from support.tiny_transformers import z_image_pipeline as build_z_image
 from support.tiny_unconditional import build_unconditional
 
@@ -80,6 +81,7 @@ LANGUAGE_MODELS = {"Qwen/Qwen3-4B": "Qwen3ForCausalLM", "google/t5-v1_1-xxl": "T
 DDPM = "google/ddpm-cat-256"
 Z_IMAGE = "Tongyi-MAI/Z-Image-Turbo"
 KREA2, QWEN_IMAGE21 = "krea/Krea-2-Raw", "Qwen/Qwen-Image-2.1"
+QWEN_IMAGE = "Qwen/Qwen-Image"
 FLUX = {
     "black-forest-labs/FLUX.1-dev": {},
     "black-forest-labs/FLUX.1-Fill-dev": FLUX_FILL,
@@ -157,6 +159,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
             build_z_image(folder)
         elif repo == KREA2:
             build_krea2(folder)
+        elif repo == QWEN_IMAGE:
+            build_qwen_image(folder)
         elif repo == QWEN_IMAGE21:
             build_qwen_image21(folder)
         elif repo in FLUX:
@@ -207,6 +211,7 @@ def repositories(stand_in, monkeypatch):
             DDPM,
             Z_IMAGE,
             KREA2,
+            QWEN_IMAGE,
             QWEN_IMAGE21,
             KLEIN,
             KLEIN_3,

@@ -610,6 +610,65 @@ def qwen_image_transformer(seed: int = 0, **changes: Any) -> Any:
     return randomize(network, seed).requires_grad_(False)
 
 
+QWEN_IMAGE_LANGUAGE: dict[str, Any] = {
+    "text_config": {
+        "vocab_size": len(QWEN_TOKENS),
+        "hidden_size": 20,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 2, 2]},
+    },
+    "vision_config": {
+        "depth": 2,
+        "hidden_size": 16,
+        "intermediate_size": 20,
+        "num_heads": 2,
+        "patch_size": 14,
+        "out_hidden_size": 20,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+    },
+    **{
+        f"{name}_token_id": QWEN_TOKENS.index(f"<|{token}|>")
+        for name, token in {
+            "image": "image_pad",
+            "video": "video_pad",
+            "vision_start": "vision_start",
+            "vision_end": "vision_end",
+        }.items()
+    },
+}
+QWEN_IMAGE_SCHEDULE: dict[str, Any] = {
+    "use_dynamic_shifting": True,
+    "base_shift": 0.5,
+    "max_shift": 0.9,
+    "base_image_seq_len": 20,
+    "max_image_seq_len": 1000,
+    "shift_terminal": 0.02,
+}
+"""Qwen-Image's, with its shifts for other numbers of tokens."""
+
+
+def qwen_image_pipeline(
+    folder: Any, kind: str = "QwenImagePipeline", zero_cond_t: bool = False, **scheduler: Any
+) -> Any:
+    """A tiny pipeline of PyTorch, saved in `folder`. kind: its class."""
+    language = transformers.Qwen2_5_VLConfig(**QWEN_IMAGE_LANGUAGE)
+    reader = transformers.Qwen2_5_VLForConditionalGeneration(language)
+    pipe = getattr(diffusers, kind)(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**{**QWEN_IMAGE_SCHEDULE, **scheduler}),
+        vae=qwen_image_autoencoder(dim_mult=[1, 2], temperal_downsample=[True]),
+        text_encoder=randomize(reader, 2).requires_grad_(False),
+        tokenizer=qwen_tokenizer(),
+        transformer=qwen_image_transformer(3, zero_cond_t=zero_cond_t),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    pipe.save_pretrained(folder)
+    return pipe
+
+
 @dataclasses.dataclass(frozen=True)
 class QwenImageInputs:
     """Latents b h w c, times b, texts s d of different lengths, and further images b h w c."""

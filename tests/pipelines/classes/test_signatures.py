@@ -65,8 +65,8 @@ def test_calls_have_the_arguments_of_diffusers_in_its_order_with_its_defaults(na
     if name in WITHOUT_TEXT:
         assert own == OWN_WITHOUT_TEXT
     elif name.startswith(("ZImage", "Flux", "Krea2", "QwenImage")):
-        # What the others call the scale is another name of Qwen-Image's.
-        more = {"guidance_scale": None} if name.startswith("QwenImage") else {}
+        # What the others call the scale is another name of Qwen-Image 2.1's.
+        more = {"guidance_scale": None} if name == "QwenImage21Pipeline" else {}
         assert own == {k: v for k, v in OWN.items() if k not in OF_CLIP} | more
     else:
         assert own == OWN
@@ -86,7 +86,7 @@ def test_every_pipeline_of_diffusers_for_these_families_is_here():
     wanted |= {f"ZImage{task}Pipeline" for task in tasks[:3]}
     wanted |= {f"Flux{task}Pipeline" for task in (*tasks[:3], "Fill", "Kontext", "ControlNet")}
     wanted |= {"Flux2KleinPipeline", "Flux2KleinInpaintPipeline", "Krea2Pipeline"}
-    wanted.add("QwenImage21Pipeline")
+    wanted |= {f"QwenImage{task}Pipeline" for task in (*tasks[:3], "21")}
     assert set(NAMES) == wanted | set(WITHOUT_TEXT)
 
 

@@ -11,6 +11,7 @@ from support.tiny_transformers import (
     klein_pipeline,
     krea2_pipeline,
     qwen_image21_pipeline,
+    qwen_image_pipeline,
     z_image_pipeline,
 )
 
@@ -22,6 +23,7 @@ FAMILIES = {
     "flux": (flux_pipeline, ("max_sequence_length=32",)),
     "krea2": (krea2_pipeline, ("max_sequence_length=240",)),
     "klein": (klein_pipeline, ("text_encoder_out_layers=(1,2,3)", "max_sequence_length=64")),
+    "qwen-image": (qwen_image_pipeline, ("max_sequence_length=240",)),
     "qwen-image21": (qwen_image21_pipeline, ("negative_prompt='a hat'",)),
     "klein-3": (flux3_pipeline, ("text_encoder_out_layers=(1,2,4)",)),
 }

@@ -24,6 +24,7 @@ from support.tiny_transformers import (
     klein_pipeline,
     krea2_pipeline,
     qwen_image21_pipeline,
+    qwen_image_pipeline,
     z_image_pipeline,
 )
 
@@ -103,6 +104,16 @@ KINDS = {
         {"guidance_scale": 0.0},
         4.5,
         "text_fusion",
+        embeds=("prompt_embeds", "prompt_embeds_mask"),
+    ),
+    "qwen-image": Kind(
+        qwen_image_pipeline,
+        ("QwenImagePipeline", "QwenImageImg2ImgPipeline", "QwenImageInpaintPipeline"),
+        {},
+        {"true_cfg_scale": 2.0, "negative_prompt": "a hat"},
+        {"true_cfg_scale": 1.0},
+        1.0,
+        "img_mlp",
         embeds=("prompt_embeds", "prompt_embeds_mask"),
     ),
     "qwen-image21": Kind(

@@ -20,6 +20,7 @@ OWN = {
     "z-image": {"negative_prompt": "a hat", "guidance_scale": 2.0},
     "flux": {"negative_prompt": "a hat", "true_cfg_scale": 2.0, "max_sequence_length": 32},
     "krea2": {"negative_prompt": "a hat", "guidance_scale": 2.0},
+    "qwen-image": {"negative_prompt": "a hat", "true_cfg_scale": 2.0},
     "qwen-image21": {
         "negative_prompt": "a hat",
         "true_cfg_scale": 2.0,
@@ -54,6 +55,12 @@ SPLIT = {
         "transformer_blocks.0.ff.down",
         "text_fusion.refiner_blocks.0.attn.to_gate",
         "time_mod_proj",
+    ),
+    "qwen-image": (
+        "transformer_blocks.0.attn.to_q",
+        "transformer_blocks.0.attn.to_add_out",
+        "transformer_blocks.0.txt_mlp.net.2",
+        "transformer_blocks.0.img_mod.1",
     ),
     "qwen-image21": (
         "transformer_blocks.0.attn.to_q",

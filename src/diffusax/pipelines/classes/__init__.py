@@ -19,6 +19,11 @@ from diffusax.pipelines.classes.flux import (
 from diffusax.pipelines.classes.flux2 import Flux2KleinInpaintPipeline, Flux2KleinPipeline
 from diffusax.pipelines.classes.flux3 import Flux3KleinInpaintPipeline, Flux3KleinPipeline
 from diffusax.pipelines.classes.krea2 import Krea2Pipeline
+from diffusax.pipelines.classes.qwen_image import (
+    QwenImageImg2ImgPipeline,
+    QwenImageInpaintPipeline,
+    QwenImagePipeline,
+)
 from diffusax.pipelines.classes.qwen_image21 import QwenImage21Pipeline
 from diffusax.pipelines.classes.stable_diffusion import (
     LatentConsistencyModelImg2ImgPipeline,
@@ -62,6 +67,9 @@ __all__ = [
     "LatentConsistencyModelImg2ImgPipeline",
     "LatentConsistencyModelPipeline",
     "QwenImage21Pipeline",
+    "QwenImageImg2ImgPipeline",
+    "QwenImageInpaintPipeline",
+    "QwenImagePipeline",
     "StableDiffusionAdapterPipeline",
     "StableDiffusionControlNetImg2ImgPipeline",
     "StableDiffusionControlNetInpaintPipeline",

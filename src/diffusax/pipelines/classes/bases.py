@@ -15,6 +15,7 @@ from diffusax.pipelines.families import (
     FLUX3_KLEIN,
     IMAGE_PROMPTS,
     KREA2,
+    QWEN_IMAGE,
     QWEN_IMAGE21,
     STABLE_DIFFUSION,
     STABLE_DIFFUSION_XL,
@@ -182,6 +183,35 @@ class Krea2(_TransformerLoRAs, DiffusionPipeline):
         embeds, mask = padded_rows(found)
         layers = self.transformer.config.num_text_layers
         return alike((embeds.reshape(*mask.shape, layers, -1), mask), *found)
+
+
+class QwenImage(_TransformerLoRAs, DiffusionPipeline):
+    """Pipelines of Qwen-Image."""
+
+    family = QWEN_IMAGE
+
+    @encodes_prompts
+    def _encode(
+        self, prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask,
+        max_sequence_length, **options,
+    ):
+        """Returns the embeddings of prompts, a list of arrays t d, and an empty list."""
+
+    def encode_prompt(
+        self, prompt, device=None, num_images_per_prompt=1, prompt_embeds=None,
+        prompt_embeds_mask=None, max_sequence_length=1024, **options,
+    ):
+        """Returns the embeddings of prompts, (prompts images) t d, and which tokens count.
+
+        What counts is None where all tokens do, else n t booleans; padding follows a prompt's
+        tokens. device changes nothing. options: adapters.
+        """
+        found, _ = self._encode(
+            prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask,
+            max_sequence_length, **options,
+        )
+        embeds, mask = padded_rows(found)
+        return alike((embeds, None if mask.all() else mask), *found)
 
 
 class QwenImage21(_TransformerLoRAs, DiffusionPipeline):

@@ -11,6 +11,7 @@ from diffusax.pipelines.families.flux import FLUX
 from diffusax.pipelines.families.flux2 import FLUX2_KLEIN
 from diffusax.pipelines.families.flux3 import FLUX3_KLEIN
 from diffusax.pipelines.families.krea2 import KREA2
+from diffusax.pipelines.families.qwen_image import QWEN_IMAGE
 from diffusax.pipelines.families.qwen_image21 import QWEN_IMAGE21
 from diffusax.pipelines.families.stable_diffusion import STABLE_DIFFUSION
 from diffusax.pipelines.families.stable_diffusion_xl import STABLE_DIFFUSION_XL
@@ -23,6 +24,7 @@ __all__ = [
     "FLUX3_KLEIN",
     "IMAGE_PROMPTS",
     "KREA2",
+    "QWEN_IMAGE",
     "QWEN_IMAGE21",
     "STABLE_DIFFUSION",
     "STABLE_DIFFUSION_XL",

@@ -24,6 +24,7 @@ from diffusax.pipelines.families.denoiser import DenoiserInputs
 from diffusax.pipelines.families.embeddings import Masked
 from diffusax.pipelines.families.family import TEXT_COMPONENTS, Family, diffusers_components
 from diffusax.pipelines.families.transformer import (
+    DESCRIBING_CHAT,
     TransformerDenoiser,
     even_sigmas,
     most_tokens,
@@ -48,11 +49,7 @@ from diffusax.text.language_tokenizer import Qwen2Tokenizer
 _LONGEST = 512
 _LAYERS = (2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35)
 _DISTILLED_MU = 1.15
-_BEGIN = (
-    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity,"
-    " text, spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
-)
-_END = "<|im_end|>\n<|im_start|>assistant\n"
+_BEGIN, _END = DESCRIBING_CHAT
 _BEGIN_TOKENS, _END_TOKENS = 34, 5
 """The tokens of the chat before a prompt, which are not read, and of those after it."""
 

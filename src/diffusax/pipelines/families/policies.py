@@ -301,6 +301,9 @@ class Inpaint:
     decoder: Callable[[Any, Any, Any], DecoderCondition | None] = decode_alone
     """A function (components, image, mask) -> what the decoder reads beside the latents, b H W 3
     and b H W 1."""
+    normalizes: bool = False
+    """Whether latents_mean and latents_std count when the image is encoded; for SDXL they do not
+    (pipeline_stable_diffusion_xl_inpaint.py, _encode_vae_image)."""
 
 
 def negatives_first(leaf: Any, lengths: Any = None) -> jax.Array:

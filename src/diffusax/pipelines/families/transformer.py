@@ -13,6 +13,12 @@ from diffusax.pipelines.plan.plan import Prompt, Tokens
 from diffusax.samplers.noise_levels import dynamic_mu
 
 _SHORTEST = 64
+DESCRIBING_CHAT = (
+    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity,"
+    " text, spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n",
+    "<|im_end|>\n<|im_start|>assistant\n",
+)
+"""What stands before and behind a prompt for Qwen-Image and Krea 2."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,8 +3,8 @@
 DESCRIPTIONS = {
     "prompt": "The text that says what to generate, or a list of texts. Its embeddings, n t d, can "
     "be given as `prompt_embeds` instead.",
-    "prompt_embeds_mask": "Which tokens of `prompt_embeds` count, n t, for Krea 2 and Qwen-Image "
-    "2.1; for those of negative prompts it is `negative_prompt_embeds_mask`.",
+    "prompt_embeds_mask": "Which tokens of `prompt_embeds` count, n t, for Krea 2, Qwen-Image "
+    "and Qwen-Image 2.1; for those of negative prompts it is `negative_prompt_embeds_mask`.",
     "prompt_2": "The text for the second text encoder; by default the same.",
     "prompt_3": "The text for the third text encoder; by default the same.",
     "image": "The image or images to start from, to edit or to be guided by: paths, PIL images, or "

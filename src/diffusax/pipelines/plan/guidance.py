@@ -214,6 +214,27 @@ def apply_guidance(y: jax.Array, weights: jax.Array, rescale: jax.Array) -> jax.
     return rescale_guided(first, guided, rescale)
 
 
+def keep_norms(first: jax.Array, guided: jax.Array, patch: int) -> jax.Array:
+    """Scales guided predictions so that each token has the norm of the first branch's.
+
+    Source: diffusers pipeline_qwenimage.py, the denoising loop.
+
+    Args:
+        first: b h w c, the predictions with every condition.
+        guided: b h w c, the guided predictions.
+        patch: the rows and columns of latents that are a token.
+    """
+    b, h, w, c = guided.shape
+    cut = b, h // patch, patch, w // patch, patch, c
+
+    def norms(y: jax.Array) -> jax.Array:
+        return jnp.sqrt(jnp.square(y.reshape(cut)).sum((2, 4, 5), keepdims=True))
+
+    own = norms(guided)
+    ratio = jnp.where(own > 0, norms(first) / jnp.where(own > 0, own, 1), 1)
+    return (guided.reshape(cut) * ratio).reshape(guided.shape)
+
+
 def limit_norm(first: jax.Array, guided: jax.Array, limit: jax.Array) -> jax.Array:
     """Scales guided predictions down whose norm is more than `limit` times the first branch's.
 

@@ -63,7 +63,7 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     if given is not None:
         eps = c.family.inpaint.noise(given, lambda: noise.draw("start", shape))
     if own_channels or (given is None and not whole):
-        clean = encode(c, noise, pixels, b)
+        clean = encode(c, noise, pixels, b, normalize=c.family.inpaint.normalizes)
     if eps is None:
         eps = noise.draw("start", shape)
     if call.denoising_start is not None:

@@ -1,0 +1,74 @@
+"""Qwen-Image.
+
+The calls' arguments, their order and defaults are diffusers'; those after the star are added.
+"""
+
+from diffusax.pipelines.classes.bases import QwenImage
+from diffusax.pipelines.pipeline import diffusers_methods
+from diffusax.pipelines.pipeline.call import documented
+from diffusax.pipelines.plan.arguments import TENSORS
+from diffusax.pipelines.tasks.inpainting import inpaint
+from diffusax.pipelines.tasks.tasks import image_to_image, text_to_image
+
+# `documented` (pipeline/call.py) makes each call from its declaration: it checks the arguments by
+# their types (plan/arguments.py), and generates the images.
+# fmt: off
+
+
+class QwenImagePipeline(QwenImage):
+    """Generates images from prompts (Qwen-Image, Qwen 2025)."""
+
+    task = staticmethod(text_to_image)
+
+    @documented
+    def __call__(
+        self, prompt=None, negative_prompt=None, true_cfg_scale=4.0, height=None, width=None,
+        num_inference_steps=50, sigmas=None, guidance_scale=None, num_images_per_prompt=1,
+        generator=None, latents=None, prompt_embeds=None, prompt_embeds_mask=None,
+        negative_prompt_embeds=None, negative_prompt_embeds_mask=None, output_type="pil",
+        return_dict=True, attention_kwargs=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+    ):
+        """Generates images for the prompts. Guidance needs negative_prompt, which may be " ".
+
+        guidance_scale has no effect, as no checkpoint is told it.
+        """
+
+
+class QwenImageImg2ImgPipeline(QwenImage):
+    """Generates images from images and prompts."""
+
+    task = staticmethod(image_to_image)
+
+    @documented
+    def __call__(
+        self, prompt=None, negative_prompt=None, true_cfg_scale=4.0, image=None, height=None,
+        width=None, strength=0.6, num_inference_steps=50, sigmas=None, guidance_scale=None,
+        num_images_per_prompt=1, generator=None, latents=None, prompt_embeds=None,
+        prompt_embeds_mask=None, negative_prompt_embeds=None, negative_prompt_embeds_mask=None,
+        output_type="pil", return_dict=True, attention_kwargs=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+    ):
+        """Generates images from the given images. Guidance needs negative_prompt."""
+
+
+class QwenImageInpaintPipeline(QwenImage):
+    """Generates images anew where a mask is white."""
+
+    task = staticmethod(inpaint)
+    mask_processor = diffusers_methods.mask_processor
+
+    @documented
+    def __call__(
+        self, prompt=None, negative_prompt=None, true_cfg_scale=4.0, image=None, mask_image=None,
+        masked_image_latents=None, height=None, width=None, padding_mask_crop=None, strength=0.6,
+        num_inference_steps=50, sigmas=None, guidance_scale=None, num_images_per_prompt=1,
+        generator=None, latents=None, prompt_embeds=None, prompt_embeds_mask=None,
+        negative_prompt_embeds=None, negative_prompt_embeds_mask=None, output_type="pil",
+        return_dict=True, attention_kwargs=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+    ):
+        """Generates the masked regions anew. Guidance needs negative_prompt."""
