@@ -277,7 +277,7 @@ def test_meshes_split_heads_and_inner_widths(name, shape, spec):
 
 @pytest.mark.slow
 def test_meshes_compute_the_same():
-    assert len(run_on_devices(RUNS / "language_on_meshes.py")) == 12
+    assert len(run_on_devices(RUNS / "language_on_meshes.py")) == 20
 
 
 @pytest.mark.parametrize(

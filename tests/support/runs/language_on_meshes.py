@@ -1,4 +1,4 @@
-"""Language models and a vision network over four devices and over one.
+"""Language models and vision networks over four devices and over one.
 
 XLA_FLAGS=--xla_force_host_platform_device_count=4 python language_on_meshes.py
 """
@@ -7,6 +7,10 @@ import jax
 import numpy as np
 
 from diffusax.models import (
+    Qwen2_5_VisionTransformerPretrainedModel,
+    Qwen2_5_VLTextConfig,
+    Qwen2_5_VLTextModel,
+    Qwen2_5_VLVisionConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3VLVisionConfig,
@@ -29,6 +33,15 @@ QWEN3 = Qwen3Config(
     num_key_value_heads=2,
     head_dim=8,
 )
+QWEN25 = Qwen2_5_VLTextConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    rope_scaling={"mrope_section": (1, 2, 1)},
+)
 T5 = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
 VISION = Qwen3VLVisionConfig(
     depth=2,
@@ -40,10 +53,22 @@ VISION = Qwen3VLVisionConfig(
     num_position_embeddings=16,
     deepstack_visual_indexes=(0,),
 )
+WINDOWS = Qwen2_5_VLVisionConfig(
+    depth=2,
+    hidden_size=32,
+    intermediate_size=48,
+    num_heads=4,
+    patch_size=4,
+    out_hidden_size=32,
+    window_size=16,
+    fullatt_block_indexes=(1,),
+)
 PATCHES = np.random.default_rng(0).normal(size=(4, 24, 96)).astype(np.float32)
 GRIDS = np.array([(4, 6), (6, 4), (2, 12), (4, 6)], np.int32)
 CASES = (
     (Qwen3ForCausalLM, QWEN3, "hidden_states", (IDS, LENGTHS)),
+    (Qwen2_5_VLTextModel, QWEN25, "hidden_states", (IDS, LENGTHS)),
+    (Qwen2_5_VisionTransformerPretrainedModel, WINDOWS, "__call__", (PATCHES, GRIDS)),
     (T5EncoderModel, T5, "hidden_states", (IDS, LENGTHS)),
     (Qwen3VLVisionModel, VISION, "__call__", (PATCHES, GRIDS)),
 )
