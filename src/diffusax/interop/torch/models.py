@@ -43,6 +43,7 @@ _PROCESSORS = (
     "AttnProcessor2_0",
     "Flux2AttnProcessor",
     "Flux2ParallelSelfAttnProcessor",
+    "Flux3AttnProcessor",
     "FluxAttnProcessor",
     "QwenDoubleStreamAttnProcessor2_0",
     "QwenImage21AttnProcessor",

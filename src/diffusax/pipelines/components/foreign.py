@@ -4,10 +4,12 @@ import inspect
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from diffusax.pipelines.families import Component
 from diffusax.samplers import Scheduler, scheduler_from_config
+from diffusax.text.language_tokenizer import TEMPLATE_FILE
 
 CONVERTERS: dict[str, Callable[..., Any]] = {}
 """The functions that convert what PyTorch runs, added by the modules that import it: "torch" a
@@ -78,13 +80,19 @@ def _scheduler(value: Any) -> Any:
 
 
 def _tokenizer(component: Component, value: Any) -> Any:
-    """Converts a tokenizer by writing and reading its files, which are small."""
-    if not (_has(value, "save_pretrained") and _has(value, "convert_ids_to_tokens")):
-        return value
+    """Converts a tokenizer, or a processor with one, by writing and reading its small files."""
     if type(value).__module__.partition(".")[0] == "diffusax":
         return value
+    # What a processor has for videos is not read, and needs torchvision.
+    parts = [getattr(value, name, None) for name in ("tokenizer", "image_processor")]
+    parts = [value] if parts[0] is None else [part for part in parts if part is not None]
+    if not (_has(parts[0], "save_pretrained") and _has(parts[0], "convert_ids_to_tokens")):
+        return value
     with tempfile.TemporaryDirectory() as folder:
-        value.save_pretrained(folder)
+        for part in parts:
+            part.save_pretrained(folder)
+        if parts[0] is not value and isinstance(getattr(value, "chat_template", None), str):
+            (Path(folder) / TEMPLATE_FILE).write_text(value.chat_template, encoding="utf-8")
         try:
             return component.kind.from_folder(folder)
         except ValueError as error:
