@@ -1,6 +1,7 @@
 """Full-size networks with random weights against PyTorch, one forward each."""
 
 import gc
+import inspect
 
 import diffusers
 import jax
@@ -8,10 +9,33 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from full_size import FLUX_DEV, QWEN3_4B, SD1, SD2, SDXL, T5_XXL, VAE, VIT_H, VIT_L, Z_IMAGE
+from full_size import (
+    FLUX_DEV,
+    QWEN3_4B,
+    QWEN3_VL_8B,
+    SD1,
+    SD2,
+    SDXL,
+    T5_XXL,
+    VAE,
+    VIT_H,
+    VIT_L,
+    Z_IMAGE,
+)
 from support.tiny import randomize
-from support.tiny_transformers import flux_inputs, upstream_flux, upstream_z_image, z_image_inputs
+from support.tiny_flux3 import flux3_inputs, flux3_transformer, upstream_flux3
+from support.tiny_transformers import (
+    flux_inputs,
+    krea2_inputs,
+    krea2_transformer,
+    qwen_image21_transformer,
+    upstream_flux,
+    upstream_krea2,
+    upstream_z_image,
+    z_image_inputs,
+)
 
+import diffusax
 from diffusax.models.transformers.flux import image_rotation
 from diffusax.networks import load_network
 
@@ -23,7 +47,11 @@ def normal(*shape):
 
 
 def load(model, folder):
-    randomize(model).save_pretrained(folder)
+    return saved(randomize(model), folder)
+
+
+def saved(model, folder):
+    model.save_pretrained(folder)
     return load_network(folder)
 
 
@@ -156,6 +184,82 @@ def test_a_block_of_each_kind_of_z_image(tmp_path):
     x = given.latents.transpose(0, 2, 3, 1)
     actual = jax.jit(network.apply)(network.params, x, given.times, *given.padded)
     assert_close(actual, torch.tensor(upstream_z_image(reference, given)))
+
+
+def of_real(module_class, **changes):
+    """The options of a real network, whose config is its class's defaults."""
+    given = inspect.signature(module_class).parameters.items()
+    return {name: parameter.default for name, parameter in given} | changes
+
+
+def test_a_block_of_each_kind_of_flux3(tmp_path):
+    options = of_real(diffusers.Flux3Transformer2DModel, num_layers=1, num_single_layers=1)
+    reference = flux3_transformer(**options)
+    network = saved(reference, tmp_path)
+    given = flux3_inputs((6, 8), size=(12, 20), text=160, channels=128, text_width=20480)
+    call = jax.jit(lambda p, *args, **kw: network.apply(p, *args, **kw))
+    x = call(network.params, given.latents, given.times, given.text, references=given.references)
+    assert_close(x, torch.tensor(upstream_flux3(reference, given).transpose(0, 3, 1, 2)))
+
+
+def test_a_block_of_each_kind_of_krea2(tmp_path):
+    counts = {"num_layers": 1, "num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1}
+    reference = krea2_transformer(**of_real(diffusers.Krea2Transformer2DModel, **counts))
+    network = saved(reference, tmp_path)
+    given = krea2_inputs((40, 77), (24, 40), channels=16, layers=(12, 2560))
+    text, lengths = given.padded
+    actual = jax.jit(network.apply)(network.params, given.latents, given.times, text, lengths)
+    assert_close(actual, torch.tensor(upstream_krea2(reference, given).transpose(0, 3, 1, 2)))
+
+
+@torch.no_grad()
+def test_a_block_of_qwen_image21(tmp_path):
+    kind = diffusers.QwenImage21Transformer2DModel
+    reference = qwen_image21_transformer(**of_real(kind, num_layers=1))
+    network = saved(reference, tmp_path)
+    (h, w), s = (16, 24), 77
+    x, text, time = normal(1, h, w, 64), normal(1, s, 4096), np.array([0.7], np.float32)
+    mask = torch.tensor([[False] * s + [True] * (h * w // 4)])
+    tokens = torch.tensor(x.reshape(1, h * w, 64))
+    read = torch.tensor(text), torch.tensor(time), [[(1, h, w)]], mask
+    expected = reference(tokens, *read).sample[:, -h * w :].reshape(1, h, w, 64)
+    actual = jax.jit(network.apply)(network.params, x, time, text, np.array([s], np.int32))
+    assert_close(actual, expected.permute(0, 3, 1, 2))
+
+
+@torch.no_grad()
+def test_a_layer_of_each_network_of_qwen3_vl(tmp_path):
+    text = {k: v for k, v in QWEN3_VL_8B["text_config"].items() if k != "rope_theta"}
+    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20]}
+    tokens = {"image_token_id": 900, "video_token_id": 901, "vision_start_token_id": 902}
+    config = transformers.Qwen3VLConfig(
+        text_config={
+            **text,
+            "num_hidden_layers": 1,
+            "vocab_size": 1000,
+            "rope_parameters": {**rope, "mrope_interleaved": True},
+        },
+        vision_config={
+            **QWEN3_VL_8B["vision_config"],
+            "depth": 1,
+            "deepstack_visual_indexes": [0],
+        },
+        **tokens,
+        vision_end_token_id=903,
+    )
+    reference = transformers.Qwen3VLModel(config)
+    load(reference, tmp_path)
+    model = diffusax.Qwen3VLModel.from_pretrained(tmp_path)
+    grid, before, after = np.array([[1, 8, 12]]), 20, 30
+    count = 8 * 12 // 4
+    ids = np.random.default_rng(0).integers(0, 900, (1, before + count + after))
+    ids[:, before : before + count] = 900
+    kinds = (ids == 900).astype(np.int64)
+    patches = normal(8 * 12, 3 * 2 * 16 * 16)
+    given = {"pixel_values": patches, "image_grid_thw": grid, "mm_token_type_ids": kinds}
+    theirs = {name: torch.tensor(value) for name, value in given.items()}
+    expected = reference(input_ids=torch.tensor(ids), **theirs).last_hidden_state
+    assert_close(model(ids, **given).last_hidden_state, expected)
 
 
 @torch.no_grad()

@@ -76,7 +76,11 @@ def _tokens(latents: np.ndarray) -> torch.Tensor:
 
 
 def flux3_inputs(
-    *references: tuple[int, int], size: tuple[int, int] = (3, 5), text: int = 7
+    *references: tuple[int, int],
+    size: tuple[int, int] = (3, 5),
+    text: int = 7,
+    channels: int = 16,
+    text_width: int = 48,
 ) -> Flux3Inputs:
     """Random inputs for the network. references: the rows and columns of each."""
     rng = np.random.default_rng(3)
@@ -85,8 +89,9 @@ def flux3_inputs(
         return rng.standard_normal(shape).astype(np.float32)
 
     times, targets = np.array([0.3, 0.9], np.float32), np.array([0.1, 0.7], np.float32)
-    maps = tuple(normal(2, *shape, 16) for shape in references)
-    return Flux3Inputs(normal(2, *size, 16), times, normal(2, text, 48), targets, maps)
+    maps = tuple(normal(2, *shape, channels) for shape in references)
+    words = normal(2, text, text_width)
+    return Flux3Inputs(normal(2, *size, channels), times, words, targets, maps)
 
 
 def upstream_flux3(network: Any, given: Flux3Inputs, dtype: Any = torch.float32) -> np.ndarray:

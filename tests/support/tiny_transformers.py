@@ -513,15 +513,21 @@ class Krea2Inputs:
         }
 
 
-def krea2_inputs(lengths: tuple[int, ...], size: tuple[int, int] = (6, 10)) -> Krea2Inputs:
-    """Random inputs for the network, one image for each length."""
+def krea2_inputs(
+    lengths: tuple[int, ...],
+    size: tuple[int, int] = (6, 10),
+    channels: int = 4,
+    layers: tuple[int, int] = (3, 24),
+) -> Krea2Inputs:
+    """Random inputs for the network, one image for each length; layers of a text, of a width."""
     rng = np.random.default_rng(3)
 
     def normal(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape).astype(np.float32)
 
     times = np.linspace(0.3, 0.9, len(lengths), dtype=np.float32)
-    return Krea2Inputs(normal(len(lengths), *size, 4), times, [normal(n, 3, 24) for n in lengths])
+    texts = [normal(n, *layers) for n in lengths]
+    return Krea2Inputs(normal(len(lengths), *size, channels), times, texts)
 
 
 def upstream_krea2(network: Any, given: Krea2Inputs, dtype: Any = torch.float32) -> np.ndarray:

@@ -84,8 +84,8 @@ def _tokenizer(component: Component, value: Any) -> Any:
     if type(value).__module__.partition(".")[0] == "diffusax":
         return value
     # What a processor has for videos is not read, and needs torchvision.
-    parts = [getattr(value, name, None) for name in ("tokenizer", "image_processor")]
-    parts = [value] if parts[0] is None else [part for part in parts if part is not None]
+    found = [getattr(value, name, None) for name in ("tokenizer", "image_processor")]
+    parts: list[Any] = [part for part in found if part is not None] if found[0] else [value]
     if not (_has(parts[0], "save_pretrained") and _has(parts[0], "convert_ids_to_tokens")):
         return value
     with tempfile.TemporaryDirectory() as folder:
