@@ -1,5 +1,6 @@
 """Reads a network and its parameters from a component's folder, and writes them there."""
 
+import dataclasses
 import functools
 import logging
 import re
@@ -14,7 +15,13 @@ from diffusax.boundary.files import load_json, write_json
 from diffusax.checkpoints.files import STEMS, listed_class, weight_files
 from diffusax.checkpoints.hub import resolve
 from diffusax.checkpoints.single_file import named_entries, part_of
-from diffusax.checkpoints.tensors import Entry, read_entries, split_into_shards, write_tensors
+from diffusax.checkpoints.tensors import (
+    Entry,
+    read_entries,
+    read_places,
+    split_into_shards,
+    write_tensors,
+)
 from diffusax.checkpoints.tree import (
     load_entries,
     match_names,
@@ -26,6 +33,19 @@ from diffusax.models.network import Network, Params, parse_dtype
 from diffusax.runtime.devices.mesh import param_sharding, tree_name
 
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """What a network was loaded without, and where it still is."""
+
+    folder: Path
+    """The folder of the network's files."""
+    options: tuple[str, ...]
+    """The options of its config.json that were replaced."""
+    variant: str | None = None
+    """The variant of the files that were read."""
+
 
 _ENCODERS = {"T5ForConditionalGeneration": "T5EncoderModel", "T5Model": "T5EncoderModel"}
 """Whole models of transformers by the encoder that is read of them."""
@@ -165,6 +185,8 @@ def save_network(
 ) -> None:
     """Writes a folder that diffusers or transformers opens. Files appear only when whole.
 
+    What the model was loaded without is copied, if it is still there.
+
     max_shard_size is in bytes, or a text such as "5GB"; larger networks are split into several
     files with an index. By default it is 10 GiB.
 
@@ -174,10 +196,10 @@ def save_network(
     check_saveable(model)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", config_of(model.network))
+    network, tensors = _whole(model)
+    write_json(folder / "config.json", config_of(network))
     stem = weights_stem(model.class_name)
     stem = f"{stem}.{variant}" if variant else stem
-    tensors = params_to_tensors(model.params)
     sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
     groups = list(split_into_shards(sizes, _bytes(max_shard_size)))
     if len(groups) == 1:
@@ -192,6 +214,28 @@ def save_network(
     index += f".{variant}.json" if variant else ".json"
     total = {"total_size": sum(sizes.values())}
     write_json(folder / index, {"metadata": total, "weight_map": weight_map})
+
+
+def _whole(model: Any) -> tuple[Network, dict[str, Any]]:
+    """Returns a model's network and tensors, with those that it was loaded without."""
+    network, tensors = model.network, params_to_tensors(model.params)
+    left_out: LeftOut | None = getattr(model, "left_out", None)
+    if left_out is None:
+        return network, tensors
+    try:
+        written = read_network(left_out.folder)
+        stored = stored_tensors(left_out.folder, left_out.variant)
+    except ValueError as error:
+        log.warning("%s is saved as it was loaded, without a part: %s", model.class_name, error)
+        return network, tensors
+    before = torch_shapes(written.shapes)
+    found, _ = match_names(written.module_class, before, stored)
+    dtype = next(iter(tensors.values())).dtype
+    kept = {name: found[name] for name in before if name in found and name not in tensors}
+    rest = {name: tensor.astype(dtype) for name, tensor in read_places(kept).items()}
+    options = {name: getattr(written.config, name) for name in left_out.options}
+    config = dataclasses.replace(network.config, **options)
+    return Network(network.module_class, config), {**tensors, **rest}
 
 
 def _bytes(size: int | str | None) -> int:

@@ -147,6 +147,12 @@ def read_metadata(path: Path) -> dict[str, str]:
     return header.get("__metadata__") or {}
 
 
+def read_places(places: Mapping[str, Entry]) -> dict[str, np.ndarray]:
+    """Reads tensors in files by their names."""
+    files = {path: TensorFile(path) for path in {entry.path for entry in places.values()}}
+    return {name: files[entry.path].view(entry).copy() for name, entry in places.items()}
+
+
 def write_tensors(
     path: Path, tensors: Mapping[str, np.ndarray], *, metadata: Mapping[str, str] | None = None
 ) -> None:

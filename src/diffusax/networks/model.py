@@ -12,7 +12,7 @@ from jax.tree_util import GetAttrKey
 
 from diffusax.boundary.messages import NETWORK, hinting
 from diffusax.boundary.tensors import for_reader
-from diffusax.checkpoints.networks import read_parameters
+from diffusax.checkpoints.networks import LeftOut, read_parameters
 from diffusax.models.adapters.freeu import FreeU, check_freeu
 from diffusax.models.network import (
     Network,
@@ -75,6 +75,8 @@ class Model(Pretrained, ModuleMethods):
     """The Flax module of a subclass's networks."""
     config_class: ClassVar[Any] = None
     """The options of a subclass's networks, a dataclass."""
+    left_out: LeftOut | None = None
+    """What the model was loaded without, which `save_pretrained` copies; None where nothing is."""
 
     def __init_subclass__(cls) -> None:
         if "module_class" in vars(cls):
@@ -125,20 +127,24 @@ class Model(Pretrained, ModuleMethods):
         self._store, self._name = {"params": params}, "params"
 
     @classmethod
-    def _holding(cls, network: Any, params: Params, switches: Switches) -> Self:
+    def _holding(
+        cls, network: Any, params: Params, switches: Switches, left_out: LeftOut | None = None
+    ) -> Self:
         """Makes a model of what another one had, unchecked: parameters may be anything."""
         model = object.__new__(cls)
         model._hold(network, params, switches)
+        model.left_out = left_out
         return model
 
     def __reduce__(self) -> Any:
         """Returns what a copy or a file of the model holds: its parameters, and no pipeline's."""
-        return self._holding, (self.network, self.params, self.switches)
+        return self._holding, (self.network, self.params, self.switches, self.left_out)
 
     def bound_to(self, store: dict[str, Params], name: str) -> Self:
         """Returns a model of the same network that keeps its parameters in `store[name]`."""
         store[name] = self.params
-        model = self._holding(self.network, None, dataclasses.replace(self.switches))
+        switches = dataclasses.replace(self.switches)
+        model = self._holding(self.network, None, switches, self.left_out)
         model._store, model._name = store, name
         return model
 

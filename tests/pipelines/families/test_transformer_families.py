@@ -5,6 +5,7 @@ Parity with PyTorch is tests/parity's, meshes are test_family_meshes.py's.
 
 import dataclasses
 import functools
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ import jax
 import numpy as np
 import pytest
 import torch
+import transformers
+from safetensors.numpy import load_file
 from support.compiled_programs import forget_executables
 from support.effort import few
 from support.lora import add_lora, lora_layers
@@ -365,6 +368,34 @@ def test_what_is_saved_is_opened_by_pytorch(made, tmp_path, name):
     call = {"prompt": PROMPT, "num_inference_steps": 2, **kind.call}
     theirs = again(generator=torch.Generator().manual_seed(1), **call).images
     assert np.abs(theirs - pipe(generator=1, **call).images).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["klein-3", "krea2", "qwen-image"])
+def test_what_reads_images_is_saved_though_it_is_not_loaded(made, tmp_path, name, caplog):
+    _, pipe, folder = made(name)
+    stored = tensors_of(folder / "text_encoder")
+    seeing = {key for key in stored if "visual." in key}
+    assert seeing
+    pipe.save_pretrained(tmp_path / "saved")
+    found = tensors_of(tmp_path / "saved" / "text_encoder")
+    for key in seeing:
+        (own,) = (k for k in found if k.removeprefix("model.") == key.removeprefix("model."))
+        np.testing.assert_array_equal(found[own], stored[key])
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "saved" / "text_encoder")
+    kind = getattr(transformers, config.architectures[0])
+    _, info = kind.from_pretrained(tmp_path / "saved" / "text_encoder", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    shutil.copytree(tmp_path / "saved", tmp_path / "moved")
+    moved = opened(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "moved")
+    moved.save_pretrained(tmp_path / "without")
+    assert "is saved as it was loaded, without a part" in caplog.text
+    assert not any("visual." in k for k in tensors_of(tmp_path / "without" / "text_encoder"))
+
+
+def tensors_of(folder):
+    return {k: x for file in folder.glob("*.safetensors") for k, x in load_file(file).items()}
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -18,7 +18,7 @@ from diffusax.checkpoints.files import (
     write_modular_index,
 )
 from diffusax.checkpoints.keywords import take_keywords
-from diffusax.checkpoints.networks import check_saveable
+from diffusax.checkpoints.networks import LeftOut, check_saveable
 from diffusax.models.encoders.token_table import without_spare_rows
 from diffusax.networks import Model, load_network
 from diffusax.pipelines.components.components import Components
@@ -147,12 +147,24 @@ def load_components(
             paths = [component_folder(folder, name)]
             if role in NUMBERED_ROLES:
                 paths = numbered_folders(folder / name) or paths
-            models = [
-                load_network(path, variant=fitting_variant(path, variant), **options)
-                for path in paths
-            ]
+            models = []
+            for path in paths:
+                found = fitting_variant(path, variant)
+                models.append(load_network(path, variant=found, **options))
+                models[-1].left_out = left_out(path, options["changes"], found)
             loaded[name] = models if len(models) > 1 else models[0]
     return loaded
+
+
+def left_out(path: Path, changes: Mapping[str, Any], variant: str | None = None) -> LeftOut | None:
+    """Returns what a network is loaded without; None for one that is loaded as it is.
+
+    Args:
+        path: the network's folder.
+        changes: options that replace those of its config.
+        variant: the variant of its files.
+    """
+    return LeftOut(path, tuple(changes), variant) if changes else None
 
 
 def load_scheduler(folder: Path, name: str, class_name: str, **changes: Any) -> Scheduler:

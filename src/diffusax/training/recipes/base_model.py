@@ -22,7 +22,7 @@ from diffusax.pipelines.classes import (
 )
 from diffusax.pipelines.components.adapters import resolve_adapters
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.components.loading import class_for, load_scheduler
+from diffusax.pipelines.components.loading import class_for, left_out, load_scheduler
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import HiddenLayers
@@ -158,6 +158,12 @@ class BaseModel:
         if isinstance(network, EncoderWithWords):
             return Model(network, network.with_initial_rows(stored.params))
         return Model(network, widen_params(stored.params, network.config.in_channels))
+
+    def trained(self, name: str, params: Params) -> Model:
+        """Returns the model of a network that was trained, to be saved."""
+        model = Model(self.networks[name], params)
+        model.left_out = left_out(self.folder / name, self.family.changes(name))
+        return model
 
     def tokenize(self, caption: str) -> dict[str, np.ndarray]:
         """Returns a caption's tokens by their names in a batch: ids per text encoder, t int32."""

@@ -22,7 +22,6 @@ from diffusax.lora.trained import (
 )
 from diffusax.models.autoencoders.latents import latent_statistics
 from diffusax.models.network import Network, Params, cast_params, cast_shapes, initialize_params
-from diffusax.networks import Model
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks import tasks
@@ -242,7 +241,7 @@ class Denoiser:
     def save_networks(self, trained: Params, folder: Path) -> None:
         """Saves the checkpoint with its trained networks replaced, all in float32."""
         models: dict[str, Any] = {
-            name: Model(self.networks[name], trained[name]) for name in self.components
+            name: self.base.trained(name, trained[name]) for name in self.components
         }
         pipe = self.pipeline_class.from_pretrained(
             self.base.folder, dtype="float32", scheduler=self.base.scheduler, **models
