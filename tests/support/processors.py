@@ -27,10 +27,10 @@ class Qwen3Pictures(_WithoutVideos, transformers.Qwen3VLProcessor):
     """Qwen 3's processor without videos."""
 
 
-def _qwen(processor_class: Any, patch: int) -> Any:
+def _qwen(processor_class: Any, patch: int, most: int = 4) -> Any:
     tokenizer = qwen_tokenizer()
     images = transformers.Qwen2VLImageProcessor(
-        patch_size=patch, min_pixels=(2 * patch) ** 2, max_pixels=(4 * patch) ** 2
+        patch_size=patch, min_pixels=(2 * patch) ** 2, max_pixels=(most * patch) ** 2
     )
     return processor_class(
         image_processor=images,
@@ -45,6 +45,6 @@ def qwen2_processor() -> Any:
     return _qwen(Qwen2Pictures, 14)
 
 
-def qwen3_processor() -> Any:
-    """For `language_models.qwen3_vl`; at most 4x4 patches of 16 pixels."""
-    return _qwen(Qwen3Pictures, 16)
+def qwen3_processor(most: int = 4) -> Any:
+    """For `language_models.qwen3_vl`; at most 4x4 patches of 16 pixels, or another square."""
+    return _qwen(Qwen3Pictures, 16, most)

@@ -768,7 +768,13 @@ QWEN_IMAGE21_LANGUAGE: dict[str, Any] = {
         "intermediate_size": 40,
         "num_hidden_layers": 2,
     },
-    "vision_config": {**KREA2_LANGUAGE["vision_config"], "out_hidden_size": 20},
+    "vision_config": {
+        **KREA2_LANGUAGE["vision_config"],
+        "out_hidden_size": 20,
+        "patch_size": 16,
+        "depth": 2,
+        "deepstack_visual_indexes": [0, 1],
+    },
 }
 
 
@@ -781,7 +787,7 @@ def qwen_image21_pipeline(folder: Any, sigmas: Any = None, **scheduler: Any) -> 
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**{**KREA2_SCHEDULE, **scheduler}),
         vae=qwen_image21_autoencoder(scale_factor_spatial=16, **vae),
         text_encoder=randomize(reader, 2).requires_grad_(False),
-        processor=qwen3_processor(),
+        processor=qwen3_processor(most=8),
         transformer=qwen_image21_transformer(3),
         sample_sigmas=sigmas,
     )

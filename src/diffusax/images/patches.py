@@ -105,7 +105,10 @@ class Qwen2VLImageProcessor(msgspec.Struct, frozen=True):
             ImportError: return_tensors is "pt", and PyTorch is not installed.
         """
         listed = list(images) if isinstance(images, list | tuple) else [images]
-        found = [self.patches(self.pixels(image)) for image in listed]
+        # An image that several texts speak of is cut once.
+        each = {id(image): image for image in listed}
+        made = {key: self.patches(self.pixels(image)) for key, image in each.items()}
+        found = [made[id(image)] for image in listed]
         patches = np.concatenate([own for own, _ in found])
         grids = np.array([(1, *grid) for _, grid in found], np.int64)
         kind = return_tensors or "np"

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from diffusax.images.conversion import Box, to_pixels
-from diffusax.images.reading import load_image
+from diffusax.images.reading import in_srgb, load_image, open_upright, upright_size
 
 _MAX_AREA = 1024 * 1024
 _MAX_CANVAS, _MAX_SIDE = 4 * _MAX_AREA, 4096
@@ -108,6 +108,52 @@ def whole_reference(image: Any, multiple: int) -> np.ndarray:
     return to_pixels(
         Image.fromarray(np.pad(np.asarray(loaded), around, mode=mode)), factor=multiple
     )
+
+
+def size_of_area(width: int, height: int, area: int, multiple: int = 32) -> tuple[int, int]:
+    """Returns the width and height of an area, in the shape of others, as multiples of a number.
+
+    Upstream: pipeline_qwenimage_edit.py in diffusers, calculate_dimensions.
+    """
+    wide = math.sqrt(area * (width / height))
+    found = (round(side / multiple) * multiple for side in (wide, wide / (width / height)))
+    columns, rows = (max(multiple, side) for side in found)
+    return columns, rows
+
+
+def size_of(image: Any) -> tuple[int, int]:
+    """Returns the width and height of an image, given as for `with_opacity`, of which files are not
+    read whole.
+
+    Raises:
+        ValueError: the image cannot be read.
+    """
+    if isinstance(image, np.ndarray):
+        return image.shape[1], image.shape[0]
+    if isinstance(image, Image.Image):
+        return open_upright(image).size
+    height, width = upright_size(image)
+    return width, height
+
+
+def with_opacity(image: Any, area: int) -> Image.Image:
+    """Loads an image with its opacity, in `size_of_area`.
+
+    image: a path, a PIL image, or an array h w c of 8 bits.
+
+    Raises:
+        ValueError: the image cannot be read.
+    """
+    given = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    loaded = in_srgb(open_upright(given)).convert("RGBA")
+    return loaded.resize(size_of_area(*loaded.size, area), Image.Resampling.LANCZOS)
+
+
+def on_white(image: Image.Image) -> Image.Image:
+    """Returns an image with an opacity as it looks on white."""
+    white = Image.new("RGB", image.size, "white")
+    white.paste(image, mask=image.getchannel("A"))
+    return white
 
 
 def region_of(within: tuple[int, int], canvas: tuple[int, int]) -> Box:

@@ -15,6 +15,8 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from diffusax.boundary.files import load_json, read_text, write_json, written_whole
+from diffusax.images.image_processor import FILES
+from diffusax.images.patches import Qwen2VLImageProcessor
 from diffusax.text.chat import render_chat
 from diffusax.text.language_pipelines import byte_pairs, put_around, unigrams
 from diffusax.text.tokenizer_files import read_config, special_tokens
@@ -274,6 +276,21 @@ class ProcessorTokenizer(Qwen2Tokenizer):
         if (folder / TEMPLATE_FILE).is_file():
             template = made.chat_template
         return dataclasses.replace(made, others=found, chat_template=template)
+
+    @functools.cached_property
+    def image_processor(self) -> Qwen2VLImageProcessor:
+        """What makes patches of images.
+
+        Raises:
+            ValueError: the folder has no file of it, or an option in it is not valid.
+        """
+        found = next((self.others[name] for name in FILES if name in self.others), None)
+        if found is None:
+            raise ValueError(
+                f"the processor has no {FILES[0]}, which reading images needs; download the "
+                "checkpoint's processor again"
+            )
+        return Qwen2VLImageProcessor.from_dict(found.get("image_processor", found))
 
     def save(self, folder: str | Path) -> None:
         super().save(folder)

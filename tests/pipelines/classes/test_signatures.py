@@ -29,8 +29,6 @@ OWN_WITHOUT_TEXT = {"seed": None, "noise": "jax"}
 OF_CLIP = ("long_prompt", "prompt_weighting")
 # Arguments of diffusers' calls that ours do not have: those that it has deprecated.
 ABSENT = {"kwargs"}
-# Those of images to look at, and a switch of what runs always do.
-ABSENT_HERE = {"QwenImage21Pipeline": {"image", "output_resolution", "use_kv_cache"}}
 # Constructor arguments of diffusers that are no components of ours.
 NO_COMPONENTS = {
     "safety_checker",
@@ -56,8 +54,7 @@ def call_of(module, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_calls_have_the_arguments_of_diffusers_in_its_order_with_its_defaults(name):
-    absent = ABSENT | ABSENT_HERE.get(name, set())
-    expected = {k: p.default for k, p in call_of(diffusers, name).items() if k not in absent}
+    expected = {k: p.default for k, p in call_of(diffusers, name).items() if k not in ABSENT}
     ours = call_of(diffusax, name)
     shared = {k: p.default for k, p in ours.items() if p.kind is not p.KEYWORD_ONLY}
     assert list(shared.items()) == list(expected.items())

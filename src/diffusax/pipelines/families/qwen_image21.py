@@ -1,19 +1,23 @@
 """Qwen-Image 2.1 (Qwen 2026): a transformer over a text of any length and an image.
 
 The text is what a language model makes of a prompt in the form of a chat, before its last norm, and
-what stands before the prompt is left out. Nothing of it changes from step to step, so that a run
-computes its keys and values once. Images have an opacity.
+what stands before the prompt is left out. The language model also reads the images to look at, and
+the transformer their latents in the places where the text speaks of them. Nothing of that changes
+from step to step, so that a run computes its keys and values once. Images have an opacity.
 """
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from PIL import Image
 
+from diffusax.images.references import on_white, size_of, size_of_area, with_opacity
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.autoencoders.qwen_image21 import AutoencoderKLQwenImage21Config
@@ -31,9 +35,18 @@ from diffusax.pipelines.families.transformer import (
     padded_tokens,
     shifts_by_size,
 )
+from diffusax.pipelines.families.vision_texts import (
+    PLACE,
+    apart,
+    encode_with_images,
+    images_of,
+    token_ids,
+    tokens_with_images,
+)
 from diffusax.pipelines.plan.plan import Conditions, Encoders, Prompt, StepInputs, Texts, Tokens
 from diffusax.samplers.noise_levels import dynamic_mu
 from diffusax.text.language_tokenizer import ProcessorTokenizer
+from diffusax.text.vision_language import Qwen3VLProcessor
 
 _CAPTION = 512
 """The tokens of captions in training."""
@@ -41,6 +54,8 @@ _CHAT = (
     "<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n"
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
+_SIDE = 1024
+"""The square root of the area of images, unless a call says another."""
 _PAIRS = 2
 """Images have an even number of tokens in each direction."""
 
@@ -63,23 +78,46 @@ class QwenImage21Denoiser(TransformerDenoiser):
         """
         if inputs.adapters is not None:
             return conditions
-        given = conditions.context, conditions.lengths
+        given = conditions.context, conditions.lengths, _references(conditions)
         prefix = self.network.apply(params["transformer"], *given, method="prefix")
         return conditions._replace(keys={"transformer": prefix})
 
     def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
         """Predicts the velocity from images to noise for each branch, b h w c; see `Denoiser`.
 
-        Of the conditions it reads the texts, b s d, and their lengths, b. Of the inputs it reads
-        adapters: b a.
+        Of the conditions it reads the texts, b s d, and their lengths, b; and among the added ones
+        "references", a tuple of the latents of images to look at, b h w c each, and "before", the
+        texts before each of them, b s d. Of the inputs it reads adapters: b a.
         """
         x, timestep, conditions, inputs = given
         options |= adapter_options(params, "transformer", inputs.adapters)
         options["prefix"] = (conditions.keys or {}).get("transformer")
         time = timestep.astype(jnp.float32) / 1000
+        if options["prefix"] is None:
+            options["references"] = _references(conditions)
         read = x, time, conditions.context, conditions.lengths
         prediction: jax.Array = self.network.apply(params["transformer"], *read, **options)
         return prediction
+
+
+def _references(conditions: Conditions) -> tuple[tuple[Any, Any], ...]:
+    """Returns for each image to look at the text before it and its latents."""
+    added = conditions.added or {}
+    return tuple(zip(added.get("before", ()), added.get("references", ()), strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class InText(policies.References):
+    """The denoiser looks at images that the text speaks of, each in an area of 1024x1024 pixels."""
+
+    def references(self, call: Any, multiple: int) -> Sequence[np.ndarray]:
+        images = (np.asarray(image, np.float32) / 255 for image in _read(call))
+        return [2 * image[None] - 1 for image in images]
+
+    def condition(
+        self, given: Conditions, latents: Any, scaled: Callable[[Any], Any]
+    ) -> Conditions:
+        raise ValueError("Qwen-Image 2.1 cannot be trained on edits; use Qwen-Image-Edit or klein")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +136,23 @@ class EitherScale(policies.TrueCFG):
 def conditions(
     components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
 ) -> Conditions:
-    """Returns the texts and their lengths."""
-    return Conditions(prompt.context, lengths=prompt.lengths)
+    """Returns the texts and their lengths, and the texts before images."""
+    if images_of(call) and not prompt.before:
+        raise ValueError(
+            "image cannot be given after encode_first, which has read the texts without it; load "
+            "the pipeline without encode_first"
+        )
+    added = {"before": prompt.before} if prompt.before else None
+    return Conditions(prompt.context, lengths=prompt.lengths, added=added)
+
+
+def default_size(components: Any, call: Any) -> tuple[int, int]:
+    """Returns height and width of a square, or of the last image's shape, in the call's area."""
+    width = height = call.output_resolution or max(components.default_size)
+    if images := images_of(call):
+        width, height = size_of_area(*size_of(images[-1]), _area(call))
+    multiple = components.latents.multiple
+    return height // multiple * multiple, width // multiple * multiple
 
 
 def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[str, Any]:
@@ -126,25 +179,56 @@ def tokenize(
 
     length has no effect, as embeddings of any length are filled up.
     """
-    rows = [_chat(tokenizers[0], text) for text in texts[0]]
+    if images := [on_white(image) for image in _read(call)]:
+        chats = [_chat(text, len(images)) for text in texts[0]]
+        return tokens_with_images(_processor(tokenizers[0]), chats, images, padded_length)
+    rows = [_ids(tokenizers[0], text) for text in texts[0]]
     return padded_tokens(tokenizers[0], rows, padded_length(max(map(len, rows))))
 
 
 def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
     """Returns the ids of a caption as a chat, t of a fixed length, and how many are no padding."""
-    rows = [_chat(tokenizers[0], caption)]
+    rows = [_ids(tokenizers[0], caption)]
     tokens = padded_tokens(tokenizers[0], rows, max(_CAPTION, len(rows[0])))
     return Tokens((tokens.ids[0][0],), lengths=tokens.lengths[0])
 
 
-def text_length(components: Any, call: Any) -> int:
-    """Returns the length of a call's texts with padding, which is that of all in a batch."""
-    return padded_length(most_tokens(components, call, _chat))
+def text_length(components: Any, call: Any) -> tuple[int, ...]:
+    """Returns the length of a call's texts with padding, and the sizes of the images that they
+    speak of, which are those of all in a batch.
+    """
+    sizes = [size_of_area(*size_of(image), _area(call)) for image in images_of(call)]
+
+    def read(tokenizer: Any, text: str) -> list[int]:
+        if not sizes:
+            return _ids(tokenizer, text)
+        return token_ids(_processor(tokenizer), _chat(text, len(sizes)), sizes)
+
+    return padded_length(most_tokens(components, call, read)), *itertools.chain(*sizes)
 
 
-def _chat(tokenizer: Any, text: str) -> list[int]:
+def _chat(text: str, images: int = 0) -> str:
+    """Returns a prompt, and places for so many images before it, in the form of a chat."""
+    places = " ".join(f"<image{i + 1}>{PLACE}" for i in range(images))
     # Upstream reads a space where there is no prompt.
-    return list(tokenizer(_CHAT.format(text or " ")).input_ids)
+    return _CHAT.format(places + (text or " "))
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(_chat(text)).input_ids)
+
+
+def _processor(tokenizer: ProcessorTokenizer) -> Qwen3VLProcessor:
+    return Qwen3VLProcessor(tokenizer.image_processor, tokenizer)
+
+
+def _area(call: Any) -> int:
+    return int(call.output_resolution or _SIDE) ** 2
+
+
+def _read(call: Any) -> list[Image.Image]:
+    """Returns the images to look at in their sizes."""
+    return [with_opacity(image, _area(call)) for image in images_of(call)]
 
 
 def encode(
@@ -153,11 +237,16 @@ def encode(
     """Encodes tokens to the hidden states before the last norm, n t d, and their lengths.
 
     What stands before the prompt is left out: a chat's second turn begins with the token that its
-    first begins with. clip_skip has no effect.
+    first begins with. Where it speaks of images, the texts before them are apart. clip_skip has no
+    effect.
     """
+    if tokens.images is not None:
+        options = {"layers": (-1,), "final_norm": False}
+        return apart(encode_with_images(encoders[0], params[0], tokens, **options), tokens)
     (ids,), index = tokens.ids, jnp.arange(tokens.ids[0].shape[1])
-    options: dict[str, Any] = {"method": "hidden_states", "layers": (-1,), "final_norm": False}
-    (states,) = encoders[0].apply(params[0], ids, tokens.lengths, **options)
+    (states,) = encoders[0].apply(
+        params[0], ids, tokens.lengths, method="hidden_states", layers=(-1,), final_norm=False
+    )
     begin = jnp.argmax((ids == ids[:, :1]) & (index > 0), axis=1)
     places = jnp.minimum(begin[:, None] + index, len(index) - 1)
     context = jnp.take_along_axis(states, places[..., None], axis=1)
@@ -171,7 +260,6 @@ QWEN_IMAGE21 = Family(
         ("processor", "text_encoder"),
         tokenizer=ProcessorTokenizer,
         optional=("processor", *TEXT_COMPONENTS),
-        text_options=(("vision_config", None),),
     ),
     options=(("sample_sigmas", None),),
     tokenize=tokenize,
@@ -184,9 +272,11 @@ QWEN_IMAGE21 = Family(
     schedule_options=schedule_options,
     lengths=MaskedTokens(pad_embeds),
     batch_key=text_length,
+    default_size=default_size,
     guidance=EitherScale(),
     start=policies.FlowSteps(),
     encoding=policies.take_mode,
+    edits=InText(),
     callback_view=policies.prompts_alone,
 )
 """Qwen-Image 2.1, distilled (Turbo) and not."""

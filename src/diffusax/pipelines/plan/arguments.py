@@ -61,6 +61,8 @@ class Call:
     prompt_weighting: bool = False
 
     image: Any = None
+    output_resolution: Pixels | None = None
+    use_kv_cache: bool = True
     image_reference: Any = None
     mask_image: Any = None
     control_image: Any = None

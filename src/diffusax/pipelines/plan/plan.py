@@ -30,6 +30,31 @@ class HiddenLayers:
     indices: tuple[int, ...]
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class ImageSpans:
+    """Where images stand in the tokens of texts, all alike; compiled into programs."""
+
+    begin: int
+    """The first token that is part of the prompt."""
+    spans: tuple[tuple[int, int], ...]
+    """For each image its first token, and the one behind its last."""
+
+
+class TextImages(NamedTuple):
+    """The images that n texts speak of, as a vision-language model reads them."""
+
+    places: Any
+    """Whether a token stands for a part of an image, n t."""
+    positions: Any
+    """The positions of tokens (frame, row, column), n 3 t."""
+    patches: tuple[Any, ...]
+    """The patches of each image, n p d each."""
+    grids: Any
+    """The rows and columns of patches of k images, n k 2."""
+    spans: ImageSpans
+
+
 class Tokens(NamedTuple):
     """The tokens of n texts, as the text encoders of a family read them."""
 
@@ -45,6 +70,8 @@ class Tokens(NamedTuple):
     Families' functions have no need of them."""
     layers: HiddenLayers | None = None
     """The hidden states that the call asks for; None for the family's own."""
+    images: TextImages | None = None
+    """The images that the texts speak of; None where they speak of none."""
 
 
 class Prompt(NamedTuple):
@@ -56,6 +83,9 @@ class Prompt(NamedTuple):
     """The pooled embeddings, n p; None where the family has none."""
     lengths: Any = None
     """The number of context entries that are not padding, n; None where none is padding."""
+    before: tuple[Any, ...] = ()
+    """For each image that the texts speak of the embeddings of what stands before it, n s d; the
+    context is then what stands behind the last."""
 
 
 class Conditions(NamedTuple):
