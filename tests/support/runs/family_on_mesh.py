@@ -26,6 +26,8 @@ OWN = {
         "true_cfg_scale": 2.0,
         "height": 32,
         "width": 64,
+        "image": picture(1),
+        "output_resolution": 64,
     },
     "klein": {**KLEIN_CALL, "image": picture(1)},
     "klein-3": {**FLUX3_CALL, "image": picture(1)},

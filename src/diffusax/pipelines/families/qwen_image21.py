@@ -142,8 +142,7 @@ def conditions(
             "image cannot be given after encode_first, which has read the texts without it; load "
             "the pipeline without encode_first"
         )
-    added = {"before": prompt.before} if prompt.before else None
-    return Conditions(prompt.context, lengths=prompt.lengths, added=added)
+    return Conditions(prompt.context).told(prompt)
 
 
 def default_size(components: Any, call: Any) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from diffusax.pipelines.plan.plan import (
     HiddenLayers,
     Plan,
     Prompt,
+    TextImages,
     Tokens,
 )
 from diffusax.pipelines.run import programs
@@ -57,6 +58,7 @@ class Inputs(NamedTuple):
     pooled_prompt_embeds n p, and their negative_ forms.
     lengths: g n, the number of tokens that are not padding, where the family has it.
     layers: the hidden states of a language model that the call asks for.
+    images: those that the texts speak of, whose arrays begin with g n, too.
     adapters: the layers of the call's adapters by component, text encoders among them; their
     weights are those in the first row of the plan's step inputs.
     ip_adapters: the layers of the IP-Adapters, whose images are in the plan's conditions.
@@ -71,6 +73,7 @@ class Inputs(NamedTuple):
     adapters: Mapping[str, Layers] | None = None
     ip_adapters: tuple[ImageLayers, ...] = ()
     layers: HiddenLayers | None = None
+    images: TextImages | None = None
 
 
 def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
@@ -103,7 +106,7 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     tokens = token_groups(c, call, guided=guided)
     shown, decoding = run.decoder_condition, run.decoding
     low_rank = c.adapters.stacked(c, run.loras) if run.loras else None
-    rest = tokens.lengths, low_rank, run.ip_adapters, tokens.layers
+    rest = tokens.lengths, low_rank, run.ip_adapters, tokens.layers, tokens.images
     found = Inputs(tokens.ids, plan, shown, embeds, decoding, *rest)
     # A caller who forbids implicit transfers may jit generate_fn.
     return jax.tree.map(jnp.asarray, found)
@@ -184,8 +187,7 @@ def _told(plan: Plan, found: dict[str, Prompt]) -> Conditions:
     repeats = plan.latents.shape[0] // found[""].context.shape[0]
     branches = plan.step_inputs.weights.shape[-1] + 1
     prompt = stack_prompts(found, branches=branches, repeats=repeats)
-    told = {name: leaf for name, leaf in prompt._asdict().items() if leaf is not None}
-    return plan.conditions._replace(**told)
+    return plan.conditions.told(prompt)
 
 
 _compiled = Program(_generate, static=("family", "encoders", "denoiser", "vae"))
@@ -202,7 +204,8 @@ def _embed(
     if not inputs.ids:
         return found
     groups, n = inputs.ids[0].shape[:2]
-    given = Tokens(inputs.ids, lengths=inputs.lengths, layers=inputs.layers)
+    own = {"lengths": inputs.lengths, "layers": inputs.layers, "images": inputs.images}
+    given = Tokens(inputs.ids, **own)
     tokens = jax.tree.map(lambda x: x.reshape(groups * n, *x.shape[2:]), given)
     adapters: tuple[Layers | None, ...] = ()
     if inputs.adapters is not None:

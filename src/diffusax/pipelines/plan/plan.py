@@ -118,6 +118,14 @@ class Conditions(NamedTuple):
     keys: dict[str, Any] | None = None
     """The context's keys and values by component, which the denoiser's `prepare` computes."""
 
+    def told(self, prompt: Prompt) -> "Conditions":
+        """Returns the conditions with other embeddings of prompts, b k ... ."""
+        own = {"context": prompt.context, "pooled": prompt.pooled, "lengths": prompt.lengths}
+        found = self._replace(**{name: leaf for name, leaf in own.items() if leaf is not None})
+        if not prompt.before:
+            return found
+        return found._replace(added={**(self.added or {}), "before": prompt.before})
+
 
 class StepInputs(NamedTuple):
     """The inputs of a run, besides the sampler's table, that may change from row to row.
