@@ -51,6 +51,19 @@ def test_text_to_image_of_prompts_of_different_lengths(pairs_of):
     assert np.abs(guided - plain).max() > 0.01
 
 
+def test_guidance_scale_is_another_name_where_the_true_scale_is_not_given(pairs_of):
+    pair = pairs_of()
+    call = {"prompt": PROMPTS[0], "seed": 1, "num_inference_steps": 2, **SIZE, "output_type": "np"}
+    expected = pair.ours(negative_prompt="", true_cfg_scale=3.0, **call).images
+    np.testing.assert_array_equal(pair.ours(guidance_scale=3.0, **call).images, expected)
+    plain = pair.ours(guidance_scale=1.0, negative_prompt="", **call).images
+    np.testing.assert_array_equal(plain, pair.ours(**call).images)
+    assert np.abs(plain - expected).max() > 1e-3
+    # As diffusers' examples have it.
+    both = {"negative_prompt": " ", "true_cfg_scale": 4.0, "guidance_scale": 1.0}
+    pair.check(prompt=PROMPTS[0], **both, **SIZE)
+
+
 def test_guidance_keeps_the_norm_of_each_token(pairs_of):
     # The first step is the whole run, and its prediction a difference of latents.
     call = {"prompt": PROMPTS, "num_inference_steps": 1, "output_type": "latent", **SIZE}

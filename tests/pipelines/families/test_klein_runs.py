@@ -1,12 +1,17 @@
 """What FLUX.2 klein has beside other families: images to look at, and files of LoRAs."""
 
+import base64
+import io
+
 import jax
 import numpy as np
 import pytest
 import torch
 from peft import get_peft_model_state_dict
+from PIL import Image
 from support.lora import add_lora
 from support.pairs import mask, picture
+from support.running_server import running, sent
 from support.tiny_transformers import KLEIN_CALL, klein_pipeline
 
 import diffusax
@@ -77,3 +82,26 @@ def test_the_server_finds_it(pipe, tmp_path):
     entry = describe_model(tmp_path, "klein", "FLUX.2 klein").entry
     assert entry.tasks == ("text-to-image", "image-to-image", "inpainting")
     assert (entry.height, entry.multiple, entry.guidance_scale) == (256, 4, 4.0)
+
+
+def test_the_server_edits_with_several_images(tmp_path):
+    klein_pipeline(tmp_path, layers=28)
+    pipe = diffusax.DiffusionPipeline.from_pretrained(tmp_path)
+    pipe.set_progress_bar_config(disable=True)
+    looks = [picture(1, 64, 72), picture(2, 80, 64)]
+    fields = {"prompt": PROMPT, "size": "64x72", "num_inference_steps": 2, "seed": 3}
+    with running(str(tmp_path)) as server:
+        found = [
+            server.post("/v1/images/edits", {**fields, "image": [sent(x) for x in images]}).json
+            for images in (looks, looks[:1], looks * 6)
+        ]
+    both, first = (opened_image(answer["data"][0]["b64_json"]) for answer in found[:2])
+    call = {"num_inference_steps": 2, "seed": 3, "width": 64, "height": 72}
+    expected = pipe(prompt=PROMPT, image=looks, **call).images[0]
+    assert np.abs(both - np.asarray(expected, np.int32)).max() <= 1
+    assert np.abs(both - first).max() > 3
+    assert "image must be given at most 10 times for" in found[2]["error"]["message"]
+
+
+def opened_image(text):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB"), np.int32)

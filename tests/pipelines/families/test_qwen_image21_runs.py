@@ -8,6 +8,7 @@ from support.tiny_transformers import qwen_image21_pipeline
 
 import diffusax
 from diffusax.pipelines.pipeline import ahead
+from diffusax.serving.catalogue.entries import describe_model
 
 PROMPT = "an old house on a hill"
 LONG = "an old house on a hill by the sea, and two dogs that run before it"
@@ -17,9 +18,14 @@ KEPT = {"num_inference_steps": 2, **SIZE}
 
 
 @pytest.fixture(scope="module")
-def pipe(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("qwen-image21")
-    qwen_image21_pipeline(folder)
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("qwen-image21")
+    qwen_image21_pipeline(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def pipe(folder):
     made = diffusax.DiffusionPipeline.from_pretrained(folder)
     made.set_progress_bar_config(disable=True)
     return made
@@ -60,3 +66,9 @@ def test_programs_that_are_listed_ahead_encode_images_to_look_at(pipe):
     looking = ahead.example_call(pipe, 1, (32, 64), {"prompt": PROMPT, **LOOKS})
     found = {r.program.name for r in ahead.requests(pipe.parts, pipe.task, looking)}
     assert found == {"encode_texts", "encode_image", "denoise", "decode"}
+
+
+def test_the_server_finds_it(folder):
+    entry = describe_model(folder, "qwen", "Qwen-Image 2.1").entry
+    assert entry.tasks == ("text-to-image", "image-to-image")
+    assert (entry.height, entry.multiple, entry.guidance_scale) == (1024, 32, 1.0)

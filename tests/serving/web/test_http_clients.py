@@ -131,7 +131,7 @@ class TestOpenAI:
             openai_client.images.generate(prompt="a", size="big")
         assert error.value.param == "size"
         files = [("a.png", file_of(picture()))] * 2
-        with pytest.raises(openai.UnprocessableEntityError, match="image must be given once"):
+        with pytest.raises(openai.UnprocessableEntityError, match="at most 1 times"):
             openai_client.images.edit(image=files, prompt="a")
         with pytest.raises(openai.UnprocessableEntityError, match="'steps' is no field here"):
             openai_client.images.generate(prompt="a", extra_body={"steps": 3})

@@ -32,7 +32,8 @@ class QwenImagePipeline(QwenImage):
     ):
         """Generates images for the prompts. Guidance needs negative_prompt, which may be " ".
 
-        guidance_scale has no effect, as no checkpoint is told it.
+        guidance_scale is another name of true_cfg_scale, where that is not given; it takes a
+        missing negative_prompt for an empty one. diffusers ignores it, as no checkpoint is told it.
         """
 
 

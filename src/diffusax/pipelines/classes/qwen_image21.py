@@ -6,7 +6,7 @@ The call's arguments, their order and defaults are diffusers'; those after the s
 from diffusax.pipelines.classes.bases import QwenImage21
 from diffusax.pipelines.pipeline.call import documented
 from diffusax.pipelines.plan.arguments import TENSORS
-from diffusax.pipelines.tasks.tasks import text_to_image
+from diffusax.pipelines.tasks.tasks import image_to_image, text_to_image
 
 # `documented` (pipeline/call.py) makes each call from its declaration: it checks the arguments by
 # their types (plan/arguments.py), and generates the images.
@@ -19,6 +19,7 @@ class QwenImage21Pipeline(QwenImage21):
     """
 
     task = staticmethod(text_to_image)
+    more_tasks = (image_to_image,)
 
     @documented
     def __call__(

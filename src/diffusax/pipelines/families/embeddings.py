@@ -45,7 +45,8 @@ class OneLength:
 
         prompt: the embeddings of the branches, b k .... fields: how many of its fields are meant.
         """
-        halves = ((leaf[:, 0], leaf[:, 1] if guided else None) for leaf in prompt[:fields])
+        leaves: Any = prompt[:fields]
+        halves = ((leaf[:, 0], leaf[:, 1] if guided else None) for leaf in leaves)
         return tuple(half for pair in halves for half in pair)
 
 

@@ -90,9 +90,11 @@ class TrueCFG(ClassifierFree):
     argument = "true_cfg_scale"
 
     def scale(self, call: Any) -> float:
+        return float(call.true_cfg_scale) if self._has_negative(call) else 1.0
+
+    def _has_negative(self, call: Any) -> bool:
         embedded = all(getattr(call, name) is not None for name in self.embeds)
-        given = call.negative_prompt is not None or embedded
-        return super().scale(call) if given else 1.0
+        return call.negative_prompt is not None or embedded
 
     def branches(self, components: Any) -> int:
         return 2
@@ -111,6 +113,33 @@ class TrueCFG(ClassifierFree):
         if call.true_cfg_scale > 1:
             return f"guidance needs negative_prompt, or {' and '.join(self.embeds)}"
         return f"true_cfg_scale={call.true_cfg_scale:g} turns guidance off"
+
+
+@dataclasses.dataclass(frozen=True)
+class EitherScale(TrueCFG):
+    """Classifier-free guidance by true_cfg_scale, or by guidance_scale as in other families.
+
+    No network is told the latter. Where it is given alone, a missing negative prompt is an empty
+    one.
+    """
+
+    argument = "guidance_scale"
+
+    def scale(self, call: Any) -> float:
+        if self._is_named_otherwise(call):
+            return float(call.guidance_scale)
+        return super().scale(call)
+
+    def told(self, components: Any) -> tuple[str, ...]:
+        return ()
+
+    def why_off(self, components: Any, call: Any) -> str:
+        if self._is_named_otherwise(call):
+            return f"guidance_scale={call.guidance_scale:g} turns guidance off"
+        return super().why_off(components, call)
+
+    def _is_named_otherwise(self, call: Any) -> bool:
+        return call.guidance_scale is not None and "true_cfg_scale" not in call.given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,6 +226,8 @@ class Channels:
     """The image that is edited is further channels of the input (Brooks et al. 2023)."""
 
     resize: KeepSize = dataclasses.field(default_factory=KeepSize)
+    most: int = 1
+    """The most images that are edited or looked at together."""
 
     def channels(self, latents: int) -> int:
         """Returns the channels of the input for latents of so many."""
@@ -245,6 +276,7 @@ class References(Channels):
     It is given them among `Conditions.added` as "references", a tuple of arrays b 1 h w c.
     """
 
+    most: int = 10
     read: Callable[[Any, int], np.ndarray] = reference_image
     """A function (image, multiple) -> its pixels, 1 H W 3 in [-1, 1]."""
 

@@ -120,19 +120,6 @@ class InText(policies.References):
         raise ValueError("Qwen-Image 2.1 cannot be trained on edits; use Qwen-Image-Edit or klein")
 
 
-@dataclasses.dataclass(frozen=True)
-class EitherScale(policies.TrueCFG):
-    """Classifier-free guidance by true_cfg_scale, or by guidance_scale, with a negative prompt."""
-
-    def scale(self, call: Any) -> float:
-        if call.guidance_scale is not None:
-            call = dataclasses.replace(call, true_cfg_scale=call.guidance_scale)
-        return super().scale(call)
-
-    def told(self, components: Any) -> tuple[str, ...]:
-        return ()
-
-
 def conditions(
     components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
 ) -> Conditions:
@@ -272,7 +259,7 @@ QWEN_IMAGE21 = Family(
     lengths=MaskedTokens(pad_embeds),
     batch_key=text_length,
     default_size=default_size,
-    guidance=EitherScale(),
+    guidance=policies.EitherScale(),
     start=policies.FlowSteps(),
     encoding=policies.take_mode,
     edits=InText(),

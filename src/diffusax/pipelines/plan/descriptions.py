@@ -30,6 +30,10 @@ DESCRIPTIONS = {
     "Z-Image and Krea 2 at 0).",
     "true_cfg_scale": "The scale of classifier-free guidance of FLUX.1, which needs a negative "
     "prompt and is off at 1 and less.",
+    "output_resolution": "The square root of the area in pixels to which Qwen-Image 2.1 brings "
+    "images to look at, and that of the result where height and width are left out.",
+    "use_kv_cache": "Without effect: what does not change from step to step is always computed "
+    "once.",
     "image_guidance_scale": "How closely the result keeps to the image that is edited.",
     "guidance_rescale": "How much guidance is rescaled against overexposure (Lin et al. 2024, "
     "section 3.4).",

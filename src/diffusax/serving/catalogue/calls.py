@@ -129,7 +129,8 @@ def _settings(generation: Generation) -> dict[str, Any]:
 def _images(generation: Generation) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if generation.image is not None:
-        found["image"] = generation.image
+        more = generation.more_images
+        found["image"] = [generation.image, *more] if more else generation.image
     if generation.mask_image is not None:
         mask = generation.mask_image
         found["mask_image"] = blur(mask, generation.mask_blur) if generation.mask_blur else mask
@@ -157,6 +158,9 @@ def _with_images(checkpoint: Checkpoint, generation: Generation) -> Generation:
     images: dict[str, Any] = {}
     if generation.image is not None:
         images["image"] = _read("image", generation.image, load_image)
+        more = [_read("image", image, load_image) for image in generation.more_images]
+        images["more_images"] = tuple(more)
+        _check_count(checkpoint, generation)
     if generation.mask_image is not None:
         images["mask_image"] = _read("mask_image", generation.mask_image, mask_of)
     controls = tuple(
@@ -170,6 +174,18 @@ def _with_images(checkpoint: Checkpoint, generation: Generation) -> Generation:
     if edits and scale is None:
         scale = checkpoint.entry.image_guidance_scale
     return dataclasses.replace(generation, controls=controls, image_guidance_scale=scale, **images)
+
+
+def _check_count(checkpoint: Checkpoint, generation: Generation) -> None:
+    """Raises Refused for more images than the model looks at, or beside a mask."""
+    count, name = 1 + len(generation.more_images), checkpoint.entry.name
+    most = checkpoint.origin.family.edits.most if generation.mask_image is None else 1
+    if count > most:
+        task = "with a mask" if most == 1 and generation.mask_image is not None else "together"
+        raise Refused(
+            f"image must be given at most {most} times for {name!r} {task} (got {count})",
+            param="image",
+        )
 
 
 def _read(name: str, image: Any, read: Callable[[Any], Any]) -> Any:

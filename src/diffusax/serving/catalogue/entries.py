@@ -253,6 +253,8 @@ def _class_for(origin: Any, task: str, *, steered: bool = False) -> Any:
 def _defaults(pipeline_class: Any, call_defaults: dict[str, float]) -> dict[str, Any]:
     parameters = inspect.signature(pipeline_class.__call__).parameters
     found = {name: parameter.default for name, parameter in parameters.items()}
+    if found.get("guidance_scale") is None:
+        found["guidance_scale"] = found.get("true_cfg_scale", 1.0)
     return {**found, **{k: v for k, v in call_defaults.items() if k in found}}
 
 

@@ -375,7 +375,8 @@ def count_bytes(job: Job) -> int:
 
 def _given_bytes(generation: Generation) -> int:
     controls = [control.image for control in generation.controls]
-    return _bytes([generation.image, generation.mask_image, *controls])
+    own = generation.image, generation.mask_image, *generation.more_images
+    return _bytes([*own, *controls])
 
 
 def _bytes(images: Iterable[Any]) -> int:

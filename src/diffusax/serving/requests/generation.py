@@ -148,6 +148,8 @@ class Generation(Settings):
 
     image: Any = None
     """A PIL image to start from, or to edit where the model is InstructPix2Pix's."""
+    more_images: tuple[Any, ...] = ()
+    """Further PIL images that the model looks at, where its family looks at several."""
     mask_image: Any = None
     """A PIL image, white where to generate anew."""
     controls: tuple[Control, ...] = ()

@@ -148,16 +148,15 @@ def _json_images(fields: EditFields) -> tuple[list[bytes], list[bytes]]:
 
 
 def _images(service: Service, images: list[bytes], masks: list[bytes]) -> dict[str, Any]:
-    """Returns the image of an edit, and the mask: white where the given mask is transparent."""
-    if len(images) != 1:
-        text = f"image must be given once, as models here change one image (got {len(images)})"
-        raise Refused(text, param="image")
+    """Returns the images of an edit, and the mask: white where the given mask is transparent."""
+    if not images:
+        raise Refused("image must be given (got none)", param="image")
     if len(masks) > 1:
         raise Refused(f"mask must be given at most once (got {len(masks)})", param="mask")
     most = service.settings.most_pixels
-    image = image_from_bytes(images[0], "image", most)
+    image, *more = (image_from_bytes(sent, "image", most) for sent in images)
     mask = image_from_bytes(masks[0], "mask", most) if masks else image
-    found: dict[str, Any] = {"image": image}
+    found: dict[str, Any] = {"image": image, "more_images": tuple(more)}
     if mask.has_transparency_data:
         alpha = mask.convert("RGBA").getchannel("A")
         if masks or alpha.getextrema()[0] == 0:

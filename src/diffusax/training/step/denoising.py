@@ -282,7 +282,7 @@ class DenoisingLoss:
             control = self._denoiser.embed(weights, (images[:, None],))
             control = tuple(hint[:, 0] for hint in control)
         image = self._image(weights, batch, dropped.image)
-        given = Conditions(*prompt, added=added or None, control=control)
+        given = Conditions(*prompt[:3], added=added or None, control=control)
         if image is None:
             return given
         return self.family.edits.condition(given, image, lambda x: self._scaled(weights, x))
@@ -299,8 +299,9 @@ class DenoisingLoss:
     def _encode(self, weights: Params, text: Mapping[str, jax.Array]) -> Prompt:
         cached = [text[name] for name in self.family.embedding_columns if name in text]
         if cached:
-            embeddings = (embedding.astype(self.compute_dtype) for embedding in cached)
-            return Prompt(*embeddings)._replace(lengths=text.get(LENGTHS))
+            embeddings = [embedding.astype(self.compute_dtype) for embedding in cached]
+            own: dict[str, Any] = dict(zip(Prompt._fields, embeddings))
+            return Prompt(**own, lengths=text.get(LENGTHS))
         return encode_captions(self.family, self.networks, weights, text, self.layers)
 
     def _image(self, weights: Params, batch: Batch, dropped: jax.Array) -> jax.Array | None:
