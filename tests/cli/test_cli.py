@@ -598,6 +598,7 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
         (["generate", "a", "--image", "a", "--mask-blur", "3"], "--mask-blur needs --mask"),
         (["generate", "a", "--control", "a.png"], "--control and --controlnet go together"),
         (["generate", "a", "--control-scale", "1"], "--control-scale needs --control"),
+        (["generate", "a", "--reference", "a.png"], "--reference needs --image"),
         (["generate", "a", "--grid", "height=8,16"], "is one of sampler, steps, guidance, seed,"),
         (["generate", "a", "--grid", "steps"], "--grid takes OPTION=VALUE,VALUE,... where"),
         (["generate", "a", "--grid", "steps=1,x"], "steps must be a whole number from 1"),

@@ -42,7 +42,9 @@ class Generate(generation.ToFile):
     """Run diffusax's own networks, or with torch the checkpoint's PyTorch pipeline, of any kind
     that diffusers has, through torchax."""
     image: Annotated[Path | None, OWN] = None
-    """Start from this image instead of from noise; FLUX.2 klein looks at it."""
+    """Start from this image instead of from noise; the kleins and Qwen-Image 2.1 look at it."""
+    reference: Annotated[UseAppendAction[tuple[Path, ...]], OWN] = ()
+    """A further image to look at, for models that look at several; can be given several times."""
     strength: Annotated[Fraction | None, OWN] = None
     """How much to change the image, from 0 to 1; the pipeline's own by default."""
     mask: Annotated[Path | None, OWN] = None
@@ -91,6 +93,7 @@ class Generate(generation.ToFile):
             object.__setattr__(self, "model", "emoji")
         for name, needs in (
             ("strength", "image"),
+            ("reference", "image"),
             ("mask", "image"),
             ("mask_blur", "mask"),
             ("mask_crop", "mask"),
@@ -245,6 +248,9 @@ def _read_images(options: Generate) -> dict[str, Any]:
     from diffusax.images.reading import load_image
 
     controls = [load_image(path) for path in options.control]
+    # Read for the errors alone: pipelines read them again, with their opacity.
+    for path in options.reference:
+        load_image(path)
     given: dict[str, Any] = {}
     if controls:
         given["control_image" if options.image else "image"] = (
@@ -263,12 +269,21 @@ def _read_images(options: Generate) -> dict[str, Any]:
 
 
 def _fitted(options: Generate, pipe: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the image arguments in the size, and under the names, that the pipeline takes."""
-    from diffusax.images.reading import load_image
+    """Returns the image arguments in the size, and under the names, that the pipeline takes.
 
-    if _is_looked_at(options, pipe):
-        return {**inputs, "image": load_image(str(options.image))}
+    Raises:
+        ValueError: it does not look at further images.
+    """
     names = inspect.signature(type(pipe).__call__).parameters
+    more = list(options.reference)
+    if _is_looked_at(options, pipe):
+        return {**inputs, "image": [options.image, *more] if more else options.image}
+    if more and "image_reference" not in names:
+        raise ValueError(
+            f"--reference must be left out: {type(pipe).__name__} looks at no further images"
+        )
+    if more:
+        return {**inputs, "image_reference": more}
     if options.control and not options.image and "control_image" in names:
         return {"control_image": inputs["image"]}
     return inputs

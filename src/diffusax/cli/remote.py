@@ -26,6 +26,8 @@ def check(options: Any) -> None:
     """Raises ValueError where an option is given that is the server's to choose."""
     if flags := given_flags(options, _OURS):
         raise ValueError(f"{flags[0]} is for the machine that generates; leave it to --server")
+    if options.reference:
+        raise ValueError("--reference cannot be with --server; its /v1/images/edits takes several")
 
 
 def generate(options: Any, runs: Sequence[Any], seed: int) -> Iterator[tuple[list[Any], list[str]]]:

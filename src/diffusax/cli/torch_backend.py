@@ -19,6 +19,7 @@ _NATIVE_ONLY = (
     "prompt_weighting",
     "mask_crop",
     "encode_first",
+    "reference",
 )
 """Options that have no meaning for a PyTorch pipeline."""
 

@@ -15,6 +15,7 @@ from support.running_server import running, sent
 from support.tiny_transformers import KLEIN_CALL, klein_pipeline
 
 import diffusax
+from diffusax.cli.console import main
 from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.serving.catalogue.entries import describe_model
@@ -101,6 +102,27 @@ def test_the_server_edits_with_several_images(tmp_path):
     assert np.abs(both - np.asarray(expected, np.int32)).max() <= 1
     assert np.abs(both - first).max() > 3
     assert "image must be given at most 10 times for" in found[2]["error"]["message"]
+
+
+def test_the_command_looks_at_several_images(tmp_path, capsys):
+    klein_pipeline(tmp_path / "model", layers=28)
+    looks = []
+    for i, size in enumerate([(64, 72), (80, 64)]):
+        looks.append(str(tmp_path / f"{i}.png"))
+        picture(i, *size).save(looks[-1])
+    pipe = diffusax.DiffusionPipeline.from_pretrained(tmp_path / "model")
+    pipe.set_progress_bar_config(disable=True)
+    call = {"num_inference_steps": 2, "seed": 3, "width": 64, "height": 72}
+    size = ["--steps", "2", "--seed", "3", "--width", "64", "--height", "72"]
+    run = ["generate", PROMPT, "--model", str(tmp_path / "model"), *size]
+    run += ["--image", looks[0], "--output", str(tmp_path / "out.png")]
+    main([*run, "--reference", looks[1]])
+    found = np.asarray(diffusax.load_image(tmp_path / "out.png"), np.int32)
+    expected = pipe(prompt=PROMPT, image=looks, **call).images[0]
+    assert np.abs(found - np.asarray(expected, np.int32)).max() <= 1
+    with pytest.raises(SystemExit):
+        main(["generate", "a", "--image", looks[0], "--reference", looks[1], "--output", looks[0]])
+    assert "looks at no further images" in capsys.readouterr().err
 
 
 def opened_image(text):
