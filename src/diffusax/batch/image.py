@@ -146,7 +146,7 @@ class Image:
     @property
     def settings(self) -> Any:
         """What images that make a whole batch have in common."""
-        return self.kind, self.request.sampler, self.prepared.rows, self.prepared.branches
+        return self.kind, self.request.c.scheduler, self.prepared.rows, self.prepared.branches
 
 
 def table_height(rows: int) -> int:

@@ -42,8 +42,6 @@ class Request(Future[Any]):
     call: Call
     mixture: Mixture | None = None
     """The adapters that are merged into the parameters of `c`; None without any."""
-    sampler: str | None = None
-    """The name of the sampler, where it is another than the pipeline's own."""
     overlay: Callable[[Any], Any] | None = None
     """See `PreparedRun.overlay`."""
 
@@ -108,7 +106,7 @@ class Request(Future[Any]):
         Args:
             pipe: the pipeline.
             sampler: the name of a sampler or a scheduler; None for the pipeline's own.
-            args: the arguments of the pipeline's call.
+            args: the arguments of the pipeline's call, which the caller may change later.
             kwargs: those that are given by name.
             texts: the cache of encoded texts.
 
@@ -116,27 +114,24 @@ class Request(Future[Any]):
             ValueError: an argument is not valid.
             TypeError: the arguments do not fit the pipeline's call.
         """
-        parts = check_pipeline(pipe).parts
+        own = check_pipeline(pipe).parts.scheduler
         # It is prepared later, in another thread, so its noise is that of the generators' seeds.
         call = _kept(dataclasses.replace(read_call(pipe, args, kwargs), generators=()))
-        scheduler = parts.scheduler if sampler is None else sampler
+        scheduler = own if sampler is None else sampler
         if isinstance(scheduler, str):
-            scheduler = scheduler_from_name(scheduler, parts.scheduler)
+            scheduler = scheduler_from_name(scheduler, own)
         if not isinstance(scheduler, Scheduler):
             raise ValueError(
                 "sampler must be the name of a sampler or a scheduler, such as 'euler' or "
                 f"EulerDiscreteScheduler() (got {shortened(scheduler)})"
             )
+        self.set_call(pipe, scheduler, call, texts)
+
+    def set_call(self, pipe: Any, scheduler: Scheduler, call: Call, texts: TextCache) -> None:
+        """Sets a call whose arguments nobody changes; see `take_call`."""
         # What the pipeline's owner changes later concerns later calls.
-        params: dict[str, Any] = {}
-        models = {name: model.bound_to(params, name) for name, model in parts.models.items()}
-        copies = {"models": models, "params": params, "tokenizers": dict(parts.tokenizers)}
-        stores = {"adapters": parts.adapters, "ip_adapters": parts.ip_adapters}
-        copies |= {name: store.snapshot() for name, store in stores.items()}
-        self.pipe = pipe
-        self.c = dataclasses.replace(parts, scheduler=scheduler, text_cache=texts, **copies)
+        self.pipe, self.c = pipe, pipe.parts.snapshot(scheduler, texts)
         self.call, self.mixture = choose_adapters(self.c, call)
-        self.sampler = sampler if isinstance(sampler, str) else scheduler.class_name
 
     def prepare(self, call: Call | None = None) -> PreparedRun:
         """Returns the run of the call, after merging those adapters that are not of low rank.

@@ -1,5 +1,6 @@
 """The components of a pipeline, as tasks and training use them."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -25,6 +26,11 @@ from diffusax.samplers.processes import Kind, check_process
 
 OFFLOADED = ("text_encoder", "autoencoder", "image_encoder")
 """The roles of components that may stay in the host's memory except for their turn."""
+_DERIVED = (
+    *("adaptable", "denoiser", "local_mesh", "context_dim", "text_encoders"),
+    *("autoencoder_name", "autoencoder", "latents", "decoding"),
+)
+"""The cached properties that follow from models, tokenizers and mesh alone, and hold no arrays."""
 
 
 @dataclasses.dataclass
@@ -80,11 +86,31 @@ class Components:
         for name in [n for n in vars(self) if n not in self.__dataclass_fields__]:
             del vars(self)[name]
 
-    def copied(self) -> "Components":
-        """Returns components that share all arrays and adapters, and are assigned apart."""
-        new = dataclasses.replace(self, params={}, tokenizers=dict(self.tokenizers))
+    def copied(self, **changes: Any) -> "Components":
+        """Returns components that share all arrays and adapters, and are assigned apart.
+
+        changes: other values of its fields.
+        """
+        new = dataclasses.replace(self, params={}, tokenizers=dict(self.tokenizers), **changes)
         new.models = {n: model.bound_to(new.params, n) for n, model in self.models.items()}
         new.options, new.fused = dict(self.options), dict(self.fused)
+        return new
+
+    def snapshot(self, scheduler: Any, text_cache: Any) -> "Components":
+        """Returns components with this scheduler, of which later changes of these are no concern.
+
+        Arrays are shared. What follows from the models is computed once, for all snapshots.
+
+        text_cache: see the field.
+        """
+        adapters, images = self.adapters.snapshot(), self.ip_adapters.snapshot()
+        new = self.copied(
+            scheduler=scheduler, text_cache=text_cache, adapters=adapters, ip_adapters=images
+        )
+        for name in _DERIVED:
+            # Where there is none, this is an error of the call that needs it.
+            with contextlib.suppress(ValueError):
+                vars(new)[name] = getattr(self, name)
         return new
 
     def __getstate__(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from PIL import Image
 from diffusax.images.conversion import resize
 from diffusax.images.masks import blur, mask_of
 from diffusax.images.reading import load_image
-from diffusax.samplers import Scheduler, scheduler_from_name
+from diffusax.samplers import Scheduler
 from diffusax.serving.catalogue.entries import Checkpoint, FileEntry
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.requests.generation import (
@@ -82,9 +82,8 @@ def arguments(pipeline_class: Any, generation: Generation, scheduler: Scheduler)
     The seed, the sampler and the adapters are left out, and the prompt is without the tags of
     LoRAs. A negative prompt is left out for pipelines that have none (consistency models).
 
-    scheduler: the model's.
+    scheduler: the request's sampler.
     """
-    scheduler = scheduler_from_name(generation.sampler or "", scheduler)
     own = step_arguments(pipeline_class, generation, scheduler)
     return _taken(pipeline_class, {**_settings(generation), **own, **_images(generation)})
 
@@ -249,7 +248,7 @@ def _sampler(checkpoint: Checkpoint, generation: Generation) -> str:
     own = generation.sampler
     name = checkpoint.entry.sampler if own is None else own
     try:
-        scheduler = scheduler_from_name(name, checkpoint.scheduler)
+        scheduler = checkpoint.sampler(name)
     except ValueError:
         raise Refused(
             f"sampler must be one that suits {checkpoint.entry.name!r} (got {name!r}); use one of "

@@ -9,6 +9,7 @@ from typing import Any
 
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.lora import called, output_name
+from diffusax.samplers import Scheduler
 from diffusax.serving.catalogue.calls import adapters_of, arguments, complete
 from diffusax.serving.catalogue.entries import (
     Checkpoint,
@@ -166,7 +167,15 @@ class Catalogue:
         nets = [self._controlnet(control.model) for control in generation.controls]
         model = self._checkpoint(generation.model)
         pipe = self._residents.acquire(model, generation.task, nets, self.embeddings)
-        return pipe, arguments(type(pipe), generation, model.scheduler)
+        return pipe, arguments(type(pipe), generation, model.sampler(generation.sampler or ""))
+
+    def sampler(self, generation: Generation) -> Scheduler:
+        """Returns the sampler of a request that `check` returned.
+
+        Raises:
+            NotFound: the catalogue no longer has the model.
+        """
+        return self._checkpoint(generation.model).sampler(generation.sampler or "")
 
     def release(self, pipe: Any) -> None:
         """Releases a pipeline, once for each `acquire`."""

@@ -22,7 +22,7 @@ from diffusax.pipelines.components.loading import class_for, load_scheduler, wit
 from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
 from diffusax.pipelines.tasks.setup import pixel_range
 from diffusax.pipelines.tasks.tasks import instruct
-from diffusax.samplers import Scheduler, fitting_samplers, sampler_name
+from diffusax.samplers import Scheduler, fitting_samplers, sampler_name, scheduler_from_name
 
 Task = Literal["text-to-image", "image-to-image", "inpainting", "edit"]
 
@@ -122,6 +122,14 @@ class Checkpoint:
             ValueError: diffusax has no such class for the family.
         """
         return _class_for(self.origin, task, steered=steered)
+
+    def sampler(self, name: str) -> Scheduler:
+        """Returns the sampler of a name, which nobody may step by hand.
+
+        Raises:
+            ValueError: there is none, or it does not suit the model.
+        """
+        return _sampler_of(name, self.scheduler)
 
     def defaults(self, pipeline_class: Any) -> dict[str, Any]:
         """Returns the defaults of a call: the checkpoint's own, then those of the class."""
@@ -277,6 +285,11 @@ def _scheduler(folder: Path, listed: dict[str, Any], origin: Any) -> Scheduler:
     else:
         raise ValueError(f"{folder / 'model_index.json'} has no scheduler")
     return with_class_options(scheduler, origin.scheduler_options)
+
+
+@functools.lru_cache(256)
+def _sampler_of(name: str, own: Scheduler) -> Scheduler:
+    return scheduler_from_name(name, own)
 
 
 @functools.lru_cache(256)

@@ -8,6 +8,7 @@ from typing import Any
 
 from diffusax.batch.image import Image, prepare_images
 from diffusax.batch.request import Request, State
+from diffusax.pipelines.plan.arguments import read_call
 from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.runtime.devices.memory import is_out_of_memory
 from diffusax.serving.catalogue.calls import adapters_of
@@ -143,10 +144,11 @@ def prepare_part(
     """
     generation, catalogue = part.job.generation, part.catalogue
     part.pipe, arguments = catalogue.acquire(generation)
+    scheduler = catalogue.sampler(generation)
     weights = adapters.load(part.pipe, adapters_of(generation), catalogue)
     arguments = {**arguments, "adapters": weights, "seed": part.job.seeds[part.index]}
     own = texts.setdefault(part.pipe.parts.adapters, TextCache())
-    part.take_call(part.pipe, generation.sampler, (), arguments, texts=own)
+    part.set_call(part.pipe, scheduler, read_call(part.pipe, (), arguments), own)
     run = part.prepare()
     if len(run.weights) >= settings.lanes:
         raise Refused(
