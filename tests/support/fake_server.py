@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 import diffusax
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.requests.infotext import read_image
-from diffusax.serving.web.images import open_with_texts
+from diffusax.serving.web.bodies import open_with_texts
 
 PAGE = Path(diffusax.__file__).parent / "serving/page"
 CSP = "default-src 'self'; img-src 'self' data: blob:"

@@ -14,10 +14,9 @@ from PIL import Image, ImageDraw
 
 from diffusax.serving.catalogue.catalogue import Catalogue
 from diffusax.serving.engine.engine import Engine, EngineSettings
-from diffusax.serving.web.app import create_app
-from diffusax.serving.web.images import data_uri, encode
+from diffusax.serving.web.replies import data_uri, encode
 from diffusax.serving.web.security import WebSettings
-from diffusax.serving.web.server import Server, address_of, listen
+from diffusax.serving.web.server import Server, address_of, create_app, listen
 
 
 @dataclasses.dataclass(frozen=True)

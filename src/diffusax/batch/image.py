@@ -71,7 +71,7 @@ class Kind:
     shapes: Shapes
     """The shapes of the adapters of its images; empty where they have none."""
     adapters: int
-    """The adapters that there is room for."""
+    """The adapters that there is room for; 0 where the images have none."""
     devices: int
     """The devices that share such a batch."""
 
@@ -89,8 +89,11 @@ def kind_of(c: Components, prepared: PreparedImage, rank: int = 0) -> Kind:
 
     rank: the least total rank of the adapters, if the image has any.
     """
-    shapes = stack_shapes(tuple(prepared.adapters), networks_in_batch(c), rank=rank)
-    count = room_for(len(prepared.adapters))
+    shapes: Shapes = {}
+    count = 0
+    if prepared.adapters:
+        shapes = stack_shapes(tuple(prepared.adapters), networks_in_batch(c), rank=rank)
+        count = room_for(len(prepared.adapters))
     parts = prepared.key, tuple(sorted(shapes.items())), count
     with _LOCK:
         kind = Kind(prepared.key, shapes, count, count_shares(c.mesh))
@@ -172,50 +175,35 @@ def prepare_images(
     """
     plan, branches = run.plan, max(most_branches(c, task), 1 + len(run.weights))
     conditions = plan.conditions
-    with in_mesh(c.mesh):
-        if conditions.control:
-            table = plan.step_inputs.adapters
-            weights = None if table is None else np.asarray(table[0])
-            params = load_denoiser(c, run.loras).params
+    if conditions.control:
+        table = plan.step_inputs.adapters
+        weights = None if table is None else np.asarray(table[0])
+        params = load_denoiser(c, run.loras).params
+        with in_mesh(c.mesh):
             hints = programs.embed_control(c.denoiser, params, conditions.control, weights)
-            conditions = conditions._replace(control=hints)
-        given = plan.latents, plan.noise, conditions, plan.inpainting
-        arrays = [
-            entry_arrays(*given, np.int32(i), branches=branches)
-            for i in range(len(plan.latents) if count is None else count)
-        ]
-        later = [_later(run, conditions, i, branches) for i in range(len(arrays))]
-    pairs = enumerate(zip(arrays, later))
-    return [_prepared(c, run, one, i, branches, more) for i, (one, more) in pairs]
-
-
-def _later(
-    run: PreparedRun, conditions: Conditions, i: int, branches: int
-) -> dict[int, Conditions]:
-    """Returns the later conditions of image i by row; equal ones are the same object."""
-    plan, made = run.plan, dict[int, Conditions]()
-    for own in run.later:
-        if id(own.conditions) not in made:
-            given = plan.latents, plan.noise, own.applied(conditions), plan.inpainting
-            made[id(own.conditions)] = entry_arrays(
-                *given, np.int32(i), branches=branches
-            ).conditions
-    return {own.row: made[id(own.conditions)] for own in run.later}
+        conditions = conditions._replace(control=hints)
+    images = range(len(plan.latents) if count is None else count)
+    return [_prepared(c, run, conditions, i, branches) for i in images]
 
 
 def _prepared(
-    c: Components,
-    run: PreparedRun,
-    arrays: Entry,
-    i: int,
-    branches: int,
-    later: dict[int, Conditions],
+    c: Components, run: PreparedRun, conditions: Conditions, i: int, branches: int
 ) -> PreparedImage:
-    rows = len(run.schedule)
-    height = table_height(rows)
-    inputs = _step_inputs(run.plan.step_inputs, height, branches)
-    table, rule = _table(run.schedule, height), run.plan.guide
-    entry = arrays._replace(table=table, step_inputs=inputs, guide=rule)
+    """Returns image i of a run. conditions: its first, with embedded control images."""
+    plan, rows = run.plan, len(run.schedule)
+    height, later = table_height(rows), dict[int, Conditions]()
+    with in_mesh(c.mesh):
+        given = plan.latents, plan.noise, conditions, plan.inpainting
+        arrays = entry_arrays(*given, np.int32(i), branches=branches)
+        # Equal ones are the same object.
+        made = {id(own.conditions): own.applied(conditions) for own in run.later}
+        for one, other in made.items():
+            given = plan.latents, plan.noise, other, plan.inpainting
+            made[one] = entry_arrays(*given, np.int32(i), branches=branches).conditions
+        later = {own.row: made[id(own.conditions)] for own in run.later}
+    inputs = _step_inputs(plan.step_inputs, height, branches)
+    table = _table(run.schedule, height)
+    entry = arrays._replace(table=table, step_inputs=inputs, guide=plan.guide)
     until = last_guided_row(inputs.weights)
     shown = run.decoder_condition
     if shown is not None:
@@ -251,8 +239,8 @@ def _key(c: Components, entry: Entry, ip_adapters: tuple[ImageLayers, ...]) -> t
     leaves, structure = jax.tree.flatten(entry)
     params = tuple(id(c.params[name]) for name in c.denoiser.components)
     params += tuple(map(id, ip_adapters))
-    shapes = tuple((np.shape(x), jax.numpy.asarray(x).dtype) for x in leaves)
-    return c.denoiser, params, structure, shapes
+    arrays = [x if isinstance(x, jax.Array) else jax.numpy.asarray(x) for x in leaves]
+    return c.denoiser, params, structure, tuple([(x.shape, x.dtype) for x in arrays])
 
 
 def _step_inputs(inputs: StepInputs, height: int, branches: int) -> StepInputs:

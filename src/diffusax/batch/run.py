@@ -166,8 +166,6 @@ class BatchRun:
         """
         self.key, self.kind = prepared.key, kind or kind_of(c, prepared)
         self._c, self._params = c, load_denoiser(c, None, prepared.ip_adapters).params
-        self._networks = networks_in_batch(c)
-        self._groups = WeightGroups(adaptable_networks(c)).count
         self._columns: tuple[Lora, ...] = ()
         self._devices = count_shares(c.mesh)
         branches = prepared.entry.step_inputs.weights.shape[1] + 1
@@ -193,7 +191,7 @@ class BatchRun:
 
     def has_shapes_for(self, prepared: PreparedImage) -> bool:
         """Returns whether the batch's programs have room for the adapters of an image."""
-        return self._has_room_for(tuple(prepared.adapters))
+        return not prepared.adapters or self._has_room_for(tuple(prepared.adapters))
 
     def has_ranks_for(self, prepared: PreparedImage) -> bool:
         """Returns whether an image's adapters fit beside those of the images in the batch."""
@@ -309,7 +307,7 @@ class BatchRun:
 
     def _advance_arguments(self, rows: int) -> tuple[Any, ...]:
         """Returns the arguments of the program that runs rows of all images."""
-        at, stop = np.zeros((2, self.size), np.int32)
+        at, stop = np.zeros((2, self.lanes.size), np.int32)
         for place, image in self._images.items():
             at[place], stop[place] = image.at, image.prepared.rows
         rest = self._batch._replace(state=None)
@@ -326,7 +324,7 @@ class BatchRun:
         )
 
     def _has_room_for(self, adapters: tuple[Lora, ...]) -> bool:
-        return self.kind.has_room_for(adapters, stack_shapes(adapters, self._networks))
+        return self.kind.has_room_for(adapters, stack_shapes(adapters, networks_in_batch(self._c)))
 
     def _live_adapters(self, prepared: PreparedImage) -> tuple[Lora, ...]:
         """Returns the adapters of the images in the batch and of one more."""
@@ -345,7 +343,8 @@ class BatchRun:
             return None
         if not self._columns:
             self._stack(())
-        weights = np.zeros((self.size, self.kind.adapters, self._groups), np.float32)
+        groups = WeightGroups(adaptable_networks(self._c)).count
+        weights = np.zeros((self.size, self.kind.adapters, groups), np.float32)
         for place, image in self._images.items():
             for adapter, weight in image.prepared.adapters.items():
                 weights[place, self._columns.index(adapter)] = weight

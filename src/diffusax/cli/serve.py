@@ -103,9 +103,8 @@ class Serve(Options):
         from diffusax.cli.compile import parse_size
         from diffusax.serving.catalogue.catalogue import Catalogue
         from diffusax.serving.engine.engine import Engine, EngineSettings
-        from diffusax.serving.web.app import create_app
-        from diffusax.serving.web.log import log_to_stderr
-        from diffusax.serving.web.server import Server, address_of, listen
+        from diffusax.serving.web.monitoring import log_to_stderr
+        from diffusax.serving.web.server import Server, address_of, create_app, listen
 
         settings = self._web_settings()
         sizes = [parse_size("--warm", text) for text in self.warm]

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from diffusax.serving.engine.engine import EngineSettings as EngineSettings
     from diffusax.serving.requests.generation import Control as Control
     from diffusax.serving.requests.generation import Generation as Generation
-    from diffusax.serving.web.app import create_app as create_app
     from diffusax.serving.web.security import WebSettings as WebSettings
+    from diffusax.serving.web.server import create_app as create_app
     from diffusax.serving.with_ray import application as application
 
 # A client needs neither JAX nor the web's libraries, and an engine not the latter.
@@ -28,7 +28,7 @@ _MODULES = {
     "Generation": "requests.generation",
     "WebSettings": "web.security",
     "application": "with_ray",
-    "create_app": "web.app",
+    "create_app": "web.server",
 }
 __all__ = list(_MODULES)
 

@@ -12,8 +12,8 @@ from typing import Any
 from diffusax.boundary.messages import require_extra
 from diffusax.serving.catalogue.catalogue import Catalogue
 from diffusax.serving.engine.engine import Engine, EngineSettings
-from diffusax.serving.web.app import create_app
 from diffusax.serving.web.security import WebSettings
+from diffusax.serving.web.server import create_app
 
 _POLICIES = "diffusax.serving.ray_policies"
 """The module that Ray imports where it routes and scales; not here, as it needs Ray Serve."""

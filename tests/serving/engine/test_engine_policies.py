@@ -14,9 +14,8 @@ from diffusax.runtime.devices.memory import is_out_of_memory
 from diffusax.serving.engine.engine import Engine, EngineSettings
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.metrics import Histogram, Metrics
-from diffusax.serving.engine.parts import refusal
 from diffusax.serving.engine.previews import expected_latents
-from diffusax.serving.requests.errors import Busy, Failed, Refused
+from diffusax.serving.requests.errors import Busy, Failed, Refused, refusal
 from diffusax.serving.requests.generation import Generation
 
 

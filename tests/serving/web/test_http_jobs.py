@@ -15,8 +15,7 @@ import diffusax
 from diffusax.infotext.files import open_image
 from diffusax.serving.requests.generation import Generation
 from diffusax.serving.requests.infotext import read_image, write_infotext
-from diffusax.serving.web.images import encode
-from diffusax.serving.web.replies import Json, sse
+from diffusax.serving.web.replies import Json, encode, sse
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from support.running_server import running
 
 from diffusax.serving.engine.engine import EngineSettings
 from diffusax.serving.web import bodies
-from diffusax.serving.web.log import JsonLines
+from diffusax.serving.web.monitoring import JsonLines
 from diffusax.serving.web.security import client_name, key_of
 
 KEY, OTHER = "first-key-1234", "user:second-key-5678"

@@ -294,6 +294,8 @@ def choose_adapters(c: Any, call: Call) -> tuple[Call, Mixture | None]:
         # What is wholly in the parameters needs no program with adapters.
         left = {name: weight for name, weight in active.items() if weight is not None}
         call = dataclasses.replace(call, adapters=left)
+    if call.adapters == {}:
+        return call, None
     rows = tuple(_checked(c, row) for row in as_list(call.adapters))
     call = dataclasses.replace(call, adapter_rows=rows)
     names = [name for name in store.names_of(rows) if store.adapters[name].changes]
@@ -343,7 +345,7 @@ def call_adapters(c: Any, call: Call, prompts: int) -> CallAdapters | None:
         ValueError: a name is unknown, a weight is no finite number, or there are neither one nor as
             many dictionaries as prompts.
     """
-    if call.adapters is None:
+    if call.adapters is None or call.adapters == {}:
         return None
     rows = call.adapter_rows
     if rows is None:

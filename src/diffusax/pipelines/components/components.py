@@ -187,7 +187,8 @@ class Components:
         Raises:
             ValueError: there is none, or the networks were trained with another process.
         """
-        self.require(self.family.scheduler_name)
+        if self.scheduler is None:
+            self.require(self.family.scheduler_name)
         # CosXL is trained as EDM is, and its checkpoints may come with any scheduler.
         if self.process is not None and not self.options.get("is_cosxl_edit"):
             check_process(f"scheduler={self.scheduler.class_name}", self.scheduler, self.process)

@@ -19,9 +19,8 @@ from diffusax.batch.scheduler import Scheduler
 from diffusax.batch.sizes import KindSizes, memory_in_use
 from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.serving.catalogue.residents import Adapters
-from diffusax.serving.engine.jobs import Job
+from diffusax.serving.engine.jobs import Job, Part, prepare_part
 from diffusax.serving.engine.metrics import Metrics
-from diffusax.serving.engine.parts import Part, prepare_part
 from diffusax.serving.engine.previews import Previews
 from diffusax.serving.requests.errors import Busy, Closing, NotFound, Refused
 from diffusax.serving.requests.generation import Generation

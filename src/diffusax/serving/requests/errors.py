@@ -1,5 +1,11 @@
 """The errors that tell a client why it gets no images."""
 
+import logging
+
+from diffusax.runtime.devices.memory import is_out_of_memory
+
+log = logging.getLogger(__name__)
+
 
 class Refused(ValueError):
     """A request that cannot be met; the message names the argument, its value and the mend."""
@@ -65,3 +71,23 @@ class TooLate(Refused):
 
     status = 504
     code = "deadline"
+
+
+def refusal(error: BaseException) -> Refused:
+    """Turns an error into one that a client reads."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, TimeoutError):
+        return TooLate(str(error))
+    if isinstance(error, ValueError | TypeError):
+        return Refused(str(error))
+    if isinstance(error, FloatingPointError):
+        return Failed(str(error), code="not_finite")
+    log.error("an image failed", exc_info=error)
+    if is_out_of_memory(error):
+        return Failed(
+            "the device has too little memory for width and height; ask for a smaller image",
+            code="out_of_memory",
+            status=507,
+        )
+    return Failed("generating failed through an error of the server; its log tells more")

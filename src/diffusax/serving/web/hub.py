@@ -4,22 +4,28 @@ import dataclasses
 from typing import Annotated, Any
 
 from msgspec import Meta
+from starlette.concurrency import run_in_threadpool as in_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.requests.generation import Generation, Pixels, Text
 from diffusax.serving.requests.infotext import write_infotext
-from diffusax.serving.web.bodies import content_type, read_bytes, read_json
+from diffusax.serving.web.bodies import (
+    content_type,
+    decode_base64,
+    image_from_bytes,
+    read_bytes,
+    read_json,
+)
 from diffusax.serving.web.fields import GenerationFields, read_fields
-from diffusax.serving.web.images import decode_base64, encode, image_from_bytes
 from diffusax.serving.web.openapi import operation
+from diffusax.serving.web.replies import encode
 from diffusax.serving.web.service import (
     Service,
     client_of,
     ended,
     images_of,
-    in_thread,
     service_of,
     to_generation,
 )

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool as in_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,20 +13,19 @@ from diffusax.serving.engine.jobs import Job, State
 from diffusax.serving.requests.errors import NotFound
 from diffusax.serving.requests.generation import settings_of
 from diffusax.serving.requests.infotext import read_image, write_infotext
-from diffusax.serving.web.bodies import content_type, read_form, read_json
-from diffusax.serving.web.fields import Deadline, GenerationFields, SentImage, read_fields
-from diffusax.serving.web.images import (
-    data_uri,
+from diffusax.serving.web.bodies import (
+    content_type,
     decode_base64,
-    encode,
     open_with_texts,
+    read_form,
+    read_json,
 )
+from diffusax.serving.web.fields import Deadline, GenerationFields, SentImage, read_fields
 from diffusax.serving.web.openapi import operation
-from diffusax.serving.web.replies import KEEP_ALIVE, Json, sse, stream
+from diffusax.serving.web.replies import KEEP_ALIVE, Json, data_uri, encode, sse, stream
 from diffusax.serving.web.service import (
     client_of,
     events_of,
-    in_thread,
     service_of,
     to_generation,
 )

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from PIL import Image, ImageOps
+from starlette.concurrency import run_in_threadpool as in_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +17,13 @@ from diffusax.serving.engine.jobs import Job
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.requests.generation import Generation
 from diffusax.serving.requests.infotext import write_infotext
-from diffusax.serving.web.bodies import content_type, read_form, read_json
+from diffusax.serving.web.bodies import (
+    content_type,
+    decode_base64,
+    image_from_bytes,
+    read_form,
+    read_json,
+)
 from diffusax.serving.web.fields import (
     IGNORED,
     EditFields,
@@ -29,16 +36,22 @@ from diffusax.serving.web.fields import (
     read_fields,
     read_size,
 )
-from diffusax.serving.web.images import decode_base64, encode, image_from_bytes, in_base64
 from diffusax.serving.web.openapi import operation
-from diffusax.serving.web.replies import KEEP_ALIVE, Json, error_body, sse, stream
+from diffusax.serving.web.replies import (
+    KEEP_ALIVE,
+    Json,
+    encode,
+    error_body,
+    in_base64,
+    sse,
+    stream,
+)
 from diffusax.serving.web.service import (
     Service,
     client_of,
     ended,
     events_of,
     images_of,
-    in_thread,
     service_of,
     to_generation,
 )

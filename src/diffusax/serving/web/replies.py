@@ -1,5 +1,7 @@
-"""Answers in JSON, and errors in the form that each API's clients read."""
+"""Answers: JSON, images, events, and errors in the form that each API's clients read."""
 
+import base64
+import io
 import logging
 import math
 import re
@@ -8,14 +10,18 @@ from numbers import Real
 from typing import Any
 
 import msgspec
+from PIL import Image
 from starlette.responses import Response, StreamingResponse
 
+from diffusax.images.conversion import png_parameters
 from diffusax.serving.requests.errors import Refused
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {429: "rate_limit_error"}
 _DEEPEST = 64
 _log = logging.getLogger(__name__)
+_LONGEST_COMMENT = 65_000
+"""The most bytes of a comment in EXIF."""
 _AGAIN = {429: 1.0, 503: 10.0}
 """The seconds after which to ask again, where the error does not tell."""
 _WEBUI_NAMES = {
@@ -138,3 +144,40 @@ def stream(events: AsyncIterator[bytes]) -> StreamingResponse:
     """Answers with events as they come; proxies are asked not to hold them back."""
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+def encode(
+    image: Image.Image, kind: str = "png", text: str = "", quality: int | None = None
+) -> bytes:
+    """Encodes an image as "png", "jpeg" or "webp".
+
+    Arguments:
+        image: the image.
+        kind: the format.
+        text: the settings, which a PNG holds as `parameters` and the others in EXIF's UserComment,
+            as A1111 writes them.
+        quality: from 0 to 100, for JPEG and WebP.
+    """
+    file = io.BytesIO()
+    if kind == "png":
+        options: dict[str, Any] = {"pnginfo": png_parameters(text)} if text else {}
+    else:
+        image, options = image.convert("RGB"), {"quality": 90 if quality is None else quality}
+        comment = b"UNICODE\0" + text.encode("utf-16-be")
+        # A JPEG's EXIF has a bound.
+        if text and len(comment) < _LONGEST_COMMENT:
+            exif = Image.Exif()
+            exif[0x8769] = {0x9286: comment}
+            options["exif"] = exif
+    image.save(file, kind.upper(), **options)
+    return file.getvalue()
+
+
+def in_base64(data: bytes) -> str:
+    """Returns bytes as base64 text."""
+    return base64.b64encode(data).decode()
+
+
+def data_uri(data: bytes, kind: str) -> str:
+    """Returns an image's bytes as a data URI."""
+    return f"data:image/{kind};base64,{in_base64(data)}"

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.web.bodies import bounded_receive, too_long
-from diffusax.serving.web.log import LOG, log_request
+from diffusax.serving.web.monitoring import LOG, log_request
 from diffusax.serving.web.openapi import Operation
 from diffusax.serving.web.replies import error_reply
 

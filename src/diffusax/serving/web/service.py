@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
-from anyio import to_thread
 from PIL import Image
 from starlette.requests import Request
 
@@ -16,10 +15,9 @@ from diffusax.serving.engine.engine import Engine
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.requests.errors import Closing, NotFound, Refused
 from diffusax.serving.requests.generation import Control, Generation
-from diffusax.serving.web.bodies import PixelBudget
+from diffusax.serving.web.bodies import PixelBudget, image_from_base64
 from diffusax.serving.web.fields import GenerationFields
-from diffusax.serving.web.images import image_from_base64
-from diffusax.serving.web.log import LOG, log_job
+from diffusax.serving.web.monitoring import LOG, log_job
 from diffusax.serving.web.security import WebSettings, check_most, client_name
 
 
@@ -162,11 +160,6 @@ def service_of(request: Request) -> Service:
 def client_of(request: Request) -> str:
     """Returns the name of a request's key, or its address where the server has no keys."""
     return request.scope["diffusax.client"]
-
-
-async def in_thread(function: Any, *args: Any) -> Any:
-    """Runs a function that may block outside the event loop."""
-    return await to_thread.run_sync(function, *args)
 
 
 def to_generation(fields: GenerationFields, settings: WebSettings) -> Generation:

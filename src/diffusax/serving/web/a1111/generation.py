@@ -4,6 +4,7 @@ import time
 from typing import Any, TypeVar
 
 from PIL import Image
+from starlette.concurrency import run_in_threadpool as in_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -36,11 +37,10 @@ from diffusax.serving.web.a1111.state import (
     without_hash,
 )
 from diffusax.serving.web.bodies import read_json
-from diffusax.serving.web.images import encode, in_base64
 from diffusax.serving.web.openapi import operation
-from diffusax.serving.web.replies import Json, encode_json
+from diffusax.serving.web.replies import Json, encode, encode_json, in_base64
 from diffusax.serving.web.security import check_most
-from diffusax.serving.web.service import Service, client_of, ended, in_thread, service_of
+from diffusax.serving.web.service import Service, client_of, ended, service_of
 from diffusax.text.prompt_warnings import prompt_warnings
 
 _ERRORS = (404, 413, 415, 422, 429, 503, 504)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from starlette.concurrency import run_in_threadpool as in_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,12 +19,11 @@ from diffusax.runtime.devices.memory import device_memory, host_memory
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.web.a1111.hires import LATENT_MODES, UPSCALERS
 from diffusax.serving.web.a1111.state import shown, state_of
-from diffusax.serving.web.bodies import read_json
+from diffusax.serving.web.bodies import decode_base64, open_with_texts, read_json
 from diffusax.serving.web.fields import SentImage, read_fields
-from diffusax.serving.web.images import decode_base64, open_with_texts
 from diffusax.serving.web.openapi import Operation, operation
 from diffusax.serving.web.replies import Json
-from diffusax.serving.web.service import Service, client_of, in_thread, service_of
+from diffusax.serving.web.service import Service, client_of, service_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

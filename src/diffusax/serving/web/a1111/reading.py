@@ -15,8 +15,8 @@ from diffusax.serving.requests.errors import NotFound, Refused
 from diffusax.serving.requests.generation import SEEDS, Control, Generation, check_seed
 from diffusax.serving.web.a1111.fields import ControlUnit, ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.state import Options
+from diffusax.serving.web.bodies import as_rgb, image_from_base64
 from diffusax.serving.web.fields import read_fields
-from diffusax.serving.web.images import as_rgb, image_from_base64
 from diffusax.serving.web.security import WebSettings, check_most
 from diffusax.text.lora_tags import read_tags
 
