@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 
 import diffusax
 from diffusax.serving.requests.errors import Refused
-from diffusax.serving.requests.infotext import read_image
+from diffusax.serving.requests.generation import read_image
 from diffusax.serving.web.bodies import open_with_texts
 
 PAGE = Path(diffusax.__file__).parent / "serving/page"

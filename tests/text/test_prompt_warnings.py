@@ -2,7 +2,7 @@
 
 import pytest
 
-from diffusax.text.prompt_warnings import log_prompt_warnings, prompt_warnings
+from diffusax.text.extra_networks import log_prompt_warnings, prompt_warnings
 
 
 @pytest.mark.parametrize(

@@ -125,13 +125,14 @@ class Request(Future[Any]):
                 "sampler must be the name of a sampler or a scheduler, such as 'euler' or "
                 f"EulerDiscreteScheduler() (got {shortened(scheduler)})"
             )
-        self.set_call(pipe, scheduler, call, texts)
-
-    def set_call(self, pipe: Any, scheduler: Scheduler, call: Call, texts: TextCache) -> None:
-        """Sets a call whose arguments nobody changes; see `take_call`."""
         # What the pipeline's owner changes later concerns later calls.
-        self.pipe, self.c = pipe, pipe.parts.snapshot(scheduler, texts)
-        self.call, self.mixture = choose_adapters(self.c, call)
+        c = pipe.parts.snapshot(scheduler=scheduler, text_cache=texts)
+        self.set_call(pipe, c, call)
+
+    def set_call(self, pipe: Any, c: Components, call: Call) -> None:
+        """Sets a call and components that nobody else changes; see `take_call`."""
+        self.pipe, self.c = pipe, c
+        self.call, self.mixture = choose_adapters(c, call)
 
     def prepare(self, call: Call | None = None) -> PreparedRun:
         """Returns the run of the call, after merging those adapters that are not of low rank.

@@ -14,7 +14,7 @@ from diffusax.boundary.options import ImageCount, Pixels, Scale
 from diffusax.cli import generation, loras
 from diffusax.cli.parsing import OWN, given_flags, parse
 from diffusax.images.sheets import labelled_grid
-from diffusax.text.lora_tags import read_tags
+from diffusax.text.extra_networks import read_tags
 
 # Sides are multiples of this, so that a network can halve the latents three times.
 MULTIPLE = 64

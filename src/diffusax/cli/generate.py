@@ -14,7 +14,7 @@ import diffusax
 from diffusax.boundary.options import Fraction, ImageCount, Pixels, Scale
 from diffusax.cli import generation, grid, loras, remote, torch_backend
 from diffusax.cli.parsing import OWN, given_flags, parse
-from diffusax.text.lora_tags import read_tags
+from diffusax.text.extra_networks import read_tags
 
 
 @configure(FlagCreatePairsOff)

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from diffusax.text.lora_tags import read_tags
-from diffusax.text.prompt_warnings import log_prompt_warnings
+from diffusax.text.extra_networks import log_prompt_warnings, read_tags
 
 
 def load_named(pipe: Any, folder: Path | None, names: Iterable[str]) -> None:

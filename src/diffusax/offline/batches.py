@@ -41,7 +41,7 @@ def new_lanes(c: Components, images: int) -> Lanes:
 
 def prepare(c: Components, image: CheckedImage) -> PreparedImage:
     """Encodes an image's prompt and draws its noise, to join a running batch."""
-    c = dataclasses.replace(c, scheduler=image.scheduler)
+    c = c.variant(scheduler=image.scheduler)
     call = image.call
     keys = image_keys(np.array([call.seed], np.uint32), np.array([image.number], np.uint32))
     with in_mesh(c.local_mesh):
@@ -72,7 +72,7 @@ class Batches:
             ValueError: the mesh has devices of several processes.
         """
         check_local(c.mesh)
-        self._c = dataclasses.replace(c, text_cache=TextCache())
+        self._c = c.variant(text_cache=TextCache())
         self._images = images
         self._waiting: dict[Any, collections.deque[Seated]] = {}
         self._prepared: dict[Seated, Image] = {}

@@ -28,8 +28,7 @@ from diffusax.pipelines.tasks.setup import (
 )
 from diffusax.pipelines.tasks.tasks import text_to_image
 from diffusax.samplers import Schedule, scheduler_from_name
-from diffusax.text.lora_tags import read_tags
-from diffusax.text.prompt_warnings import log_prompt_warnings
+from diffusax.text.extra_networks import log_prompt_warnings, read_tags
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,7 @@ def check_image(c: Components, call: Call, scheduler: Any, number: int = 0) -> C
     Raises:
         ValueError: an argument is not valid; says which, and what is.
     """
-    c = dataclasses.replace(c, scheduler=scheduler)
+    c = c.variant(scheduler=scheduler)
     size = image_size(c, call)
     check_memory(c, 1, *size)
     require_channels(c, c.latents.channels, "text to image")

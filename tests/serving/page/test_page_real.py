@@ -20,8 +20,7 @@ from support.browser import visiting
 from support.running_server import running
 
 import diffusax
-from diffusax.serving.requests.generation import Generation
-from diffusax.serving.requests.infotext import write_infotext
+from diffusax.serving.requests.generation import Generation, write_infotext
 
 pytestmark = pytest.mark.slow
 DATA = Path(diffusax.__file__).parent / "data"

@@ -14,8 +14,10 @@ from diffusax.infotext.files import open_image
 from diffusax.infotext.samplers import WEBUI_SAMPLERS, to_webui
 from diffusax.samplers import SAMPLER_NAMES, SCHEDULERS
 from diffusax.serving.requests.errors import NotFound, Refused
-from diffusax.serving.requests.generation import FIELDS, Control, Generation
-from diffusax.serving.requests.infotext import (
+from diffusax.serving.requests.generation import (
+    FIELDS,
+    Control,
+    Generation,
     read_image,
     read_text,
     write_infotext,

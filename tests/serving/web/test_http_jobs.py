@@ -13,8 +13,7 @@ from support.running_server import mask, picture, running, sent
 
 import diffusax
 from diffusax.infotext.files import open_image
-from diffusax.serving.requests.generation import Generation
-from diffusax.serving.requests.infotext import read_image, write_infotext
+from diffusax.serving.requests.generation import Generation, read_image, write_infotext
 from diffusax.serving.web.replies import Json, encode, sse
 
 

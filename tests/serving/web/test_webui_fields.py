@@ -12,8 +12,9 @@ from support.running_server import picture, running, sent
 import diffusax
 from diffusax.pipelines.families.policies import FlowSteps, WholeSteps
 from diffusax.pipelines.tasks.tasks import image_to_image
+from diffusax.serving.catalogue.calls import step_arguments
 from diffusax.serving.requests.errors import Refused
-from diffusax.serving.requests.generation import Generation, step_arguments
+from diffusax.serving.requests.generation import Generation
 from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.hires import enlargement, second_pass, settings_of_second_pass
 from diffusax.serving.web.a1111.reading import with_noise

@@ -319,7 +319,7 @@ def choose_adapters(c: Any, call: Call) -> tuple[Call, Mixture | None]:
 def with_mixture(c: Any, mixture: Mixture | None) -> Any:
     """Returns the components with adapters merged into their parameters."""
     merged = {} if mixture is None else c.adapters.merged(c, mixture)
-    return dataclasses.replace(c, params={**c.params, **merged}) if merged else c
+    return c.variant(params={**c.params, **merged}) if merged else c
 
 
 def _unfused(c: Any, name: str, weight: Weight) -> Weight | None:

@@ -86,31 +86,31 @@ class Components:
         for name in [n for n in vars(self) if n not in self.__dataclass_fields__]:
             del vars(self)[name]
 
-    def copied(self, **changes: Any) -> "Components":
-        """Returns components that share all arrays and adapters, and are assigned apart.
-
-        changes: other values of its fields.
-        """
-        new = dataclasses.replace(self, params={}, tokenizers=dict(self.tokenizers), **changes)
+    def copied(self) -> "Components":
+        """Returns components that share all arrays and adapters, and are assigned apart."""
+        new = dataclasses.replace(self, params={}, tokenizers=dict(self.tokenizers))
         new.models = {n: model.bound_to(new.params, n) for n, model in self.models.items()}
         new.options, new.fused = dict(self.options), dict(self.fused)
         return new
 
-    def snapshot(self, scheduler: Any, text_cache: Any) -> "Components":
-        """Returns components with this scheduler, of which later changes of these are no concern.
+    def variant(self, **changes: Any) -> "Components":
+        """Returns components with the same networks, and other values of some fields.
 
-        Arrays are shared. What follows from the models is computed once, for all snapshots.
-
-        text_cache: see the field.
+        What follows from the networks is computed once, for all variants.
         """
-        adapters, images = self.adapters.snapshot(), self.ip_adapters.snapshot()
-        new = self.copied(
-            scheduler=scheduler, text_cache=text_cache, adapters=adapters, ip_adapters=images
-        )
+        new = dataclasses.replace(self, **changes)
         for name in _DERIVED:
             # Where there is none, this is an error of the call that needs it.
             with contextlib.suppress(ValueError):
                 vars(new)[name] = getattr(self, name)
+        return new
+
+    def snapshot(self, **changes: Any) -> "Components":
+        """Returns a variant of which later changes of these are no concern; arrays are shared."""
+        own: dict[str, Any] = {"params": {}, "tokenizers": dict(self.tokenizers)}
+        own |= {"adapters": self.adapters.snapshot(), "ip_adapters": self.ip_adapters.snapshot()}
+        new = self.variant(**own, **changes)
+        new.models = {n: model.bound_to(new.params, n) for n, model in self.models.items()}
         return new
 
     def __getstate__(self) -> dict[str, Any]:

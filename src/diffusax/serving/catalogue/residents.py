@@ -15,7 +15,7 @@ from diffusax.networks import ControlNetModel, Model
 from diffusax.runtime.devices.memory import device_memory
 from diffusax.serving.catalogue.entries import AUTOS, Checkpoint, FileEntry
 from diffusax.serving.requests.errors import Refused
-from diffusax.text.lora_tags import add_weights
+from diffusax.text.extra_networks import add_weights
 
 log = logging.getLogger(__name__)
 

@@ -346,11 +346,13 @@ def prepare_part(
     """
     generation, catalogue = part.job.generation, part.catalogue
     part.pipe, arguments = catalogue.acquire(generation)
-    scheduler = catalogue.sampler(generation)
     weights = adapters.load(part.pipe, adapters_of(generation), catalogue)
     arguments = {**arguments, "adapters": weights, "seed": part.job.seeds[part.index]}
-    own = texts.setdefault(part.pipe.parts.adapters, TextCache())
-    part.set_call(part.pipe, scheduler, read_call(part.pipe, (), arguments), own)
+    parts = part.pipe.parts
+    own: dict[str, Any] = {"text_cache": texts.setdefault(parts.adapters, TextCache())}
+    # Nothing else of a pipeline of the catalogue changes after it is loaded.
+    own |= {"scheduler": catalogue.sampler(generation), "adapters": parts.adapters.snapshot()}
+    part.set_call(part.pipe, parts.variant(**own), read_call(part.pipe, (), arguments))
     run = part.prepare()
     if len(run.weights) >= settings.lanes:
         raise Refused(

@@ -1,4 +1,7 @@
-"""What a client asks for: settings that all interfaces share, and the steps that they mean."""
+"""What a client asks for: settings that all interfaces share, also as text in images' files.
+
+The text has stable-diffusion-webui's form.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,12 +9,19 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from diffusax.boundary.convert import Words, convert_fields, field_types, in_words, shortened
-from diffusax.pipelines.tasks.tasks import consistency_image_to_image
-from diffusax.samplers import Scheduler
+from diffusax.boundary.convert import (
+    Mismatch,
+    Words,
+    convert,
+    convert_fields,
+    field_types,
+    in_words,
+    shortened,
+)
+from diffusax.infotext import text as infotext
+from diffusax.infotext.files import texts_of
+from diffusax.infotext.others import webui_text
 from diffusax.serving.requests.errors import Refused
-from diffusax.text.lora_tags import read_tags
-from diffusax.text.prompt_schedules import with_whole_steps
 
 TEXT, IMAGE, INPAINT, EDIT = "text-to-image", "image-to-image", "inpainting", "edit"
 TASKS = TEXT, IMAGE, INPAINT, EDIT
@@ -27,6 +37,8 @@ Prompt = Annotated[Text, Meta(description="The prompt; <lora:name:0.8> in it nam
 Weights = dict[str, Scale]
 SEEDS = 2**64
 """The number of seeds; after the last one comes 0."""
+_LONGEST, _LONGEST_OWN = 100_000, 1_000_000
+"""The most characters of a text, and of one that diffusax wrote; a file may hold millions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,10 +244,6 @@ def _converted(
     return found
 
 
-_LESS_THAN_ALL = 0.999
-"""A1111's largest strength, for which its last step is left."""
-
-
 def count_steps(generation: Generation) -> int:
     """Estimates how many steps a completed request runs, at least 1."""
     steps, strength = generation.num_inference_steps or 1, generation.strength
@@ -244,70 +252,86 @@ def count_steps(generation: Generation) -> int:
     return max(int(steps * strength), 1)
 
 
-def check_strength(pipeline_class: Any, generation: Generation) -> None:
-    """Raises Refused where diffusers' rule leaves no step of a completed request."""
-    steps, strength = generation.num_inference_steps, generation.strength
-    if not _begins_late(pipeline_class, generation) or generation.strength_rule != "diffusers":
-        return
-    first_step = pipeline_class.family.start.first_step
-    if steps and strength is not None and first_step(steps, strength) >= steps:
-        raise Refused(
-            f"strength leaves none of num_inference_steps={steps} (got {strength:g}); use a "
-            f"strength of at least {1 / steps:.3g}, or more steps",
-            param="strength",
-        )
+@dataclasses.dataclass(frozen=True)
+class FileSettings:
+    """What a file says of its image."""
+
+    settings: dict[str, Any]
+    """The fields of `Generation` that it states."""
+    left_out: list[str]
+    """What it states and the fields lack, such as "Variation seed: 5"."""
+    text: str
+    """The settings as webui writes them."""
 
 
-def step_arguments(
-    pipeline_class: Any, generation: Generation, scheduler: Scheduler
-) -> dict[str, Any]:
-    """Returns the arguments of a pipeline's call that run a request's steps.
-
-    These are the number of steps and the strength, and for a schedule that is longer than the run
-    prompts whose changes are counted in its steps. Where a strength would need a schedule of more
-    steps than the network was trained for, fewer steps than all are run.
-
-    Source: stable-diffusion-webui, modules/sd_samplers_common.py, setup_img2img_steps.
+def write_infotext(generation: Generation, seed: int, more: Mapping[str, Any] | None = None) -> str:
+    """Returns the text `parameters` for the file of one image.
 
     Args:
-        pipeline_class: the class of the pipeline.
-        generation: the completed request.
-        scheduler: its sampler.
+        generation: what was generated, with its model's values, as `Catalogue.check` returns it.
+        seed: the image's own seed.
+        more: further settings by webui's names.
     """
-    steps, strength = generation.num_inference_steps, generation.strength
-    most = scheduler.num_train_timesteps
-    plain: dict[str, Any] = {"num_inference_steps": steps, "strength": strength}
-    rule = generation.strength_rule
-    if rule == "diffusers" or not steps or strength is None:
-        return plain
-    if not _begins_late(pipeline_class, generation):
-        return plain
-    part = min(strength, _LESS_THAN_ALL)
-    if rule == "webui":
-        whole, last = steps, int(part * steps) + 1
-    elif steps <= part * most:
-        whole, last = int(steps / part), steps
-    else:
-        whole, last = most, min(max(int(part * most), 1), steps)
-    # Half a step away from where a part of a step would count as one more or less.
-    halves, first_step = (last - 0.5, last + 0.5), pipeline_class.family.start.first_step
-    strengths = [min(half / whole, 1.0) for half in halves]
-    (kept,) = [s for s in strengths if whole - first_step(whole, s) == last][:1]
-    own = {"num_inference_steps": whole, "strength": kept}
-    return own if rule == "webui" else {**own, **_prompts(generation, steps * scheduler.order)}
+    task = generation.task
+    fields = {**settings_of(generation), "seed": seed}
+    del fields["num_images"]
+    if task in (TEXT, EDIT):
+        fields["strength"] = None
+    if task != INPAINT:
+        fields["mask_blur"] = None
+    return infotext.write(fields, more)
 
 
-def _prompts(generation: Generation, steps: int) -> dict[str, str]:
-    """Returns the prompts with their changes counted in steps."""
-    texts = {
-        "prompt": read_tags(generation.prompt)[0],
-        "negative_prompt": generation.negative_prompt,
-    }
-    return {name: with_whole_steps(text, steps) for name, text in texts.items() if text}
+def read_text(text: str) -> FileSettings:
+    """Reads a text `parameters`, of this server, of webui, or of a program with its form.
+
+    LoRAs that webui's prompts name stay in the prompt. Lists as left out what has no field here,
+    is out of its range or names an unknown sampler, and ControlNets, whose images the text lacks.
+
+    Raises:
+        Refused: the text is longer than any that diffusax writes.
+    """
+    own = f", {infotext.EXACT}: " in text[:_LONGEST_OWN]
+    if len(text) > (_LONGEST_OWN if own else _LONGEST):
+        raise Refused(
+            f"image must have at most {_LONGEST} characters of settings (got {len(text)}); "
+            "give them as fields",
+            param="image",
+        )
+    found = infotext.read(text)
+    settings: dict[str, Any] = {}
+    left_out = list(found.left_out)
+    for name, value in found.fields.items():
+        if name == "controls" and isinstance(value, list):
+            left_out += [f"ControlNet: {one.get('model')}" for one in value]
+        elif name not in FIELDS:
+            left_out += [f"{name}: {value}"]
+        else:
+            try:
+                settings[name] = convert(value, FIELDS[name], strict=False)
+            except Mismatch:
+                left_out.append(found.stated.get(name, f"{name}: {value!r}"[:80]))
+    return FileSettings(settings, list(dict.fromkeys(left_out)), text)
 
 
-def _begins_late(pipeline_class: Any, generation: Generation) -> bool:
-    """Returns whether the run leaves out the first steps of its sampler."""
-    return generation.task in (IMAGE, INPAINT) and (
-        pipeline_class.task is not consistency_image_to_image
-    )
+def read_image(image: Any) -> FileSettings:
+    """Reads the settings in an image's file, whichever program wrote them.
+
+    image: a PIL image that was opened from a file.
+
+    Raises:
+        Refused: the file says nothing of settings, or too much.
+    """
+    text = text_in(image)
+    if not text:
+        raise Refused(
+            "image must have settings in its file, as diffusax, A1111's web UI, ComfyUI, InvokeAI, "
+            "NovelAI and others write them; this one has none",
+            param="image",
+        )
+    return read_text(text)
+
+
+def text_in(image: Any) -> str:
+    """Returns the settings in an image's file as webui writes them; "" where there are none."""
+    return webui_text(texts_of(image), image.size)

@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax.serving.requests.errors import Refused
-from diffusax.serving.requests.generation import Generation, Pixels, Text
-from diffusax.serving.requests.infotext import write_infotext
+from diffusax.serving.requests.generation import Generation, Pixels, Text, write_infotext
 from diffusax.serving.web.bodies import (
     content_type,
     decode_base64,

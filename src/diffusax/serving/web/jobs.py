@@ -11,8 +11,7 @@ from starlette.responses import Response
 
 from diffusax.serving.engine.jobs import Job, State
 from diffusax.serving.requests.errors import NotFound
-from diffusax.serving.requests.generation import settings_of
-from diffusax.serving.requests.infotext import read_image, write_infotext
+from diffusax.serving.requests.generation import read_image, settings_of, write_infotext
 from diffusax.serving.web.bodies import (
     content_type,
     decode_base64,
@@ -29,7 +28,7 @@ from diffusax.serving.web.service import (
     service_of,
     to_generation,
 )
-from diffusax.text.prompt_warnings import prompt_warnings
+from diffusax.text.extra_networks import prompt_warnings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from diffusax.serving.engine.engine import Engine
 from diffusax.serving.engine.jobs import Event, Job
 from diffusax.serving.engine.metrics import Histogram, Sample
 from diffusax.serving.web.openapi import operation
-from diffusax.text.prompt_warnings import prompt_warnings
+from diffusax.text.extra_networks import prompt_warnings
 
 _POLLED = ("/health", "/ready", "/metrics")
 """The paths that watchers poll."""

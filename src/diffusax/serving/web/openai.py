@@ -15,8 +15,7 @@ from diffusax.images.masks import mask_of
 from diffusax.images.reading import in_srgb
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.requests.errors import Refused
-from diffusax.serving.requests.generation import Generation
-from diffusax.serving.requests.infotext import write_infotext
+from diffusax.serving.requests.generation import Generation, write_infotext
 from diffusax.serving.web.bodies import (
     content_type,
     decode_base64,

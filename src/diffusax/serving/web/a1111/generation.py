@@ -13,8 +13,7 @@ from diffusax.infotext.samplers import to_webui
 from diffusax.serving.catalogue.entries import ModelEntry
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.requests.errors import Refused
-from diffusax.serving.requests.generation import Generation
-from diffusax.serving.requests.infotext import write_infotext
+from diffusax.serving.requests.generation import Generation, write_infotext
 from diffusax.serving.web.a1111.fields import (
     ImagesReply,
     ImageToImage,
@@ -41,7 +40,7 @@ from diffusax.serving.web.openapi import operation
 from diffusax.serving.web.replies import Json, encode, encode_json, in_base64
 from diffusax.serving.web.security import check_most
 from diffusax.serving.web.service import Service, client_of, ended, service_of
-from diffusax.text.prompt_warnings import prompt_warnings
+from diffusax.text.extra_networks import prompt_warnings
 
 _ERRORS = (404, 413, 415, 422, 429, 503, 504)
 _Fields = TypeVar("_Fields", bound=Shared)

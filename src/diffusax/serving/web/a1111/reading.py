@@ -18,7 +18,7 @@ from diffusax.serving.web.a1111.state import Options
 from diffusax.serving.web.bodies import as_rgb, image_from_base64
 from diffusax.serving.web.fields import read_fields
 from diffusax.serving.web.security import WebSettings, check_most
-from diffusax.text.lora_tags import read_tags
+from diffusax.text.extra_networks import read_tags
 
 _COMMENTS = re.compile(r"(?:(?:^|\n)#[^\n]*|#[^\n]*)(?:\n|$)")
 """Comments in prompts (stable-diffusion-webui, modules/processing_scripts/comments.py)."""

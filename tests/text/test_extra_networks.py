@@ -2,7 +2,7 @@
 
 import pytest
 
-from diffusax.text.lora_tags import read_tags, unread_tags
+from diffusax.text.extra_networks import read_tags, unread_tags
 
 
 @pytest.mark.parametrize(
