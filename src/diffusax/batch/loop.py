@@ -157,13 +157,10 @@ class BatchLoop:
         prepared, runs = image.prepared, self._runs.setdefault(image.prepared.key, [])
         fitting = [run for run in runs if run.has_shapes_for(prepared)]
         if not fitting:
-            fitting = [self._new_run(image)]
+            size = self._sizes.size_for(image)
+            fitting = [BatchRun(image.request.c, prepared, size, image.kind)]
             runs += fitting
         return next((run for run in fitting if run.has_ranks_for(prepared)), None)
-
-    def _new_run(self, image: Image) -> BatchRun:
-        size = self._sizes.size_for(image)
-        return BatchRun(image.request.c, image.prepared, size, image.kind)
 
     def _shrink(self, run: BatchRun) -> None:
         """Halves the batch while its images fit the half."""

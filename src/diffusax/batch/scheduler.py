@@ -196,7 +196,7 @@ class Scheduler:
         self._queue.add(request)
         if request.deadline is not None:
             self._with_deadline.add(request)
-        request.add_done_callback(lambda request: self._tell(self._let_go, request))
+        request.add_done_callback(functools.partial(self._tell, self._let_go))
 
     def _let_go(self, request: Request) -> None:
         """Removes a request that has ended, or that `prepare` has given to others."""

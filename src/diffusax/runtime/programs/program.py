@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from diffusax.runtime.compat import is_tracing
 from diffusax.runtime.devices.layouts import ORDERS, order_of
@@ -328,16 +328,17 @@ def key(request: Request, shape: Shape | None = None) -> Key:
     """Returns the key of a call. shape: its `call_shape`, if that is known already."""
     leaves, tree = jax.tree.flatten(request.dynamic)
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
-    # There are hundreds of parameters but few shardings, and comparing shardings is slow.
-    distinct = {id(sharding): sharding for sharding in shardings}
-    placements = {number: _placement(sharding) for number, sharding in distinct.items()}
-    bound = [s.device_set for s in distinct.values() if s is not None and s.num_devices == 1]
-    single = set().union(*bound) - {jax.local_devices()[0]}
+    # There are hundreds of parameters, each of which may have a sharding of its own.
+    alone = [s for s in shardings if type(s) is SingleDeviceSharding]
+    others = {id(s): s for s in shardings if s is not None and type(s) is not SingleDeviceSharding}
+    placements = {number: _placement(sharding) for number, sharding in others.items()}
+    bound = [*alone, *[s for s in others.values() if s.num_devices == 1]]
+    single = set().union(*[s.device_set for s in bound]) - {jax.local_devices()[0]}
     arrays = (
         tree,
         tuple([(getattr(x, "shape", ()), _dtype(x)) for x in leaves]),
         tuple(sorted(device.id for device in single)),
-        tuple([placements[id(sharding)] for sharding in shardings]),
+        tuple([placements.get(id(sharding)) for sharding in shardings]),
         *_orders(leaves),
     )
     return Key(request.program.name, shape or call_shape(request), arrays)
@@ -362,7 +363,7 @@ def _orders(leaves: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([(i, order) for i, order in found if order is not None])
 
 
-def _placement(sharding: Sharding | None) -> Any:
+def _placement(sharding: Sharding) -> Any:
     """Returns how an array is split over which devices; None if it is not split."""
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None

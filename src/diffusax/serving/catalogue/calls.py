@@ -1,7 +1,6 @@
 """Turns requests into arguments of calls: checks them and fills in what they leave open."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from diffusax.images.masks import blur, mask_of
 from diffusax.images.reading import load_image
 from diffusax.pipelines.tasks.tasks import consistency_image_to_image
 from diffusax.samplers import Scheduler
-from diffusax.serving.catalogue.entries import Checkpoint, FileEntry
+from diffusax.serving.catalogue.entries import Checkpoint, FileEntry, arguments_of
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.requests.generation import (
     EDIT,
@@ -142,7 +141,7 @@ def _images(generation: Generation) -> dict[str, Any]:
 
 def _taken(pipeline_class: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments that a pipeline's call has and that have values."""
-    known = inspect.signature(pipeline_class.__call__).parameters
+    known = arguments_of(pipeline_class)
     return {k: v for k, v in given.items() if k in known and v is not None}
 
 

@@ -259,8 +259,7 @@ def _class_for(origin: Any, task: str, *, steered: bool = False) -> Any:
 
 
 def _defaults(pipeline_class: Any, call_defaults: dict[str, float]) -> dict[str, Any]:
-    parameters = inspect.signature(pipeline_class.__call__).parameters
-    found = {name: parameter.default for name, parameter in parameters.items()}
+    found = dict(arguments_of(pipeline_class))
     if found.get("guidance_scale") is None:
         found["guidance_scale"] = found.get("true_cfg_scale", 1.0)
     return {**found, **{k: v for k, v in call_defaults.items() if k in found}}
@@ -285,6 +284,13 @@ def _scheduler(folder: Path, listed: dict[str, Any], origin: Any) -> Scheduler:
     else:
         raise ValueError(f"{folder / 'model_index.json'} has no scheduler")
     return with_class_options(scheduler, origin.scheduler_options)
+
+
+@functools.lru_cache(256)
+def arguments_of(pipeline_class: Any) -> dict[str, Any]:
+    """Returns the arguments of a pipeline's call with their defaults."""
+    parameters = inspect.signature(pipeline_class.__call__).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 @functools.lru_cache(256)

@@ -154,8 +154,8 @@ class Engine:
         """
         try:
             generation = generation if checked else self.catalogue.check(generation)
-            given = [s for s in (deadline, self.settings.deadline) if s is not None]
-            seconds = min(given, default=None)
+            own = self.settings.deadline
+            seconds = own if deadline is None else min(deadline, own or deadline)
             with self._lock:
                 self._check_room(client, generation)
                 return self._add(generation, client=client, priority=priority, deadline=seconds)
@@ -261,7 +261,8 @@ class Engine:
             raise Busy(
                 f"the queue is full with {self.settings.most_queued} jobs; ask again later", **again
             )
-        given, held = _given_bytes(generation), sum(map(count_bytes, live))
+        given = count_bytes(generation)
+        held = sum([count_bytes(job.generation, job.shown) for job in live])
         if given and held and given + held > self.settings.most_live_bytes:
             raise Busy(
                 f"the images of {len(live)} jobs under way take {held / 1e6:.0f} MB and this one "
@@ -353,7 +354,7 @@ class Engine:
                 if job.state == "done" and job.ended:
                     self.metrics.to_image.add(job.ended - job.created)
                 self._over.append(job)
-                self._kept_bytes += count_bytes(job)
+                self._kept_bytes += count_bytes(job.generation, job.shown)
                 self._forget_oldest()
             for part in parts:
                 part.cancel()
@@ -363,21 +364,14 @@ class Engine:
         most, most_bytes = self.settings.most_kept, self.settings.most_kept_bytes
         while self._over and (len(self._over) > most or self._kept_bytes > most_bytes):
             job = self._over.popleft()
-            self._kept_bytes -= count_bytes(job)
+            self._kept_bytes -= count_bytes(job.generation, job.shown)
             self._jobs.pop(job.id, None)
 
 
-def count_bytes(job: Job) -> int:
-    """Returns the bytes of a job's images, generated and given."""
-    return _given_bytes(job.generation) + _bytes([*job.images, job.preview])
-
-
-def _given_bytes(generation: Generation) -> int:
+def count_bytes(generation: Generation, made: Iterable[Any] = ()) -> int:
+    """Returns the bytes of a request's images, and of those that were made of it, if any."""
     controls = [control.image for control in generation.controls]
     own = generation.image, generation.mask_image, *generation.more_images
-    return _bytes([*own, *controls])
-
-
-def _bytes(images: Iterable[Any]) -> int:
+    images = [*own, *controls, *made]
     found = [image for image in images if image is not None]
-    return sum(image.width * image.height * len(image.getbands()) for image in found)
+    return sum([image.width * image.height * len(image.getbands()) for image in found])

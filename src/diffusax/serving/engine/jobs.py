@@ -102,6 +102,11 @@ class Job:
         return 1.0 if self.state == "done" else sum(self._fractions) / len(self._fractions)
 
     @property
+    def shown(self) -> list[Any]:
+        """The images and the preview, as far as they are there."""
+        return [*self.images, self.preview]
+
+    @property
     def steps(self) -> int:
         """The steps of all images."""
         return (self.generation.num_inference_steps or 1) * len(self.images)
@@ -263,7 +268,7 @@ class Part(request.Request):
         self.draws_noise = False
         """Whether its sampler draws noise at its steps."""
         self._before: tuple[Any, int] | None = None
-        self.add_done_callback(lambda _: self._settled())
+        self.add_done_callback(Part._settled)
 
     @property
     def is_loaded(self) -> bool:

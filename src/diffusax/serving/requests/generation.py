@@ -13,7 +13,6 @@ from diffusax.boundary.convert import (
     Mismatch,
     Words,
     convert,
-    convert_fields,
     field_types,
     in_words,
     shortened,
@@ -236,11 +235,10 @@ def _converted(
     found: dict[str, Any] = {}
     for name in hints:
         value = getattr(given, name)
-        values = {name: dict(value) if isinstance(value, Mapping) else value}
         try:
-            found |= convert_fields(hints, values, _WORDS, where=where)
-        except ValueError as error:
-            raise Refused(str(error), param=param or name) from None
+            found[name] = convert(dict(value) if isinstance(value, Mapping) else value, hints[name])
+        except Mismatch as wrong:
+            raise Refused(_WORDS.tell(name, wrong, where=where), param=param or name) from None
     return found
 
 

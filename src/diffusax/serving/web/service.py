@@ -39,6 +39,8 @@ class Service:
     def __post_init__(self) -> None:
         each, every = self.settings.most_request_pixels, self.settings.most_waiting_pixels
         self.pixels = PixelBudget(each, every)
+        keys = self.settings.priorities
+        self._priorities = {client_name(key): priority for key, priority in keys.items()}
 
     def open(self, sizes: Sequence[tuple[int, int]] = ()) -> None:
         """Loads the default model, and compiles for images of these heights and widths."""
@@ -93,14 +95,18 @@ class Service:
             Refused: one is not possible, the client has too many jobs, or the queue is full.
         """
         try:
-            generations = self._checked(generations)
+            if self.draining:
+                raise Closing("the server is stopping; ask another one, or this one later")
+            found = [self.check(generation) for generation in generations]
+            count = sum([generation.num_images for generation in found])
+            check_most("num_images", count, self.settings.most_images, "images")
         except Refused:
             self.engine.metrics.count_job("refused")
             raise
         jobs: list[Job] = []
-        given: Any = {"client": client, "priority": self._priority_of(client)}
+        given: Any = {"client": client, "priority": self._priorities.get(client, 0)}
         try:
-            for generation in generations:
+            for generation in found:
                 jobs.append(
                     self.engine.submit(generation, deadline=deadline, checked=True, **given)
                 )
@@ -126,19 +132,6 @@ class Service:
     def jobs_of(self, request: Request) -> list[Job]:
         """Returns the jobs of a request's key; without keys, all."""
         return self.engine.jobs(client_of(request) if self.settings.keys else None)
-
-    def _priority_of(self, client: str) -> int:
-        """Returns the priority of a client's key."""
-        own = self.settings.priorities.items()
-        return next((priority for key, priority in own if client_name(key) == client), 0)
-
-    def _checked(self, generations: Iterable[Generation]) -> list[Generation]:
-        if self.draining:
-            raise Closing("the server is stopping; ask another one, or this one later")
-        found = [self.check(generation) for generation in generations]
-        count = sum(generation.num_images for generation in found)
-        check_most("num_images", count, self.settings.most_images, "images")
-        return found
 
     def _check_bounds(self, generation: Generation) -> None:
         settings = self.settings
