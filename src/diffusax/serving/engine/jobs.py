@@ -268,7 +268,7 @@ class Part(request.Request):
         self.draws_noise = False
         """Whether its sampler draws noise at its steps."""
         self._before: tuple[Any, int] | None = None
-        self.add_done_callback(Part._settled)
+        self.add_done_callback(lambda _: self._settled())
 
     @property
     def is_loaded(self) -> bool:
