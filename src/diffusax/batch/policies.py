@@ -54,11 +54,12 @@ def running(present: Sequence[Image], waiting: Sequence[Image], device: Device) 
     waiting = waiting[:_LOOK]
     if not waiting:
         return []
-    numbers = {max(len(present) + more, 1) for more in _MORE if more <= len(waiting)}
-    costs = {n: _cost(present, waiting, n, device) for n in sorted(numbers)}
-    fewest, best = min(costs), min(costs, key=lambda n: costs[n])
-    if costs[best] > _GAIN * costs[fewest]:
-        best = fewest
+    numbers = sorted({max(len(present) + more, 1) for more in _MORE if more <= len(waiting)})
+    best = fewest = numbers[0]
+    if len(numbers) > 1:
+        costs = {n: _cost(present, waiting, n, device) for n in numbers}
+        best = min(numbers, key=costs.__getitem__)
+        best = fewest if costs[best] > _GAIN * costs[fewest] else best
     return _fitting(present, waiting, best - len(present), device.tried)
 
 

@@ -111,8 +111,9 @@ def entry_arrays(
 
 def empty(entry: Entry, places: int, lanes: int, mesh: Mesh | None = None) -> Batch:
     """Returns a batch without images, for images like this one."""
-    shardings = None if mesh is None else _shardings(entry, mesh)
-    make = jax.jit(_empty, static_argnums=(1, 2), out_shardings=shardings)
+    if mesh is None:
+        return _empty_here(entry, places, lanes)
+    make = jax.jit(_empty, static_argnums=(1, 2), out_shardings=_shardings(entry, mesh))
     return make(entry, places, lanes)
 
 
@@ -134,6 +135,9 @@ def _empty(entry: Entry, places: int, lanes: int) -> Batch:
         rest.step_inputs,
         rest.guide,
     )
+
+
+_empty_here: Any = jax.jit(_empty, static_argnums=(1, 2))
 
 
 def _shardings(entry: Entry, mesh: Mesh) -> Batch:

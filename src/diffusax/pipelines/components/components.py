@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ OFFLOADED = ("text_encoder", "autoencoder", "image_encoder")
 """The roles of components that may stay in the host's memory except for their turn."""
 _DERIVED = (
     *("adaptable", "denoiser", "local_mesh", "context_dim", "text_encoders"),
-    *("autoencoder_name", "autoencoder", "latents", "decoding"),
+    *("autoencoder_name", "autoencoder", "latents", "decoding", "_fitting"),
 )
 """The cached properties that follow from models, tokenizers and mesh alone, and hold no arrays."""
 
@@ -178,7 +179,7 @@ class Components:
             {k: net for k, net in self.networks.items() if self.family.role(k) in roles}
         )
 
-    @functools.cached_property
+    @property
     def fitting_scheduler(self) -> Any:
         """The scheduler, which is for these networks, without the state of a loop by hand.
 
@@ -189,10 +190,19 @@ class Components:
         """
         if self.scheduler is None:
             self.require(self.family.scheduler_name)
-        # CosXL is trained as EDM is, and its checkpoints may come with any scheduler.
-        if self.process is not None and not self.options.get("is_cosxl_edit"):
-            check_process(f"scheduler={self.scheduler.class_name}", self.scheduler, self.process)
-        return self.scheduler.without_run()
+        found = self._fitting.get(self.scheduler)
+        if found is None:
+            # CosXL is trained as EDM is, and its checkpoints may come with any scheduler.
+            if self.process is not None and not self.options.get("is_cosxl_edit"):
+                name = f"scheduler={self.scheduler.class_name}"
+                check_process(name, self.scheduler, self.process)
+            found = self._fitting[self.scheduler] = self.scheduler.without_run()
+        return found
+
+    @functools.cached_property
+    def _fitting(self) -> weakref.WeakKeyDictionary[Any, Any]:
+        """The schedulers that were found to fit, without the state of a loop by hand."""
+        return weakref.WeakKeyDictionary()
 
     @functools.cached_property
     def local_mesh(self) -> Mesh | None:

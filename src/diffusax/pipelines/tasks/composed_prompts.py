@@ -5,6 +5,7 @@ Both are data of the compiled programs, but for the number of branches.
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from diffusax.pipelines.tasks.setup import Setup
 from diffusax.text.prompt_schedules import schedule, split_parts, text_at
 
 _Texts = tuple[tuple[str, ...], ...]
+_SYNTAX = re.compile(r"AND|[\[:]|\s\Z")
+"""What a text has that is not the same at all rows, or is read as something else than text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,9 @@ def compose(c: Components, call: Call, rows: int) -> Composition | None:
         ValueError: the prompts of a call are joined of parts with different weights.
     """
     if not call.prompt_weighting or call.prompt is None:
+        return None
+    texts = [*as_list(call.prompt), *as_list(call.negative_prompt or "")]
+    if not any(map(_SYNTAX.search, texts)):
         return None
     prompts = [split_parts(text) for text in as_list(call.prompt)]
     weights = {tuple(part.weight for part in parts) for parts in prompts}
