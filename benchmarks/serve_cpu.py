@@ -7,6 +7,7 @@ what the engine costs beside calls of the pipeline in a loop. With --server-asyn
 example of a server gets the same requests, too.
     python benchmarks/serve_cpu.py [--jobs 60] [--load 0.5 0.8 1.0 1.5] [--model emoji]
         [--server-async DIFFUSERS/examples/server-async]
+    python benchmarks/serve_cpu.py --only-overhead [--slow-size 192] [--rounds 12]
 """
 
 import argparse
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--slow-size", type=int, default=256, help="where a step takes over 100 ms")
     parser.add_argument("--queue", type=int, default=16, help="requests that may wait")
     parser.add_argument("--rounds", type=int, default=12, help="of requests beside calls")
+    parser.add_argument("--only-overhead", action="store_true", help="only these rounds")
     parser.add_argument("--server-async", type=Path, help="diffusers' folder of that name")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -70,11 +72,13 @@ def main() -> None:
     generations = [
         Generation(**call, width=args.size, height=args.size) for call in requests(args.jobs)
     ]
+    bounds = {"lanes": args.lanes, "most_queued": args.queue}
+    if args.only_overhead:
+        with Engine(catalogue, EngineSettings(**bounds)) as engine:
+            print(f"beside a loop of calls: {overhead(engine, args.slow_size, args.rounds)}")
+        return
     engines: dict[str, Any] = {
-        name: Engine(
-            catalogue, EngineSettings(policy=name, lanes=args.lanes, most_queued=args.queue)
-        )
-        for name in args.policies
+        name: Engine(catalogue, EngineSettings(policy=name, **bounds)) for name in args.policies
     }
     for name, engine in engines.items():
         began = time.perf_counter()
@@ -98,10 +102,7 @@ def main() -> None:
             print(f"load {load:.0%}, {name}: {report(engine, generations, gaps)}", flush=True)
     engine = engines[args.policies[-1]]
     print(f"longest gap while another size compiles: {gap_beside(engine, generations)}", flush=True)
-    print(
-        f"beside a loop of calls: {overhead(engine, catalogue, args.slow_size, args.rounds)}",
-        flush=True,
-    )
+    print(f"beside a loop of calls: {overhead(engine, args.slow_size, args.rounds)}", flush=True)
     for engine in engines.values():
         engine.close()
 
@@ -172,8 +173,11 @@ def gap_beside(engine: Engine, generations: list[Generation]) -> str:
     )
 
 
-def overhead(engine: Engine, catalogue: Catalogue, size: int, rounds: int) -> str:
-    """Compares requests one after the other with calls of the pipeline."""
+def overhead(engine: Engine, size: int, rounds: int) -> str:
+    """Compares requests one after the other with calls of the pipeline, in turns.
+
+    By the clock, and by the seconds of all cores, which other work on the machine changes less.
+    """
     generation = Generation(
         prompt="a red apple",
         width=size,
@@ -183,21 +187,27 @@ def overhead(engine: Engine, catalogue: Catalogue, size: int, rounds: int) -> st
         sampler="euler",
     )
     engine.warm([generation])
-    pipe, arguments = catalogue.acquire(engine.catalogue.check(generation))
+    catalogue = engine.catalogue
+    pipe, arguments = catalogue.acquire(catalogue.check(generation))
     own, pipe.scheduler = pipe.scheduler, scheduler_from_name("euler", pipe.scheduler)
-    calls, jobs = [], []
+    took: dict[str, list[tuple[float, float]]] = {"call": [], "job": []}
     for seed in range(1 + rounds):
-        began = time.perf_counter()
-        pipe(**arguments, seed=seed)
-        calls.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        engine.submit(dataclasses.replace(generation, seed=seed)).wait()
-        jobs.append(time.perf_counter() - began)
+        for name, found in took.items():
+            began = time.perf_counter(), time.process_time()
+            if name == "call":
+                pipe(**arguments, seed=seed)
+            else:
+                engine.submit(dataclasses.replace(generation, seed=seed)).wait()
+            found.append((time.perf_counter() - began[0], time.process_time() - began[1]))
     pipe.scheduler = own
     catalogue.release(pipe)
-    call, job = statistics.median(calls[1:]), statistics.median(jobs[1:])
+    call, job = (
+        [statistics.median(column) for column in zip(*found[1:])] for found in took.values()
+    )
     return (
-        f"{job:.3f} s against {call:.3f} s ({job / call - 1:+.1%}), {1000 * call / 8:.0f} ms a step"
+        f"{job[0]:.3f} s against {call[0]:.3f} s ({job[0] / call[0] - 1:+.1%}), of all cores "
+        f"{job[1]:.3f} s against {call[1]:.3f} s ({job[1] / call[1] - 1:+.1%}), "
+        f"{1000 * call[0] / 8:.0f} ms a step"
     )
 
 

@@ -1,6 +1,6 @@
 """A server: jobs that share running batches, and the catalogue of models that they name.
 
-`generations` says what clients can ask for, `catalogue` finds and loads models, `engine` owns the
+`requests` says what clients can ask for, `catalogue` finds and loads models, `engine` owns the
 device, and `web` speaks HTTP.
 """
 
