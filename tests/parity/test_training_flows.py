@@ -89,6 +89,8 @@ CASES = {
     "flux3-edits": Case("flux3", "cosmap", True, edits=True),
     "krea2-lora": Case("krea2", "none", True),
     "krea2-full": Case("krea2", "cosmap", False),
+    "qwen-image-lora": Case("qwen-image", "none", True),
+    "qwen-image-full": Case("qwen-image", "cosmap", False),
     "qwen-image21-lora": Case("qwen-image21", "none", True),
     "qwen-image21-full": Case("qwen-image21", "logit_normal", False),
 }

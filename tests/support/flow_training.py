@@ -1,7 +1,7 @@
 """The loops of diffusers' scripts that train families of flow matching, and ours, on given draws.
 
-Upstream: examples/dreambooth/train_dreambooth_lora_flux.py, _z_image.py, _flux2_klein.py and
-_krea2.py. There is none for FLUX.3 and Qwen-Image 2.1, whose networks are called as in pipelines.
+Upstream: examples/dreambooth/train_dreambooth_lora_flux.py, _z_image.py, _flux2_klein.py,
+_qwen_image.py and _krea2.py. There is none for FLUX.3 and Qwen-Image 2.1, whose networks are called as in pipelines.
 """
 
 import dataclasses
@@ -36,6 +36,7 @@ from support.tiny_transformers import (
     klein_pipeline,
     krea2_pipeline,
     qwen_image21_pipeline,
+    qwen_image_pipeline,
     z_image_pipeline,
 )
 
@@ -174,6 +175,21 @@ def _krea2(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Array
     return maps.reshape(noisy.shape)
 
 
+def _qwen_image(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
+    with torch.no_grad():
+        text, mask = pipe.encode_prompt(list(PROMPTS))
+    (b, c, h, w), kind = noisy.shape, diffusers.QwenImagePipeline
+    pred = pipe.transformer(
+        hidden_states=kind._pack_latents(noisy, b, c, h, w),
+        timestep=timesteps / 1000,
+        encoder_hidden_states=text,
+        encoder_hidden_states_mask=mask,
+        img_shapes=[[(1, h // 2, w // 2)]] * b,
+    ).sample
+    factor = pipe.vae_scale_factor
+    return kind._unpack_latents(pred, h * factor, w * factor, factor).squeeze(2)
+
+
 def _qwen_image21(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
     # The layout of a batch is that of its first text, so that each image is alone.
     _, c, h, w = noisy.shape
@@ -260,6 +276,14 @@ FLOWS = {
         {"guidance_scale": 0.0, **KREA2_SIZE},
         (12, 20, 4),
         targets=(*ATTENTION, "to_gate", "ff.up", "text_fusion.projector"),
+    ),
+    "qwen-image": Flow(
+        qwen_image_pipeline,
+        _of_frames,
+        _qwen_image,
+        KREA2_SIZE,
+        (12, 20, 4),
+        targets=(*ATTENTION, "add_k_proj", "to_add_out", "img_mod.1"),
     ),
     "qwen-image21": Flow(
         qwen_image21_pipeline,
