@@ -1,7 +1,8 @@
 """The loops of diffusers' scripts that train families of flow matching, and ours, on given draws.
 
 Upstream: examples/dreambooth/train_dreambooth_lora_flux.py, _z_image.py, _flux2_klein.py,
-_qwen_image.py and _krea2.py. There is none for FLUX.3 and Qwen-Image 2.1, whose networks are called as in pipelines.
+_qwen_image.py and _krea2.py. There is none for FLUX.3 and Qwen-Image 2.1, whose networks are called
+as in pipelines.
 """
 
 import dataclasses

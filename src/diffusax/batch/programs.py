@@ -21,9 +21,9 @@ from jax.sharding import Mesh
 
 from diffusax.models.network import Params
 from diffusax.pipelines.families import Denoiser
-from diffusax.pipelines.plan.branches import ScatteredLanes
+from diffusax.pipelines.plan.branches import ScatteredLanes, lane_inputs
 from diffusax.pipelines.plan.guidance import guidance_by
-from diffusax.pipelines.plan.plan import Conditions, Inpainting
+from diffusax.pipelines.plan.plan import Conditions, Inpainting, StepInputs
 from diffusax.pipelines.run.programs import arrange_kernels, guided, keep_known
 from diffusax.runtime.devices.shares import images_sharding
 from diffusax.runtime.programs.program import Program
@@ -214,7 +214,7 @@ def advance_batch(
     """
     hints = jax.tree.map(lanes.from_images, batch.control)
     conditions = batch.conditions._replace(control=hints)
-    given = batch.step_inputs._replace(adapters=adapters)
+    given = lane_inputs(StepInputs(None, None, adapters=adapters), lanes, state.shape[1])
     params = arrange_kernels(denoiser, params)
     conditions = denoiser.prepare(params, conditions, given)
 

@@ -344,6 +344,32 @@ def test_adapters_are_those_of_pytorch(tmp_path_factory, name):
     assert np.abs(plain - expected).max() > 0.02
 
 
+@pytest.mark.parametrize("name", few(("klein-3", "krea2", "qwen-image21", "z-image"), "krea2"))
+def test_what_steps_share_is_computed_once_with_adapters_too(tmp_path_factory, monkeypatch, name):
+    kind, folder = KINDS[name], tmp_path_factory.mktemp("shared")
+    reference = kind.build(folder)
+    pipe = opened(folder)
+    add_lora(reference.transformer, "style", 3)
+    pipe.add_adapter("style", {"transformer": lora_layers(reference.transformer, "style")})
+    call = {"prompt": [PROMPT, "a hat"], "num_inference_steps": 3, "seed": 1, **kind.call}
+    call["adapters"] = [{"style": 1.0}, {"style": -0.5}]
+    own, shared = type(pipe.parts.denoiser).prepare, []
+
+    def watched(*arguments):
+        found = own(*arguments)
+        shared.append((arguments[-1].adapters is not None, found.keys is not None))
+        return found
+
+    images = []
+    for prepare in (watched, lambda self, params, conditions, inputs: conditions):
+        forget_executables()
+        monkeypatch.setattr(type(pipe.parts.denoiser), "prepare", prepare)
+        images.append(pipe(**call).images)
+    forget_executables()
+    assert set(shared) == {(True, True)}
+    np.testing.assert_allclose(*images, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", few(KINDS, "klein", "klein-3", "z-image"))
 def test_converted_from_pytorch_objects(made, name):
     kind, (reference, pipe, _) = KINDS[name], made(name)

@@ -106,7 +106,8 @@ class Denoiser:
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
         """Returns the conditions with what a run computes from them once, in its program.
 
-        Arguments as those of a call. It may return them as they are.
+        Arguments as those of a call; of the inputs there are those that are the same in all rows,
+        the weights of adapters. It may return the conditions as they are.
         """
         return conditions
 

@@ -86,17 +86,18 @@ class Flux3KleinDenoiser(TransformerDenoiser):
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
         """Returns the conditions with what the first blocks make of texts and images, if it can.
 
-        They are the same in all steps, but not with LoRAs, whose weights may change from row to
-        row, and not in a distilled network.
+        They are the same in all steps, but not in a distilled network.
         """
-        if inputs.adapters is not None or self.flow_map:
+        if self.flow_map:
             return conditions
+        options = adapter_options(params, "transformer", inputs.adapters)
         read = self.network.apply(
             params["transformer"],
             conditions.context,
             conditions.lengths,
             _references(conditions),
             method="read_conditions",
+            **options,
         )
         return conditions._replace(keys={"transformer": read})
 

@@ -70,14 +70,10 @@ class Krea2Denoiser(TransformerDenoiser):
         return int(self.network.config.in_channels) // PATCH**2
 
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
-        """Returns the conditions with the fused texts, which a run computes once.
-
-        With LoRAs, whose weights may change from row to row, each step computes them.
-        """
-        if inputs.adapters is not None:
-            return conditions
+        """Returns the conditions with the fused texts, which a run computes once."""
+        options = adapter_options(params, "transformer", inputs.adapters)
         given = self._layers(conditions.context), conditions.lengths
-        fused = self.network.apply(params["transformer"], *given, method="fuse_text")
+        fused = self.network.apply(params["transformer"], *given, method="fuse_text", **options)
         return conditions._replace(keys={"transformer": fused})
 
     def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:

@@ -72,14 +72,10 @@ class QwenImage21Denoiser(TransformerDenoiser):
         return int(self.network.config.context_in_dim)
 
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
-        """Returns the conditions with the text's keys and values, which a run computes once.
-
-        With LoRAs, whose weights may change from row to row, each step computes them.
-        """
-        if inputs.adapters is not None:
-            return conditions
+        """Returns the conditions with the text's keys and values, which a run computes once."""
+        options = adapter_options(params, "transformer", inputs.adapters)
         given = conditions.context, conditions.lengths, _references(conditions)
-        prefix = self.network.apply(params["transformer"], *given, method="prefix")
+        prefix = self.network.apply(params["transformer"], *given, method="prefix", **options)
         return conditions._replace(keys={"transformer": prefix})
 
     def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:

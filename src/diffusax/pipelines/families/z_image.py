@@ -51,14 +51,11 @@ class ZImageDenoiser(TransformerDenoiser):
         return int(self.network.config.cap_feat_dim)
 
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
-        """Returns the conditions with the refined captions, which a run computes once.
-
-        With LoRAs, whose weights may change from row to row, each step computes them.
-        """
-        if inputs.adapters is not None:
-            return conditions
+        """Returns the conditions with the refined captions, which a run computes once."""
+        options = adapter_options(params, "transformer", inputs.adapters)
+        given = conditions.context, conditions.lengths
         refined = self.network.apply(
-            params["transformer"], conditions.context, conditions.lengths, method="refine_caption"
+            params["transformer"], *given, method="refine_caption", **options
         )
         return conditions._replace(keys={"transformer": refined})
 

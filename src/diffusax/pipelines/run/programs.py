@@ -72,7 +72,11 @@ def run_rows(
     branches = AdjacentLanes(plan.step_inputs.weights.shape[-1] + 1)
     conditions = jax.tree.map(branches.from_branches, plan.conditions)
     params = arrange_kernels(denoiser, params)
-    conditions = denoiser.prepare(params, conditions, plan.step_inputs)
+    adapters = plan.step_inputs.adapters
+    if adapters is not None:
+        adapters = jnp.asarray(adapters)[0]
+    given = lane_inputs(StepInputs(None, None, adapters=adapters), branches, state.shape[1])
+    conditions = denoiser.prepare(params, conditions, given)
 
     def model(x: jax.Array, timestep: jax.Array, i: jax.Array) -> jax.Array:
         inputs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.step_inputs)
