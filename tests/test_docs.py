@@ -20,6 +20,7 @@ from support.effort import few
 from support.evaluation_rows import build_clip
 from support.ip_adapters import write_hub_files
 from support.pairs import mask, picture
+from support.qwen_edits import PLUS, make_areas_smaller
 from support.repository import ROOT
 from support.tiny import build_asymmetric, randomize
 from support.tiny_flux3 import flux3_pipeline
@@ -81,7 +82,7 @@ LANGUAGE_MODELS = {"Qwen/Qwen3-4B": "Qwen3ForCausalLM", "google/t5-v1_1-xxl": "T
 DDPM = "google/ddpm-cat-256"
 Z_IMAGE = "Tongyi-MAI/Z-Image-Turbo"
 KREA2, QWEN_IMAGE21 = "krea/Krea-2-Raw", "Qwen/Qwen-Image-2.1"
-QWEN_IMAGE = "Qwen/Qwen-Image"
+QWEN_IMAGE, QWEN_IMAGE_EDIT = "Qwen/Qwen-Image", "Qwen/Qwen-Image-Edit-2511"
 FLUX = {
     "black-forest-labs/FLUX.1-dev": {},
     "black-forest-labs/FLUX.1-Fill-dev": FLUX_FILL,
@@ -159,6 +160,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
             build_z_image(folder)
         elif repo == KREA2:
             build_krea2(folder)
+        elif repo == QWEN_IMAGE_EDIT:
+            build_qwen_image(folder, PLUS, zero_cond_t=True)
         elif repo == QWEN_IMAGE:
             build_qwen_image(folder)
         elif repo == QWEN_IMAGE21:
@@ -187,6 +190,7 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
 def place(tmp_path, monkeypatch):
     """A folder with the files that the pages speak of."""
     monkeypatch.chdir(tmp_path)
+    make_areas_smaller(monkeypatch.setattr)
     for number, file in enumerate(("photo", "edges", "depth", "drawing")):
         picture(number, 64, 64).save(f"{file}.png")
     mask(1, 64, 64).save("mask.png")
@@ -212,6 +216,7 @@ def repositories(stand_in, monkeypatch):
             Z_IMAGE,
             KREA2,
             QWEN_IMAGE,
+            QWEN_IMAGE_EDIT,
             QWEN_IMAGE21,
             KLEIN,
             KLEIN_3,

@@ -34,7 +34,8 @@ NAMES = {
         Qwen2_5_VLTextModel Qwen2_5_VisionTransformerPretrainedModel Qwen3ForCausalLM Qwen3Model
         Qwen3VLForConditionalGeneration Qwen3VLModel Qwen3VLProcessor Qwen3VLTextModel
         Qwen3VLVisionModel QwenImage21Pipeline QwenImage21Transformer2DModel
-        QwenImageImg2ImgPipeline QwenImageInpaintPipeline QwenImagePipeline
+        QwenImageEditPipeline QwenImageEditPlusPipeline QwenImageImg2ImgPipeline
+        QwenImageInpaintPipeline QwenImagePipeline
         QwenImageTransformer2DModel RunningBatch
         SASolverScheduler StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline
         StableDiffusionControlNetInpaintPipeline StableDiffusionControlNetPipeline

@@ -42,7 +42,8 @@ PATHS = {
         flux.pipeline_output flux2 flux2.pipeline_flux2_klein flux2.pipeline_output
         krea2 krea2.pipeline_krea2 krea2.pipeline_output
         qwenimage qwenimage.pipeline_qwenimage qwenimage.pipeline_qwenimage_img2img
-        qwenimage.pipeline_qwenimage_inpaint qwenimage.pipeline_output
+        qwenimage.pipeline_qwenimage_inpaint qwenimage.pipeline_qwenimage_edit
+        qwenimage.pipeline_qwenimage_edit_plus qwenimage.pipeline_output
         qwenimage21 qwenimage21.pipeline_qwenimage21
         z_image z_image.pipeline_z_image z_image.pipeline_output
         ddim ddim.pipeline_ddim ddpm ddpm.pipeline_ddpm""",

@@ -40,9 +40,9 @@ def _qwen(processor_class: Any, patch: int, most: int = 4) -> Any:
     )
 
 
-def qwen2_processor() -> Any:
-    """For `language_models.qwen2_5_vl`; at most 4x4 patches of 14 pixels."""
-    return _qwen(Qwen2Pictures, 14)
+def qwen2_processor(most: int = 4) -> Any:
+    """For `language_models.qwen2_5_vl`; at most 4x4 patches of 14 pixels, or another square."""
+    return _qwen(Qwen2Pictures, 14, most)
 
 
 def qwen3_processor(most: int = 4) -> Any:

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from diffusax.models.autoencoders.latents import patchify, unpatchify
-from support.processors import qwen3_processor
+from support.processors import qwen2_processor, qwen3_processor
 from support.tiny import randomize
 from support.tiny_tokenizers import (
     CLIP_TOKENS,
@@ -661,6 +661,7 @@ def qwen_image_pipeline(
     folder: Any, kind: str = "QwenImagePipeline", zero_cond_t: bool = False, **scheduler: Any
 ) -> Any:
     """A tiny pipeline of PyTorch, saved in `folder`. kind: its class."""
+    more = {"processor": qwen2_processor(most=8)} if "Edit" in kind else {}
     language = transformers.Qwen2_5_VLConfig(**QWEN_IMAGE_LANGUAGE)
     reader = transformers.Qwen2_5_VLForConditionalGeneration(language)
     pipe = getattr(diffusers, kind)(
@@ -669,9 +670,13 @@ def qwen_image_pipeline(
         text_encoder=randomize(reader, 2).requires_grad_(False),
         tokenizer=qwen_tokenizer(),
         transformer=qwen_image_transformer(3, zero_cond_t=zero_cond_t),
+        **more,
     )
     pipe.set_progress_bar_config(disable=True)
-    pipe.save_pretrained(folder)
+    if more:
+        _save_with_processor(pipe, folder, "Qwen2VLProcessor")
+    else:
+        pipe.save_pretrained(folder)
     return pipe
 
 
@@ -792,20 +797,23 @@ def qwen_image21_pipeline(folder: Any, sigmas: Any = None, **scheduler: Any) -> 
         sample_sigmas=sigmas,
     )
     pipe.set_progress_bar_config(disable=True)
-    _save_with_processor(pipe, folder)
+    _save_with_processor(pipe, folder, "Qwen3VLProcessor", sample_sigmas=sigmas)
     return pipe
 
 
-def _save_with_processor(pipe: Any, folder: Any) -> None:
-    """Saves a pipeline; its processor, which lacks the part for videos, in its parts."""
-    index = {"_class_name": type(pipe).__name__, "sample_sigmas": pipe.config.sample_sigmas}
+def _save_with_processor(pipe: Any, folder: Any, kind: str, **options: Any) -> None:
+    """Saves a pipeline; its processor, which lacks the part for videos, in its parts.
+
+    kind: the processor's class. options: those in the index.
+    """
+    index = {"_class_name": type(pipe).__name__, **options}
     for name, part in pipe.components.items():
         part = part.tokenizer if name == "processor" else part
         part.save_pretrained(folder / name)
-        library = "transformers" if name in ("processor", "text_encoder") else "diffusers"
+        library = "diffusers" if name in ("scheduler", "transformer", "vae") else "transformers"
         index[name] = [library, type(part).__name__]
     pipe.processor.image_processor.save_pretrained(folder / "processor")
-    index["processor"] = ["transformers", "Qwen3VLProcessor"]
+    index["processor"] = ["transformers", kind]
     (folder / "model_index.json").write_text(json.dumps(index))
 
 

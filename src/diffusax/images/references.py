@@ -149,6 +149,12 @@ def with_opacity(image: Any, area: int) -> Image.Image:
     return loaded.resize(size_of_area(*loaded.size, area), Image.Resampling.LANCZOS)
 
 
+def of_area(image: Any, area: int) -> Image.Image:
+    """Loads an image without opacity, in `size_of_area`; see `with_opacity`."""
+    loaded = load_image(Image.fromarray(image) if isinstance(image, np.ndarray) else image)
+    return loaded.resize(size_of_area(*loaded.size, area), Image.Resampling.LANCZOS)
+
+
 def on_white(image: Image.Image) -> Image.Image:
     """Returns an image with an opacity as it looks on white."""
     white = Image.new("RGB", image.size, "white")

@@ -298,6 +298,15 @@ class ProcessorTokenizer(Qwen2Tokenizer):
             write_json(Path(folder) / name, data)
 
 
+class Qwen2VLProcessorTokenizer(ProcessorTokenizer):
+    """The tokenizer in the files of Qwen2-VL's processor, which Qwen2.5-VL has in Qwen-Image-Edit.
+
+    See `ProcessorTokenizer`.
+    """
+
+    listed_name = "Qwen2VLProcessor"
+
+
 class T5Tokenizer(LanguageTokenizer):
     """T5's unigram tokenizer (Kudo 2018), which ends each text with </s>."""
 

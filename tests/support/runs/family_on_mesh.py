@@ -12,15 +12,22 @@ import diffusax
 from diffusax.models.adapters.low_rank import kernel_shapes
 from support.many_devices import split_small_arrays
 from support.pairs import picture
+from support.qwen_edits import images, make_areas_smaller
 from support.tiny_flux3 import FLUX3_CALL
 from support.tiny_transformers import KLEIN_CALL
 
 NAME, FOLDER = sys.argv[1:]
+make_areas_smaller()
 OWN = {
     "z-image": {"negative_prompt": "a hat", "guidance_scale": 2.0},
     "flux": {"negative_prompt": "a hat", "true_cfg_scale": 2.0, "max_sequence_length": 32},
     "krea2": {"negative_prompt": "a hat", "guidance_scale": 2.0},
     "qwen-image": {"negative_prompt": "a hat", "true_cfg_scale": 2.0},
+    "qwen-image-edit": {
+        "negative_prompt": "a hat",
+        "true_cfg_scale": 2.0,
+        "image": images(2),
+    },
     "qwen-image21": {
         "negative_prompt": "a hat",
         "true_cfg_scale": 2.0,
@@ -41,6 +48,12 @@ CALL = {
     "output_type": "np",
     **OWN[NAME],
 }
+QWEN = (
+    "transformer_blocks.0.attn.to_q",
+    "transformer_blocks.0.attn.to_add_out",
+    "transformer_blocks.0.txt_mlp.net.2",
+    "transformer_blocks.0.img_mod.1",
+)
 SPLIT = {
     "z-image": ("layers.0.attention.to_q", "layers.0.feed_forward.w2"),
     "flux": (
@@ -58,12 +71,8 @@ SPLIT = {
         "text_fusion.refiner_blocks.0.attn.to_gate",
         "time_mod_proj",
     ),
-    "qwen-image": (
-        "transformer_blocks.0.attn.to_q",
-        "transformer_blocks.0.attn.to_add_out",
-        "transformer_blocks.0.txt_mlp.net.2",
-        "transformer_blocks.0.img_mod.1",
-    ),
+    "qwen-image": QWEN,
+    "qwen-image-edit": QWEN,
     "qwen-image21": (
         "transformer_blocks.0.attn.to_q",
         "transformer_blocks.0.attn.to_out.0",

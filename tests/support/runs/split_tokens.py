@@ -15,6 +15,9 @@ from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.runtime.programs.program import lower
 from diffusax.runtime.switches import in_mesh
 from support.many_devices import split_small_arrays
+from support.qwen_edits import make_areas_smaller
+
+make_areas_smaller()
 
 CALL = {
     "prompt": "a red apple",

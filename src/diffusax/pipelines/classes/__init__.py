@@ -20,6 +20,8 @@ from diffusax.pipelines.classes.flux2 import Flux2KleinInpaintPipeline, Flux2Kle
 from diffusax.pipelines.classes.flux3 import Flux3KleinInpaintPipeline, Flux3KleinPipeline
 from diffusax.pipelines.classes.krea2 import Krea2Pipeline
 from diffusax.pipelines.classes.qwen_image import (
+    QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
     QwenImageImg2ImgPipeline,
     QwenImageInpaintPipeline,
     QwenImagePipeline,
@@ -67,6 +69,8 @@ __all__ = [
     "LatentConsistencyModelImg2ImgPipeline",
     "LatentConsistencyModelPipeline",
     "QwenImage21Pipeline",
+    "QwenImageEditPipeline",
+    "QwenImageEditPlusPipeline",
     "QwenImageImg2ImgPipeline",
     "QwenImageInpaintPipeline",
     "QwenImagePipeline",

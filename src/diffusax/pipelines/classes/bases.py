@@ -17,6 +17,7 @@ from diffusax.pipelines.families import (
     KREA2,
     QWEN_IMAGE,
     QWEN_IMAGE21,
+    QWEN_IMAGE_EDIT,
     STABLE_DIFFUSION,
     STABLE_DIFFUSION_XL,
     Z_IMAGE,
@@ -208,6 +209,35 @@ class QwenImage(_TransformerLoRAs, DiffusionPipeline):
         """
         found, _ = self._encode(
             prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask,
+            max_sequence_length, **options,
+        )
+        embeds, mask = padded_rows(found)
+        return alike((embeds, None if mask.all() else mask), *found)
+
+
+class QwenImageEdit(_TransformerLoRAs, DiffusionPipeline):
+    """Pipelines of Qwen-Image-Edit, which read images with prompts."""
+
+    family = QWEN_IMAGE_EDIT
+
+    @encodes_prompts
+    def _encode(
+        self, prompt, image, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask,
+        max_sequence_length, **options,
+    ):
+        """Returns the embeddings of prompts, a list of arrays t d, and an empty list."""
+
+    def encode_prompt(
+        self, prompt, image=None, device=None, num_images_per_prompt=1, prompt_embeds=None,
+        prompt_embeds_mask=None, max_sequence_length=1024, **options,
+    ):
+        """Returns the embeddings of prompts with images, (prompts images) t d, and which count.
+
+        See `QwenImage.encode_prompt`. image is one that a call is given, or a list of them, which
+        need not be brought to any size.
+        """
+        found, _ = self._encode(
+            prompt, image, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask,
             max_sequence_length, **options,
         )
         embeds, mask = padded_rows(found)

@@ -13,6 +13,7 @@ from diffusax.pipelines.families.flux3 import FLUX3_KLEIN
 from diffusax.pipelines.families.krea2 import KREA2
 from diffusax.pipelines.families.qwen_image import QWEN_IMAGE
 from diffusax.pipelines.families.qwen_image21 import QWEN_IMAGE21
+from diffusax.pipelines.families.qwen_image_edit import QWEN_IMAGE_EDIT, QWEN_IMAGE_EDIT_PLUS
 from diffusax.pipelines.families.stable_diffusion import STABLE_DIFFUSION
 from diffusax.pipelines.families.stable_diffusion_xl import STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unconditional import UNCONDITIONAL
@@ -26,6 +27,8 @@ __all__ = [
     "KREA2",
     "QWEN_IMAGE",
     "QWEN_IMAGE21",
+    "QWEN_IMAGE_EDIT",
+    "QWEN_IMAGE_EDIT_PLUS",
     "STABLE_DIFFUSION",
     "STABLE_DIFFUSION_XL",
     "UNCONDITIONAL",

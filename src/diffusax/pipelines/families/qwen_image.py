@@ -93,6 +93,14 @@ def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[
     return options | even_sigmas(components.scheduler, call, np.float64)
 
 
+def check_length(call: Any) -> None:
+    """Raises ValueError where a call's texts may be longer than 1024 tokens."""
+    if call.max_sequence_length > _LONGEST:
+        raise ValueError(
+            f"max_sequence_length must be at most {_LONGEST} (got {call.max_sequence_length})"
+        )
+
+
 def tokenize(
     tokenizers: Sequence[Any], texts: Texts, call: Any, length: int | None = None
 ) -> Tokens:
@@ -104,9 +112,8 @@ def tokenize(
     Raises:
         ValueError: texts may be longer than 1024 tokens.
     """
+    check_length(call)
     most = call.max_sequence_length
-    if most > _LONGEST:
-        raise ValueError(f"max_sequence_length must be at most {_LONGEST} (got {most})")
     rows = [_chat(tokenizers[0], text, most) for text in texts[0]]
     read = padded_length(max(map(len, rows)) - _BEGIN_TOKENS, most)
     return padded_tokens(tokenizers[0], rows, _BEGIN_TOKENS + read)

@@ -15,7 +15,7 @@ from diffusax.images.references import as_images
 from diffusax.models.encoders.qwen3_vl_vision import encode_each
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.plan.plan import ImageSpans, Prompt, TextImages, Tokens
-from diffusax.text.vision_language import Qwen3VLProcessor
+from diffusax.text.vision_language import VisionLanguageProcessor
 
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
 """What stands for an image in a text."""
@@ -42,7 +42,7 @@ def images_of(call: Any) -> list[Any]:
 
 
 def tokens_with_images(
-    processor: Qwen3VLProcessor,
+    processor: VisionLanguageProcessor,
     texts: Sequence[str],
     images: Sequence[Any],
     padded: Callable[[int], int],
@@ -79,7 +79,7 @@ def begin_of(ids: np.ndarray) -> int:
 
 
 def token_ids(
-    processor: Qwen3VLProcessor, text: str, sizes: Sequence[tuple[int, int]]
+    processor: VisionLanguageProcessor, text: str, sizes: Sequence[tuple[int, int]]
 ) -> list[int]:
     """Returns the ids of a text that speaks of images of such widths and heights."""
     reader = processor.image_processor
