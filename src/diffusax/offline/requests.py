@@ -195,7 +195,7 @@ class Requests:
         own |= _arguments({n: v for n, v in vars(settings).items() if n in COLUMNS})
         for name in ("clip_skip", "long_prompt", "prompt_weighting"):
             own[name] = getattr(settings, name)
-        self._defaults = {n: v for n, v in own.items() if n in _ARGUMENTS and v is not None}
+        self._defaults = {n: v for n, v in own.items() if n in _ARGUMENTS}
         # A mistake that concerns every line is one error, not a million.
         self._images({"prompt": ""}, number=1)
 
