@@ -29,8 +29,11 @@ from support.tiny_transformers import (
     krea2_inputs,
     krea2_transformer,
     qwen_image21_transformer,
+    qwen_image_inputs,
+    qwen_image_transformer,
     upstream_flux,
     upstream_krea2,
+    upstream_qwen_image,
     upstream_z_image,
     z_image_inputs,
 )
@@ -210,6 +213,17 @@ def test_a_block_of_each_kind_of_krea2(tmp_path):
     text, lengths = given.padded
     actual = jax.jit(network.apply)(network.params, given.latents, given.times, text, lengths)
     assert_close(actual, torch.tensor(upstream_krea2(reference, given).transpose(0, 3, 1, 2)))
+
+
+def test_a_block_of_qwen_image(tmp_path):
+    kind = diffusers.QwenImageTransformer2DModel
+    reference = qwen_image_transformer(**of_real(kind, num_layers=1, zero_cond_t=True))
+    network = saved(reference, tmp_path)
+    given = qwen_image_inputs((40, 77), (24, 40), (16, 24), channels=16, width=3584)
+    text, lengths = given.padded
+    read = given.latents, given.times, text, lengths
+    actual = jax.jit(network.apply)(network.params, *read, references=tuple(given.references))
+    assert_close(actual, torch.tensor(upstream_qwen_image(reference, given).transpose(0, 3, 1, 2)))
 
 
 @torch.no_grad()

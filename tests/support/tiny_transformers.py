@@ -712,7 +712,11 @@ class QwenImageInputs:
 
 
 def qwen_image_inputs(
-    lengths: tuple[int, ...], size: tuple[int, int] = (6, 10), *looked_at: tuple[int, int]
+    lengths: tuple[int, ...],
+    size: tuple[int, int] = (6, 10),
+    *looked_at: tuple[int, int],
+    channels: int = 4,
+    width: int = 20,
 ) -> QwenImageInputs:
     """Random inputs for the network, one row for each length. looked_at: sizes of images."""
     rng, b = np.random.default_rng(3), len(lengths)
@@ -721,8 +725,9 @@ def qwen_image_inputs(
         return rng.standard_normal(shape).astype(np.float32)
 
     times = np.linspace(0.3, 0.9, b, dtype=np.float32)
-    texts, images = [normal(n, 20) for n in lengths], [normal(b, *s, 4) for s in looked_at]
-    return QwenImageInputs(normal(b, *size, 4), times, texts, images)
+    texts = [normal(n, width) for n in lengths]
+    images = [normal(b, *shape, channels) for shape in looked_at]
+    return QwenImageInputs(normal(b, *size, channels), times, texts, images)
 
 
 def upstream_qwen_image(

@@ -11,6 +11,7 @@ from support.qwen_edits import EDIT, PLUS, images, make_areas_smaller, with_posi
 from support.tiny_transformers import qwen_image_pipeline
 
 import diffusax
+from diffusax.cli.console import main
 from diffusax.pipelines.pipeline import ahead
 
 PROMPT = "an old house on a hill"
@@ -111,3 +112,17 @@ def test_edits_are_no_recipe_of_training(tmp_path):
     family = opened(tmp_path).family
     with pytest.raises(ValueError, match="Qwen-Image-Edit cannot be trained on edits here"):
         family.edits.condition(None, None, None)
+
+
+@pytest.mark.slow
+def test_commands_take_several_images(made, pipe, tmp_path):
+    first, second = images(2)
+    first.save(tmp_path / "a.png")
+    second.save(tmp_path / "b.png")
+    files = ["--image", str(tmp_path / "a.png"), "--reference", str(tmp_path / "b.png")]
+    given = ["--steps", "2", "--seed", "1", "--guidance", "3", "--output", str(tmp_path / "c.png")]
+    main(["generate", PROMPT, "--model", str(made[0]), *files, *given])
+    call = {"num_inference_steps": 2, "seed": 1, "guidance_scale": 3.0}
+    expected = pipe(prompt=PROMPT, image=[first, second], **call).images[0]
+    found = np.asarray(diffusax.load_image(tmp_path / "c.png"), np.int32)
+    assert np.abs(found - np.asarray(expected, np.int32)).max() <= 1

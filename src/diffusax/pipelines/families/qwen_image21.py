@@ -113,7 +113,7 @@ class InText(policies.References):
     def condition(
         self, given: Conditions, latents: Any, scaled: Callable[[Any], Any]
     ) -> Conditions:
-        raise ValueError("Qwen-Image 2.1 cannot be trained on edits; use Qwen-Image-Edit or klein")
+        raise ValueError("Qwen-Image 2.1 cannot be trained on edits; use FLUX.2 or FLUX.3 klein")
 
 
 def conditions(
