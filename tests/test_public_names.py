@@ -22,7 +22,8 @@ NAMES = {
         DiffusionPipeline EDMDPMSolverMultistepScheduler EDMEulerScheduler
         EulerAncestralDiscreteScheduler EulerDiscreteScheduler FlowMatchEulerDiscreteScheduler
         FlowMatchHeunDiscreteScheduler FlowMatchLCMScheduler Flux2KleinInpaintPipeline
-        Flux2KleinPipeline Flux2Transformer2DModel Flux3KleinInpaintPipeline Flux3KleinPipeline
+        Flux2KleinKVPipeline Flux2KleinPipeline Flux2Transformer2DModel
+        Flux3KleinInpaintPipeline Flux3KleinPipeline
         Flux3Transformer2DModel FluxControlNetModel FluxControlNetPipeline FluxFillPipeline
         FluxImg2ImgPipeline FluxInpaintPipeline FluxKontextPipeline FluxPipeline
         FluxTransformer2DModel HeunDiscreteScheduler ImagePipelineOutput

@@ -39,7 +39,8 @@ PATHS = {
         latent_consistency_models.pipeline_latent_consistency_img2img
         flux flux.pipeline_flux flux.pipeline_flux_img2img flux.pipeline_flux_inpaint
         flux.pipeline_flux_fill flux.pipeline_flux_kontext flux.pipeline_flux_controlnet
-        flux.pipeline_output flux2 flux2.pipeline_flux2_klein flux2.pipeline_output
+        flux.pipeline_output flux2 flux2.pipeline_flux2_klein flux2.pipeline_flux2_klein_kv
+        flux2.pipeline_output
         krea2 krea2.pipeline_krea2 krea2.pipeline_output
         qwenimage qwenimage.pipeline_qwenimage qwenimage.pipeline_qwenimage_img2img
         qwenimage.pipeline_qwenimage_inpaint qwenimage.pipeline_qwenimage_edit

@@ -7,6 +7,7 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.flux2 import pipeline_flux2_klein
 from support.effort import first
+from support.lora import add_lora, lora_layers
 from support.pairs import Pair, mask, picture, slow
 from support.tiny_transformers import KLEIN_CALL, KLEIN_SIZE, klein_pipeline
 
@@ -225,3 +226,35 @@ def test_inpainting_of_latents_equals_diffusers(pairs_of):
     }
     call = {k: v for k, v in REPAINT.items() if k != "prompt"}
     repainter(pairs_of).check(**{**call, **given})
+
+
+def test_images_to_look_at_that_are_computed_once(tmp_path):
+    parts = klein_pipeline(tmp_path / "klein").components
+    reference = diffusers.Flux2KleinKVPipeline(**parts, is_distilled=True)
+    reference.save_pretrained(tmp_path / "kv")
+    reference.set_progress_bar_config(disable=True)
+    ours = diffusax.DiffusionPipeline.from_pretrained(tmp_path / "kv")
+    ours.set_progress_bar_config(disable=True)
+    assert type(ours) is diffusax.Flux2KleinKVPipeline
+    pair = Pair(reference, ours)
+    call = {k: v for k, v in KLEIN_CALL.items() if k not in ("height", "width")}
+    call |= {"prompt": PROMPTS, "num_inference_steps": 3}
+    seen = pair.check(image=IMAGES, **call)
+    plain = pair.check(**call, **KLEIN_SIZE)
+    assert plain.shape[1:3] == tuple(KLEIN_SIZE.values())
+    # Images that see the text and the result are others.
+    klein = diffusax.Flux2KleinPipeline.from_pretrained(tmp_path / "klein")
+    klein.set_progress_bar_config(disable=True)
+    own = {"output_type": "np", "generator": 7, **call}
+    other = klein(image=IMAGES, guidance_scale=1.0, **own).images
+    assert np.abs(seen - other).max() > 0.01
+    add_lora(reference.transformer, "style", 3, ["to_q", "to_qkv_mlp_proj", "linear_out"])
+    ours.add_adapter("style", {"transformer": lora_layers(reference.transformer, "style")})
+    seed = {"generator": torch.Generator().manual_seed(7), "output_type": "np"}
+    expected = reference(image=IMAGES, **seed, **call).images
+    adapted = ours(image=IMAGES, adapters={"style": 1.0}, **own).images
+    assert np.abs(adapted - expected).max() < 1e-4
+    assert np.abs(adapted - seen).max() > 0.01
+    with diffusax.count_compilations() as count:
+        ours(image=[picture(3, 66, 90), picture(4, 80, 64)], **{**own, "num_inference_steps": 2})
+    assert not count

@@ -3,6 +3,7 @@
 import base64
 import io
 
+import diffusers
 import jax
 import numpy as np
 import pytest
@@ -127,3 +128,26 @@ def test_the_command_looks_at_several_images(tmp_path, capsys):
 
 def opened_image(text):
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB"), np.int32)
+
+
+@pytest.mark.slow
+def test_a_running_batch_of_images_that_are_computed_once(tmp_path):
+    parts = klein_pipeline(tmp_path / "klein").components
+    diffusers.Flux2KleinKVPipeline(**parts, is_distilled=True).save_pretrained(tmp_path / "kv")
+    pipe = diffusax.DiffusionPipeline.from_pretrained(tmp_path / "kv")
+    pipe.set_progress_bar_config(disable=True)
+    looks = {"image": [picture(1, 64, 72), picture(2, 80, 64)]}
+    calls = [
+        {"prompt": PROMPT, "seed": 1, "num_inference_steps": 3, **looks},
+        {"prompt": "a hat", "seed": 2, "num_inference_steps": 2, **looks},
+        {"prompt": "a hat", "seed": 3, "num_inference_steps": 2},
+    ]
+    calls = [{**KEPT, **call} for call in calls]
+    with diffusax.RunningBatch(pipe) as batch:
+        futures = [batch.submit(**call) for call in calls]
+        found = [future.result(200).images[0] for future in futures]
+    for image, call in zip(found, calls, strict=True):
+        np.testing.assert_allclose(image, pipe(**call).images[0], atol=1e-4)
+    given = {k: v for k, v in calls[0].items() if k != "output_type"}
+    images = jax.jit(pipe.generate_fn)(pipe.params, pipe.prepare_inputs(**given))
+    np.testing.assert_allclose(images, pipe(**calls[0]).images, atol=1e-5)

@@ -177,29 +177,45 @@ class JointAttention(nnx.Module):
         context: jax.Array,
         rotation: Rotation,
         lengths: jax.Array | None = None,
+        before: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns what the tokens read.
 
         rotation: the positions of the context's tokens, then those of x; with lengths those of x
         come first. lengths: how many of the context's first tokens are attended to, b; None for
-        all.
+        all. before: further keys, rotated, and values, b n h d; None with lengths.
         """
-        own = split_heads(x, (self.to_q, self.to_k, self.to_v), self.heads)
+        own = self._own(x)
         added = split_heads(
             context, (self.add_q_proj, self.add_k_proj, self.add_v_proj), self.heads
         )
-        own = self.norm_q(own[0]), self.norm_k(own[1]), own[2]
         added = self.norm_added_q(added[0]), self.norm_added_k(added[1]), added[2]
         # Lengths are those of what comes last.
         pairs = zip(added, own) if lengths is None else zip(own, added)
         q, k, v = (concatenate(pair, axis=1) for pair in pairs)
         seen = None if lengths is None else lengths + x.shape[1]
-        y = attention(rotate(q, rotation), rotate(k, rotation), v, key_lengths=seen)
+        q, k = rotate(q, rotation), rotate(k, rotation)
+        if before is not None:
+            k, v = (concatenate(pair, axis=1) for pair in zip((k, v), before))
+        y = attention(q, k, v, key_lengths=seen)
         y = y.reshape(*y.shape[:2], -1)
         at = context.shape[1] if lengths is None else x.shape[1]
         parts = split_tokens(y[:, :at]), split_tokens(y[:, at:])
         context, x = parts if lengths is None else parts[::-1]
         return self.to_out[0](x), self.to_add_out(context)
+
+    def alone(
+        self, x: jax.Array, rotation: Rotation
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Returns what image tokens read of themselves, and their keys, rotated, and values."""
+        q, k, v = self._own(x)
+        q, k = rotate(q, rotation), rotate(k, rotation)
+        return self.to_out[0](attention(q, k, v).reshape(*x.shape[:2], -1)), (k, v)
+
+    def _own(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the queries, keys and values of image tokens."""
+        q, k, v = split_heads(x, (self.to_q, self.to_k, self.to_v), self.heads)
+        return self.norm_q(q), self.norm_k(k), v
 
 
 def split_heads(x: jax.Array, layers: Sequence[Any], heads: int) -> tuple[jax.Array, ...]:

@@ -3,8 +3,9 @@
 Upstream: diffusers models/transformers/transformer_flux2.py.
 """
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from diffusax.models.layers.layers import Linear, RMSNorm, SplitLinear
 from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.ops.activations import gated_silu
 from diffusax.models.ops.attention import attention
+from diffusax.models.ops.matmul import concatenate
 from diffusax.models.ops.modulation import add_gated, gated_layer, modulate
 from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.transformers.blocks import (
@@ -42,6 +44,17 @@ FLUX2_RULES: Rules = (
     (r"attn\.to_out\.kernel", -1),
 )
 """The tensor axis splits the heads, and the feed-forwards' inner channels."""
+
+
+KeysValues = tuple[jax.Array, jax.Array]
+"""Keys, rotated, and values, b n h d."""
+
+
+class Prefix(NamedTuple):
+    """What a step reads of images to look at that were read before: keys and values of blocks."""
+
+    double: tuple[KeysValues, ...]
+    single: tuple[KeysValues, ...]
 
 
 class TimeGuidanceEmbedding(nnx.Module):
@@ -97,6 +110,7 @@ class Flux2TransformerBlock(nnx.Module):
         of_x: Sequence[jax.Array],
         of_context: Sequence[jax.Array],
         rotation: Rotation,
+        before: KeysValues | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the next block's tokens of image and text.
 
@@ -107,13 +121,29 @@ class Flux2TransformerBlock(nnx.Module):
                 b 1 c each.
             of_context: those of the text's.
             rotation: the positions of the text's tokens, then of the image's, b (s + t) d/2.
+            before: the keys and values of images to look at that were read before.
         """
         shift, scale, gate, *x_rest = of_x
         c_shift, c_scale, c_gate, *context_rest = of_context
-        h, c_h = self.attn(modulate(x, shift, scale), modulate(context, c_shift, c_scale), rotation)
+        h, c_h = self.attn(
+            modulate(x, shift, scale),
+            modulate(context, c_shift, c_scale),
+            rotation,
+            before=before,
+        )
         x = gated_layer(self.ff, add_gated(x, gate, h), *x_rest)
         context = gated_layer(self.ff_context, add_gated(context, c_gate, c_h), *context_rest)
         return x, within_range(context)
+
+    def of_references(
+        self, x: jax.Array, of_x: Sequence[jax.Array], rotation: Rotation
+    ) -> tuple[jax.Array, KeysValues]:
+        """Returns the next block's tokens of images that see themselves alone, and this one's keys
+        and values. Arguments as those of a call.
+        """
+        shift, scale, gate, *rest = of_x
+        y, read = self.attn.alone(modulate(x, shift, scale), rotation)
+        return gated_layer(self.ff, add_gated(x, gate, y), *rest), read
 
 
 class Flux2ParallelSelfAttention(nnx.Module):
@@ -131,11 +161,18 @@ class Flux2ParallelSelfAttention(nnx.Module):
         self.norm_k = RMSNorm(d, eps=_EPS, rngs=rngs)
         self.to_out = JoinedLinear(c, inner, c, bias=False, rngs=rngs)
 
-    def __call__(self, x: jax.Array, rotation: Rotation) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, rotation: Rotation, before: KeysValues | None = None
+    ) -> tuple[jax.Array, KeysValues]:
+        """Returns what the tokens read, and their keys and values. before: further ones."""
         *qkv, gate, h = self.to_qkv_mlp_proj(x)
         q, k, v = (y.reshape(*y.shape[:2], -1, self.head_dim) for y in qkv)
         q, k = rotate(self.norm_q(q), rotation), rotate(self.norm_k(k), rotation)
-        return self.to_out(attention(q, k, v).reshape(x.shape), gated_silu(gate, h))
+        keys, values = k, v
+        if before is not None:
+            keys, values = (concatenate(pair, axis=1) for pair in zip((k, v), before))
+        y = attention(q, keys, values).reshape(x.shape)
+        return self.to_out(y, gated_silu(gate, h)), (k, v)
 
 
 class Flux2SingleTransformerBlock(nnx.Module):
@@ -145,11 +182,29 @@ class Flux2SingleTransformerBlock(nnx.Module):
         self.attn = Flux2ParallelSelfAttention(config, rngs=rngs)
 
     def __call__(
-        self, x: jax.Array, modulation: Sequence[jax.Array], rotation: Rotation
+        self,
+        x: jax.Array,
+        modulation: Sequence[jax.Array],
+        rotation: Rotation,
+        before: KeysValues | None = None,
     ) -> jax.Array:
-        """Returns the next block's tokens, b t c. modulation: shift, scale and gate, b 1 c each."""
+        """Returns the next block's tokens, b t c.
+
+        modulation: shift, scale and gate, b 1 c each. before: see `Flux2TransformerBlock`.
+        """
+        return self.of_references(x, modulation, rotation, before)[0]
+
+    def of_references(
+        self,
+        x: jax.Array,
+        modulation: Sequence[jax.Array],
+        rotation: Rotation,
+        before: KeysValues | None = None,
+    ) -> tuple[jax.Array, KeysValues]:
+        """Returns the next block's tokens and this one's keys and values; see a call."""
         shift, scale, gate = modulation
-        return within_range(add_gated(x, gate, self.attn(modulate(x, shift, scale), rotation)))
+        y, read = self.attn(modulate(x, shift, scale), rotation, before)
+        return within_range(add_gated(x, gate, y)), read
 
 
 class Flux2Transformer2DModel(nnx.Module):
@@ -189,6 +244,7 @@ class Flux2Transformer2DModel(nnx.Module):
         *,
         guidance: jax.Array | None = None,
         references: Sequence[jax.Array] = (),
+        prefix: Prefix | None = None,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
         """Returns the prediction, b h w c, in the dtype of the parameters.
@@ -199,6 +255,7 @@ class Flux2Transformer2DModel(nnx.Module):
             context: the text's hidden states, b s joint_attention_dim.
             guidance: b, the guidance scale, for a transformer with guidance_embeds.
             references: the latents of images to look at, b h' w' c each.
+            prefix: what `prefix` returned for images to look at, which are left out then.
             gradient_checkpointing: the activations that the gradient computes again, not keeping
                 them: "none", or "blocks" or "full" for those within each block.
 
@@ -215,8 +272,42 @@ class Flux2Transformer2DModel(nnx.Module):
         ids = np.concatenate([text_ids(context.shape[1]), *images])
         rotation = rotation_at(ids, self.config.axes_dims_rope, self.config.rope_theta)
         remat = gradient_checkpointing != "none"
-        y = self.predict_tokens(tokens, timestep, context, rotation, guidance, remat=remat)
+        given = tokens, timestep, context, rotation, guidance
+        y = self.predict_tokens(*given, prefix=prefix, remat=remat)
         return y[:, : h * w].reshape(b, h, w, -1)
+
+    def prefix(self, references: Sequence[jax.Array]) -> Prefix:
+        """Returns what steps read of images to look at that see themselves alone, at time zero.
+
+        Upstream: transformer_flux2.py, _flux2_kv_causal_attention.
+
+        Args:
+            references: the latents of at least one image, b h w c each.
+
+        Raises:
+            ValueError: one has another number of channels.
+        """
+        ids, maps = list[np.ndarray](), list[jax.Array]()
+        for i, y in enumerate(references, 1):
+            check_map("references", y, self.config.in_channels)
+            ids.append(image_ids(y.shape[1], y.shape[2], REFERENCE_TIMES * i))
+            maps.append(y.reshape(y.shape[0], -1, y.shape[-1]))
+        rotation = rotation_at(
+            np.concatenate(ids), self.config.axes_dims_rope, self.config.rope_theta
+        )
+        x = split_tokens(self.x_embedder(jnp.concatenate(maps, axis=1)))
+        # A row for each image, as adapters have weights of their own for each.
+        temb = self.time_guidance_embed(jnp.zeros(x.shape[0], jnp.float32), None)
+        ((of_images, of_both),) = activations(temb, 2)
+        modulation, read = self.double_stream_modulation_img(of_images), list[Any]()
+        for block in self.transformer_blocks:
+            x, own = block.of_references(x, modulation, rotation)
+            read.append(own)
+        modulation, read_single = self.single_stream_modulation(of_both), list[Any]()
+        for single in self.single_transformer_blocks:
+            x, own = single.of_references(x, modulation, rotation)
+            read_single.append(own)
+        return Prefix(tuple(read), tuple(read_single))
 
     def predict_tokens(
         self,
@@ -226,6 +317,7 @@ class Flux2Transformer2DModel(nnx.Module):
         rotation: Rotation,
         guidance: jax.Array | None = None,
         *,
+        prefix: Prefix | None = None,
         remat: bool = False,
     ) -> jax.Array:
         """Returns the prediction for latents at any positions, b t c.
@@ -237,6 +329,7 @@ class Flux2Transformer2DModel(nnx.Module):
             rotation: the positions of the text's tokens, then of x's, b (s + t) d/2, or
                 1 (s + t) d/2.
             guidance: see a call.
+            prefix: see a call.
             remat: whether gradients compute the activations of blocks again.
 
         Raises:
@@ -251,12 +344,13 @@ class Flux2Transformer2DModel(nnx.Module):
         of_context = self.double_stream_modulation_txt(each[1])
         of_both = self.single_stream_modulation(each[2])
         x, context = map(split_tokens, (self.x_embedder(x), self.context_embedder(context)))
-        for block in self.transformer_blocks:
-            given = x, context, of_x, of_context, rotation
+        before, before_single = prefix or (itertools.repeat(None), itertools.repeat(None))
+        for block, known in zip(self.transformer_blocks, before):
+            given = x, context, of_x, of_context, rotation, known
             x, context = rematerialized(block, remat)(*given)
         joined = split_tokens(jnp.concatenate([context, x], axis=1))
-        for single in self.single_transformer_blocks:
-            joined = rematerialized(single, remat)(joined, of_both, rotation)
+        for single, known in zip(self.single_transformer_blocks, before_single):
+            joined = rematerialized(single, remat)(joined, of_both, rotation, known)
         scale, shift = self.norm_out(last)
         return self.proj_out(modulate(joined[:, s:], shift, scale))
 

@@ -16,7 +16,11 @@ from diffusax.pipelines.classes.flux import (
     FluxKontextPipeline,
     FluxPipeline,
 )
-from diffusax.pipelines.classes.flux2 import Flux2KleinInpaintPipeline, Flux2KleinPipeline
+from diffusax.pipelines.classes.flux2 import (
+    Flux2KleinInpaintPipeline,
+    Flux2KleinKVPipeline,
+    Flux2KleinPipeline,
+)
 from diffusax.pipelines.classes.flux3 import Flux3KleinInpaintPipeline, Flux3KleinPipeline
 from diffusax.pipelines.classes.krea2 import Krea2Pipeline
 from diffusax.pipelines.classes.qwen_image import (
@@ -56,6 +60,7 @@ __all__ = [
     "DDIMPipeline",
     "DDPMPipeline",
     "Flux2KleinInpaintPipeline",
+    "Flux2KleinKVPipeline",
     "Flux2KleinPipeline",
     "Flux3KleinInpaintPipeline",
     "Flux3KleinPipeline",

@@ -4,6 +4,7 @@ The call's arguments, their order and defaults are diffusers'; those after the s
 """
 
 from diffusax.pipelines.classes.bases import Flux2Klein
+from diffusax.pipelines.families import FLUX2_KLEIN_KV
 from diffusax.pipelines.pipeline import diffusers_methods
 from diffusax.pipelines.pipeline.call import documented
 from diffusax.pipelines.plan.arguments import TENSORS
@@ -59,4 +60,30 @@ class Flux2KleinInpaintPipeline(Flux2Klein):
 
         height and width have no effect, as in diffusers. A distilled checkpoint ignores
         guidance_scale.
+        """
+
+
+class Flux2KleinKVPipeline(Flux2Klein):
+    """Generates images from prompts and images to look at, which are computed once (FLUX.2 klein
+    KV, BFL 2026).
+
+    The checkpoint was trained with images that see themselves alone, at time zero.
+    """
+
+    family = FLUX2_KLEIN_KV
+    task = staticmethod(text_to_image)
+    more_tasks = (image_to_image,)
+
+    @documented
+    def __call__(
+        self, image=None, prompt=None, height=None, width=None, num_inference_steps=4, sigmas=None,
+        num_images_per_prompt=1, generator=None, latents=None, prompt_embeds=None,
+        output_type="pil", return_dict=True, attention_kwargs=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512,
+        text_encoder_out_layers=(9, 18, 27), *, seed=None, noise="jax", guidance_start=0.0,
+        guidance_end=1.0, adapters=None, guide=None,
+    ):
+        """Generates images for the prompts, which may speak of the given images.
+
+        All images are looked at for each prompt; height and width are by default the first one's.
         """

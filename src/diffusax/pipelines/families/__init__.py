@@ -8,7 +8,7 @@ from diffusax.pipelines.families.family import (
     diffusers_components,
 )
 from diffusax.pipelines.families.flux import FLUX
-from diffusax.pipelines.families.flux2 import FLUX2_KLEIN
+from diffusax.pipelines.families.flux2 import FLUX2_KLEIN, FLUX2_KLEIN_KV
 from diffusax.pipelines.families.flux3 import FLUX3_KLEIN
 from diffusax.pipelines.families.krea2 import KREA2
 from diffusax.pipelines.families.qwen_image import QWEN_IMAGE
@@ -22,6 +22,7 @@ from diffusax.pipelines.families.z_image import Z_IMAGE
 __all__ = [
     "FLUX",
     "FLUX2_KLEIN",
+    "FLUX2_KLEIN_KV",
     "FLUX3_KLEIN",
     "IMAGE_PROMPTS",
     "KREA2",

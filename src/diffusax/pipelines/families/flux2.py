@@ -38,6 +38,7 @@ from diffusax.pipelines.plan.plan import (
     Encoders,
     HiddenLayers,
     Prompt,
+    StepInputs,
     Texts,
     Tokens,
 )
@@ -66,6 +67,33 @@ class Flux2KleinDenoiser(TransformerDenoiser):
         first = params["transformer"], x, time, conditions.context
         prediction: jax.Array = self.network.apply(*first, **options)
         return prediction
+
+
+@dataclasses.dataclass(frozen=True)
+class Flux2KleinKVDenoiser(Flux2KleinDenoiser):
+    """The transformer of FLUX.2 klein KV, which was trained with images that see themselves alone.
+
+    What steps read of them is the same in all, and is computed once.
+    """
+
+    def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
+        """Returns the conditions with the keys and values of images to look at, if any."""
+        references = (conditions.added or {}).get("references", ())
+        if not references:
+            return conditions
+        options = adapter_options(params, "transformer", inputs.adapters)
+        read = self.network.apply(params["transformer"], references, method="prefix", **options)
+        return conditions._replace(keys={"transformer": read})
+
+    def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
+        """Predicts as `Flux2KleinDenoiser.predict`, of what `prepare` has read."""
+        conditions = given.conditions
+        if conditions.keys is None:
+            conditions = self.prepare(params, conditions, given.inputs)
+        options["prefix"] = (conditions.keys or {}).get("transformer")
+        rest = {k: v for k, v in (conditions.added or {}).items() if k != "references"}
+        own = given._replace(conditions=conditions._replace(added=rest))
+        return super().predict(params, own, options)
 
 
 def conditions(
@@ -209,3 +237,10 @@ FLUX2_KLEIN = Family(
     callback_view=policies.prompts_alone,
 )
 """FLUX.2 klein, distilled to four steps and not."""
+FLUX2_KLEIN_KV = dataclasses.replace(
+    FLUX2_KLEIN,
+    name="FLUX.2 klein KV",
+    options=(("is_distilled", True),),
+    denoiser=Flux2KleinKVDenoiser.of,
+)
+"""FLUX.2 klein KV, whose images to look at see themselves alone."""
