@@ -369,3 +369,9 @@ def _used(tree: ast.AST) -> Iterator[tuple[int, str]]:
         for name in found:
             if not (PRIVATE.match(name) is None and PRIVATE_PATH.match(name) is None):
                 yield node.lineno, name
+
+
+@pytest.mark.parametrize("effort", [-1.0, 0.0, 1.0])
+def test_compilers_take_an_effort(effort):
+    compiled = jax.jit(lambda x: x + 1).lower(1.0).compile(compat.effort_options(effort))
+    assert compiled(2.0) == 3.0

@@ -33,6 +33,18 @@ def pretend_cudnn() -> None:
         module.check_cudnn_version = lambda: 90800
 
 
+def effort_options(effort: float) -> dict[str, Any]:
+    """Returns the compiler options for an effort for a short execution time, from -1 to 1.
+
+    JAX 0.11 has levels in its place. JAX lists no compiler options; jax 0.10.2, 0.11.2.
+    """
+    import jax
+
+    if hasattr(jax.config, "jax_exec_time_optimization_effort"):
+        return {"exec_time_optimization_effort": effort}
+    return {"optimization_level": "O1" if effort < 0 else "O2" if effort == 0 else "O3"}
+
+
 _BUILDING = threading.RLock()
 
 

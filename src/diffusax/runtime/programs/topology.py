@@ -12,6 +12,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from diffusax.boundary.messages import install_command, require_extra
+from diffusax.runtime.compat import effort_options
 from diffusax.runtime.devices.chips import CARDS, Card, target_config
 from diffusax.runtime.devices.lowering import compiler_options
 from diffusax.runtime.devices.mesh import check_processes, make_mesh, parse_mesh
@@ -130,7 +131,7 @@ def compile_there(
     """
     options = {**compiler_options(mesh), **options}
     if effort is not None:
-        options["exec_time_optimization_effort"] = effort
+        options |= effort_options(effort)
     # What is compiled for devices that are elsewhere cannot be read from the cache again.
     uncached = contextlib.nullcontext() if effort is None else without_compilation_cache()
     try:
