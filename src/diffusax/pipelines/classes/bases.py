@@ -41,6 +41,13 @@ def padded_rows(found):
     return np.stack(rows), np.arange(max(lengths)) < np.array(lengths)[:, None]
 
 
+
+def _with_mask(found):
+    """Returns embeddings as n t d, and which tokens count, n t; None where all do."""
+    embeds, mask = padded_rows(found)
+    return embeds, None if mask.all() else mask
+
+
 class StableDiffusion(DiffusionPipeline):
     """Pipelines of Stable Diffusion 1.x and 2.x."""
 
@@ -211,8 +218,7 @@ class QwenImage(_TransformerLoRAs, DiffusionPipeline):
             prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask,
             max_sequence_length, **options,
         )
-        embeds, mask = padded_rows(found)
-        return alike((embeds, None if mask.all() else mask), *found)
+        return alike(_with_mask(found), *found)
 
 
 class QwenImageEdit(_TransformerLoRAs, DiffusionPipeline):
@@ -240,8 +246,7 @@ class QwenImageEdit(_TransformerLoRAs, DiffusionPipeline):
             prompt, image, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask,
             max_sequence_length, **options,
         )
-        embeds, mask = padded_rows(found)
-        return alike((embeds, None if mask.all() else mask), *found)
+        return alike(_with_mask(found), *found)
 
 
 class QwenImage21(_TransformerLoRAs, DiffusionPipeline):
@@ -269,8 +274,7 @@ class QwenImage21(_TransformerLoRAs, DiffusionPipeline):
         found, _ = self._encode(
             prompt, device, num_images_per_prompt, prompt_embeds, prompt_embeds_mask, **options
         )
-        embeds, mask = padded_rows(found)
-        return alike((embeds, None if mask.all() else mask, None), *found)
+        return alike((*_with_mask(found), None), *found)
 
 
 class Flux3Klein(_TransformerLoRAs, DiffusionPipeline):

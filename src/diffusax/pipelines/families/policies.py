@@ -139,7 +139,7 @@ class EitherScale(TrueCFG):
         return super().why_off(components, call)
 
     def _is_named_otherwise(self, call: Any) -> bool:
-        return call.guidance_scale is not None and "true_cfg_scale" not in call.given
+        return call.guidance_scale is not None and "true_cfg_scale" not in call.named
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from step to step, so that a run computes its keys and values once. Images have 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -37,6 +37,7 @@ from diffusax.pipelines.families.transformer import (
 )
 from diffusax.pipelines.families.vision_texts import (
     PLACE,
+    ReadWithText,
     apart,
     encode_with_images,
     images_of,
@@ -103,17 +104,12 @@ def _references(conditions: Conditions) -> tuple[tuple[Any, Any], ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class InText(policies.References):
+class InText(ReadWithText):
     """The denoiser looks at images that the text speaks of, each in an area of 1024x1024 pixels."""
 
     def references(self, call: Any, multiple: int) -> Sequence[np.ndarray]:
         images = (np.asarray(image, np.float32) / 255 for image in _read(call))
         return [2 * image[None] - 1 for image in images]
-
-    def condition(
-        self, given: Conditions, latents: Any, scaled: Callable[[Any], Any]
-    ) -> Conditions:
-        raise ValueError("Qwen-Image 2.1 cannot be trained on edits; use FLUX.2 or FLUX.3 klein")
 
 
 def conditions(

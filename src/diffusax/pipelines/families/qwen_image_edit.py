@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from diffusax.images.conversion import to_pixels
-from diffusax.images.references import as_images, of_area, size_of, size_of_area
+from diffusax.images.references import of_area, size_of, size_of_area
 from diffusax.models.network import Params
 from diffusax.pipelines.families import policies
 from diffusax.pipelines.families.family import Component, Family, diffusers_components
@@ -25,7 +25,9 @@ from diffusax.pipelines.families.qwen_image import QWEN_IMAGE, check_length
 from diffusax.pipelines.families.transformer import most_tokens, padded_length, padded_tokens
 from diffusax.pipelines.families.vision_texts import (
     PLACE,
+    ReadWithText,
     encode_with_images,
+    given_images,
     token_ids,
     tokens_with_images,
 )
@@ -65,11 +67,9 @@ class ImageChats:
         Raises:
             ValueError: there is none, or there are several where one is read.
         """
-        if call.image is None:
+        images = given_images(call)
+        if not images:
             raise ValueError("image must be given: an image to edit or to look at")
-        images = as_images(call.image)
-        if any(isinstance(image, list | tuple) for image in images):
-            raise ValueError("image must be one list of images, all of which are for every prompt")
         if self.single and len(images) > 1:
             raise ValueError(
                 f"image must be one image for this checkpoint (got {len(images)}); call it for "
@@ -149,21 +149,6 @@ def reference(image: Any, multiple: int) -> np.ndarray:
     return to_pixels(of_area(image, AREA), factor=multiple)
 
 
-@dataclasses.dataclass(frozen=True)
-class WithText(policies.References):
-    """The denoiser looks at images that the language model reads with the prompt."""
-
-    read: Callable[[Any, int], np.ndarray] = reference
-
-    def condition(
-        self, given: Conditions, latents: Any, scaled: Callable[[Any], Any]
-    ) -> Conditions:
-        raise ValueError(
-            "Qwen-Image-Edit cannot be trained on edits here, as its text encoder would have to "
-            "read each image; use FLUX.2 or FLUX.3 klein"
-        )
-
-
 def conditions(
     components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
 ) -> Conditions:
@@ -207,7 +192,7 @@ def _family(name: str, chats: ImageChats) -> Family:
         batch_key=chats.text_length,
         default_size=chats.default_size,
         encoding=policies.take_mode,
-        edits=WithText(most=1) if chats.single else WithText(),
+        edits=ReadWithText(most=1 if chats.single else 10, read=reference),
     )
 
 

@@ -3,36 +3,62 @@
 All texts of a call speak of the same images, whose tokens stand at the same places in all of them.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from diffusax.images.references import as_images
 from diffusax.models.encoders.qwen3_vl_vision import encode_each
 from diffusax.models.network import Network, Params
-from diffusax.pipelines.plan.plan import ImageSpans, Prompt, TextImages, Tokens
+from diffusax.pipelines.families.policies import References
+from diffusax.pipelines.plan.plan import Conditions, ImageSpans, Prompt, TextImages, Tokens
 from diffusax.text.vision_language import VisionLanguageProcessor
 
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
 """What stands for an image in a text."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ReadWithText(References):
+    """The denoiser looks at images that the text encoder reads with the prompt."""
+
+    def condition(
+        self, given: Conditions, latents: Any, scaled: Callable[[Any], Any]
+    ) -> Conditions:
+        raise ValueError(
+            "models whose text encoder reads the images with the prompt cannot be trained on edits "
+            "here; use FLUX.2 or FLUX.3 klein"
+        )
+
+
+def given_images(call: Any) -> list[Any]:
+    """Returns the images of a call, all of which are for every prompt.
+
+    Raises:
+        ValueError: the call has an empty list, or lists of images.
+    """
+    images = [] if call.image is None else as_images(call.image)
+    if any(isinstance(image, list | tuple) for image in images):
+        raise ValueError("image must be one list of images, all of which are for every prompt")
+    return images
+
+
 def images_of(call: Any) -> list[Any]:
     """Returns the images that a call's texts speak of.
 
     Raises:
-        ValueError: the call has none in a list, or lists of them, or embeddings in the place of a
+        ValueError: for the reasons of `given_images`; or there are embeddings in the place of a
             text, which know nothing of the images.
     """
-    if call.image is None:
+    images = given_images(call)
+    if not images:
         return []
-    images = as_images(call.image)
-    if any(isinstance(image, list | tuple) for image in images):
-        raise ValueError("image must be one list of images, all of which are for every prompt")
     for name in ("prompt_embeds", "negative_prompt_embeds"):
         if getattr(call, name) is not None:
             raise ValueError(
@@ -95,12 +121,16 @@ def token_ids(
 def encode_with_images(
     encoder: Network, params: Params, tokens: Tokens, **options: Any
 ) -> jax.Array:
-    """Returns the hidden states of texts, n t d. options: others of the encoder's method."""
+    """Returns the hidden states of texts, n t d, whose images are the same.
+
+    options: others of the encoder's method.
+    """
     images: Any = tokens.images
-    n, k = images.grids.shape[:2]
-    patches = [own[row] for row in range(n) for own in images.patches]
     run = functools.partial(encoder.apply, params, method="encode_images")
-    read = encode_each(run, patches, images.grids.reshape(n * k, 2)).tokens(images.places)
+    seen = encode_each(run, [own[0] for own in images.patches], images.grids[0])
+    rows = len(images.places)
+    each = jax.tree.map(lambda x: jnp.tile(x, (rows, *[1] * (x.ndim - 1))), seen)
+    read = each.tokens(images.places)
     given = tokens.ids[0], tokens.lengths
     (states,) = encoder.apply(
         params,

@@ -125,7 +125,9 @@ class Call:
     callback_on_step_end_tensor_inputs: list[str] | None = None
 
     given: Any = frozenset()
-    """The names of the arguments that are not their defaults, and true_cfg_scale if it is given."""
+    """The names of the arguments that are not their defaults."""
+    named: Any = frozenset()
+    """The names of the arguments that the caller wrote, with whatever value."""
     generators: Any = ()
     """PyTorch's generators and seeds, which draw the noise; `seed` has the seeds of all."""
     adapter_rows: Any = None
@@ -215,11 +217,10 @@ def read_call(
         return check_call(values, call)
     check_untraced(values, _CALL_TRACED)
     defaults = signature.parameters
-    changed = {name for name, value in values.items() if _differs(value, defaults[name].default)}
-    # The other name of a scale counts only where this one is not given, even with its default.
-    changed |= {*values} & {"true_cfg_scale"}
+    changed = [name for name, value in values.items() if _differs(value, defaults[name].default)]
     tensors = wants_tensors(pipe._tensors, *values.values())
-    return dataclasses.replace(_converted(values, call), given=frozenset(changed), tensors=tensors)
+    names: dict[str, Any] = {"given": frozenset(changed), "named": frozenset(values)}
+    return dataclasses.replace(_converted(values, call), tensors=tensors, **names)
 
 
 @functools.cache
