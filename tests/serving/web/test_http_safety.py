@@ -307,17 +307,17 @@ def small():
 
 
 def test_silent_connections_keep_nobody_out(small):
-    with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(connect(small)) for _ in range(20)]
-        answers = set()
-        # On a crowded machine a client may be too late with its own head.
-        for _ in range(3):
+    deadline, status = time.monotonic() + 60, None
+    # On a crowded machine a client may be too late with its own head.
+    while status is None and time.monotonic() < deadline:
+        with contextlib.ExitStack() as stack:
+            silent = [stack.enter_context(connect(small)) for _ in range(20)]
             with contextlib.suppress(ConnectionError, http.client.HTTPException):
-                answers.add(small.get("/health").status)
-        assert answers == {200}
-        # The oldest have made room.
-        with contextlib.suppress(ConnectionResetError):
-            assert silent[0].recv(1) == b""
+                status = small.get("/health").status
+            # The oldest have made room.
+            with contextlib.suppress(ConnectionResetError):
+                assert silent[0].recv(1) == b""
+    assert status == 200
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
