@@ -30,6 +30,7 @@ from diffusax.checkpoints.tree import (
 )
 from diffusax.models import MODELS
 from diffusax.models.network import Network, Params, parse_dtype
+from diffusax.models.quantized import parse_weights
 from diffusax.runtime.devices.mesh import param_sharding, tree_name
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ def read_parameters(
     variant: str | None = None,
     device: Any = None,
     changes: Mapping[str, Any] | None = None,
+    weights: str | None = None,
     **hub: Any,
 ) -> tuple[Network, Params]:
     """Reads the network in a folder or Hub repository and its parameters.
@@ -80,6 +82,7 @@ def read_parameters(
         where=", ".join(map(str, files)),
         dtype=None if dtype is None else parse_dtype(dtype),
         device=placing(network, device),
+        weights=parse_weights(weights),
     )
     return network, params
 

@@ -22,7 +22,8 @@ from flax import nnx
 
 from diffusax.checkpoints.tensors import Entry, TensorFile
 from diffusax.models.network import Params
-from diffusax.models.parameter_tree import fill, ordered_leaves
+from diffusax.models.parameter_tree import fill, ordered_leaves, path_name
+from diffusax.models.quantized import Quantized, Weights, quantize, quantizes
 
 MAX_LISTED = 15
 """The number of tensors that an error names."""
@@ -93,6 +94,7 @@ def load_entries(
     where: str,
     dtype: Any = None,
     device: Any = None,
+    weights: Weights | None = None,
 ) -> Params:
     """Loads a parameter tree like `fit_params`, from places in files, see `read_entries`."""
     paths = {entry.path for part in stored for entry in part.values()}
@@ -104,8 +106,8 @@ def load_entries(
         yield file.view(entry)
         file.release(entry)
 
-    options = {"where": where, "dtype": dtype, "device": device}
-    return fit_params(module_class, abstract_params, stored, opened, **options)
+    options: dict[str, Any] = {"where": where, "dtype": dtype, "device": device}
+    return fit_params(module_class, abstract_params, stored, opened, weights=weights, **options)
 
 
 def fit_params(
@@ -117,6 +119,7 @@ def fit_params(
     where: str,
     dtype: Any = None,
     device: Any = None,
+    weights: Weights | None = None,
 ) -> Params:
     """Loads a parameter tree: reads, transposes, casts and places one tensor after the other.
 
@@ -132,6 +135,7 @@ def fit_params(
             only with a dtype, because networks do not compute in 8 bits.
         device: a device or sharding for `jax.device_put`, or a function of a leaf's path and shape
             that returns one.
+        weights: what the kernels inside of blocks are stored as, see `quantizes`; None for dtype.
 
     Raises:
         ValueError: tensors are missing, unexpected, of another shape, duplicated, or not
@@ -141,12 +145,16 @@ def fit_params(
     found = fitted(module_class, abstract_params, stored, where=where)
     _check_dtypes(wanted, found, dtype)
 
-    def load(name: str) -> jax.Array:
+    def load(name: str) -> Any:
         path, shape = wanted[name]
+        place = device(path, shape) if callable(device) else device
         with opened(found[name]) as view:
             tensor = to_flax(view.reshape(torch_shape(shape, path)), path)
-            array = copied(tensor, dtype)
-        return put_array(array, device(path, shape) if callable(device) else device)
+            if weights is None or not quantizes(path_name(path), shape):
+                return put_array(copied(tensor, dtype), place)
+            own = tensor.dtype if dtype is None else dtype
+            kernel = quantize(tensor, weights, own, empty=aligned_empty)
+        return put_quantized(kernel, place)
 
     with ThreadPoolExecutor(2) as pool:
         arrays = list(pool.map(load, wanted))
@@ -190,6 +198,13 @@ def put_array(array: np.ndarray, device: Any) -> jax.Array:
     if isinstance(device, jax.sharding.NamedSharding) and device.mesh.size > 1:
         return jax.make_array_from_callback(array.shape, device, lambda index: array[index])
     return jax.device_put(array, device)
+
+
+def put_quantized(kernel: Quantized, place: Any) -> Quantized:
+    """Puts a kernel of eight bits where one of its shape would be put, see `put_array`."""
+    if place is None:
+        return jax.device_put(kernel)
+    return jax.tree.map(put_array, kernel, kernel.places(place))
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

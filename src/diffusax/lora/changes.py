@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.lora.files import ROWS
+from diffusax.models.quantized import Quantized, dense
 
 Array = Any
 Change = Mapping[str, Array]
@@ -29,16 +30,17 @@ def merge(leaf: Array, changes: Sequence[Change], scales: Sequence[Any], kernel:
     """Adds changes to a parameter, in float32, and returns it in its dtype.
 
     Args:
-        leaf: a parameter in the layout of the tree.
+        leaf: a parameter in the layout of the tree; one of eight bits stays one, rounded anew.
         changes: the changes.
         scales: the weight that the user gives each change.
         kernel: whether the parameter is a kernel, whose axes PyTorch has in another order.
     """
-    weight = leaf.astype(jnp.float32)
+    weight = dense(leaf).astype(jnp.float32)
     axes = ((3, 2, 0, 1), (2, 3, 1, 0)) if weight.ndim == 4 else (None, None)
     weight = weight.transpose(axes[0]) if kernel else weight
     total = weight + sum(delta(c, weight, s) for c, s in zip(changes, scales, strict=True))
-    return (total.transpose(axes[1]) if kernel else total).astype(leaf.dtype)
+    total = total.transpose(axes[1]) if kernel else total
+    return leaf.refilled(total) if isinstance(leaf, Quantized) else total.astype(leaf.dtype)
 
 
 def delta(change: Change, weight: Array, scale: Array) -> Array:

@@ -20,7 +20,7 @@ from diffusax.lora.write import write_lora
 from diffusax.models.adapters.low_rank import AdaptedNetwork, kernel_shapes
 from diffusax.models.adapters.trained import TrainedAdapters, column_lengths
 from diffusax.models.network import Params, cast_params
-from diffusax.runtime.devices.mesh import tree_name
+from diffusax.models.parameter_tree import ordered_leaves, path_name
 
 log = logging.getLogger(__name__)
 
@@ -192,10 +192,10 @@ class TrainedLora:
 
 def kernel_lengths(params: Params, paths: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Returns the lengths of the columns of a network's kernels by the layers' paths, d each."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-    kernels = {tree_name(path[:-1]): leaf for path, leaf in leaves if path[-1].key == "kernel"}
+    leaves = ordered_leaves(params)
+    kernels = {path_name(path[:-1]): leaf for path, leaf in leaves if path[-1].key == "kernel"}
     chosen = {path: kernels[path] for path in paths}
-    return jax.jit(lambda tree: jax.tree.map(column_lengths, tree))(chosen)
+    return jax.jit(lambda tree: {path: column_lengths(x) for path, x in tree.items()})(chosen)
 
 
 def plan_of_file(

@@ -19,6 +19,7 @@ from diffusax.models.parameter_tree import (
     fitted_tree,
     numbers_as_keys,
     ordered_leaves,
+    replaces,
     texts_as_keys,
 )
 from diffusax.runtime.compat import unchecked_modules
@@ -189,7 +190,9 @@ def _x64() -> bool:
 def cast_params(params: Params, dtype: Any) -> Params:
     """Casts the tree's floating-point leaves; gradients keep their first dtype."""
     return jax.tree.map(
-        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+        params,
+        is_leaf=replaces,
     )
 
 

@@ -84,13 +84,27 @@ def ordered_leaves(
         for key in sorted(tree, key=_place):
             yield from ordered_leaves(tree[key], (*path, jax.tree_util.DictKey(key)))
     else:
-        for rest, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        for rest, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=replaces):
             yield (*path, *rest), leaf
+
+
+def first_parameter(tree: Any) -> Any:
+    """Returns one parameter of a tree, by which the dtype of all is known; None without any."""
+    left = [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, Mapping):
+            left += [node[key] for key in sorted(node, reverse=True)]
+        elif isinstance(node, list | tuple):
+            left += reversed(node)
+        elif node is not None:
+            return node
+    return None
 
 
 def fill(tree: Any, values: Iterable[Any]) -> Any:
     """Returns a tree of the same structure with other leaves, in the order of `ordered_leaves`."""
-    leaves, structure = jax.tree.flatten(tree)
+    leaves, structure = jax.tree.flatten(tree, is_leaf=replaces)
     places = jax.tree.unflatten(structure, range(len(leaves)))
     found = dict(zip((place for _, place in ordered_leaves(places)), values, strict=True))
     return jax.tree.unflatten(structure, [found[place] for place in range(len(leaves))])
@@ -113,15 +127,18 @@ def _is_fitted(shapes: Any, params: Any) -> bool:
         structure: Any = jax.tree.structure(params)
     except (TypeError, ValueError):
         return False  # Keys of several types have no order.
-    if structure != jax.tree.structure(shapes):
-        return False
+    if structure != (wanted := jax.tree.structure(shapes)):
+        # Kernels of eight bits are trees themselves, and stand for one parameter each.
+        leaves, structure = jax.tree.flatten(params, is_leaf=replaces)
+        if structure != wanted:
+            return False
     return all(map(_fits, jax.tree.leaves(shapes), leaves))
 
 
 def _fits(wanted: Any, leaf: Any) -> bool:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or leaf.shape != wanted.shape:
-        return _replaces(leaf)
+        return replaces(leaf)
     return _floating(dtype) == _floating(wanted.dtype)
 
 
@@ -129,7 +146,7 @@ def _floating(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
-def _replaces(leaf: Any) -> bool:
+def replaces(leaf: Any) -> bool:
     """Returns whether a layer reads its parameter from something else, such as `Arranged`."""
     return bool(getattr(leaf, "replaces_parameter", False))
 
@@ -140,7 +157,7 @@ def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
         tree = tree.get_value()
     if tree is None:
         return
-    is_leaf = _replaces(tree) or (hasattr(tree, "shape") and hasattr(tree, "dtype"))
+    is_leaf = replaces(tree) or (hasattr(tree, "shape") and hasattr(tree, "dtype"))
     children = None if is_leaf else _children(tree)
     if children is None:
         yield path, tree

@@ -22,6 +22,7 @@ from diffusax.models.network import (
     floating_dtype,
     initialize_params,
 )
+from diffusax.models.parameter_tree import first_parameter, ordered_leaves
 from diffusax.models.table import MODELS
 from diffusax.networks.module_methods import ModuleMethods
 from diffusax.networks.pretrained import Pretrained
@@ -196,7 +197,7 @@ class Model(Pretrained, ModuleMethods):
             only_trainable: whether to count none where `requires_grad_(False)` was called.
             exclude_embeddings: whether to leave out the tables of embeddings.
         """
-        leaves = jax.tree_util.tree_leaves_with_path(self.params)
+        leaves = ordered_leaves(self.params)
         if only_trainable and not self.switches.trainable:
             return 0
         kept = (
@@ -209,7 +210,7 @@ class Model(Pretrained, ModuleMethods):
     @property
     def dtype(self) -> Any:
         """The dtype of the parameters, in which the network computes; see `for_reader`."""
-        return for_reader(jax.tree.leaves(self.params)[0].dtype)
+        return for_reader(first_parameter(self.params).dtype)
 
     @property
     def device(self) -> Any:
@@ -224,7 +225,7 @@ class Model(Pretrained, ModuleMethods):
     @property
     def is_double(self) -> bool:
         """Whether the parameters are of 64 bits."""
-        return any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(self.params)[:1])
+        return getattr(first_parameter(self.params), "dtype", None) == np.float64
 
     @under_own_switches
     def run(
@@ -356,6 +357,7 @@ def load_network(
     variant: str | None = None,
     device: Any = None,
     changes: Mapping[str, Any] | None = None,
+    weights: str | None = None,
     **hub: Any,
 ) -> Model:
     """Loads the network in a folder or Hub repository, as diffusers or transformers saved it.
@@ -370,10 +372,12 @@ def load_network(
             spread when it is read, see `runtime.mesh.param_sharding`.
         changes: options that replace those of the config; tensors that the network does not have
             with them are left out.
+        weights: "int8" or "fp8" for kernels of eight bits, see `diffusax.models.quantized`.
         **hub: revision, token, local_files_only, cache_dir: see `resolve`.
 
     Raises:
         ValueError: diffusax cannot read the folder or its config; says which and why.
     """
     options: dict[str, Any] = {"dtype": dtype, "variant": variant, "device": device, **hub}
+    options["weights"] = weights
     return Model(*read_parameters(path_or_repo, subfolder=subfolder, changes=changes, **options))

@@ -10,6 +10,7 @@ import jax
 from tqdm.auto import tqdm
 
 from diffusax._version import __version__
+from diffusax.models.parameter_tree import first_parameter
 from diffusax.offline.folder import Folder
 from diffusax.offline.prompts import Prompts, Source, open_prompts
 from diffusax.offline.requests import Settings
@@ -125,7 +126,7 @@ def pipeline_facts(pipe: Any) -> dict[str, Any]:
     """Returns what decides the images of a pipeline, besides its parameters."""
     return {
         "pipeline": type(pipe).__name__,
-        "dtypes": {name: str(jax.tree.leaves(p)[0].dtype) for name, p in pipe.params.items() if p},
+        "dtypes": {name: str(first_parameter(p).dtype) for name, p in pipe.params.items() if p},
         "scheduler": dict(pipe.scheduler.config),
         "vae_tiling": pipe.vae.tiling,
         "freeu": None if pipe.parts.freeu is None else list(pipe.parts.freeu),

@@ -19,6 +19,7 @@ import numpy as np
 from diffusax.models.ops.conv import Padding, conv2d
 from diffusax.models.ops.matmul import matmul
 from diffusax.models.parameter_tree import ordered_leaves, path_name
+from diffusax.models.quantized import Kernel
 
 
 class Base(NamedTuple):
@@ -26,7 +27,7 @@ class Base(NamedTuple):
 
     y: jax.Array
     """The layer's own result, b ... d."""
-    kernel: jax.Array
+    kernel: Kernel
     bias: jax.Array | None
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from diffusax.models.adapters.low_rank import Base
 from diffusax.models.ops.conv import Padding, conv2d
 from diffusax.models.ops.matmul import matmul
+from diffusax.models.quantized import Kernel, dense
 
 
 class TrainedLayer(NamedTuple):
@@ -42,7 +43,7 @@ class TrainedLayer(NamedTuple):
         return self._added(x, base, lambda x, k: conv2d(x, k, stride=stride, padding=padding))
 
     def _added(
-        self, x: jax.Array, base: Base, product: Callable[[jax.Array, jax.Array], jax.Array]
+        self, x: jax.Array, base: Base, product: Callable[[jax.Array, Kernel], jax.Array]
     ) -> jax.Array:
         x = self.dropped(x)
         lora = matmul(product(x, self.down), self.up) * self.scale
@@ -67,16 +68,16 @@ class TrainedLayer(NamedTuple):
         kept = draw(self.keys)
         return jnp.where(kept, x / keep, 0)
 
-    def _lengths(self, kernel: jax.Array) -> jax.Array:
+    def _lengths(self, kernel: Kernel) -> jax.Array:
         """Returns the lengths of the columns of W + s A B, d, float32, as constants."""
         down, up = (x.astype(jnp.float32) for x in (self.down, self.up))
-        total = kernel.astype(jnp.float32) + jnp.matmul(down, up) * self.scale
+        total = dense(kernel).astype(jnp.float32) + jnp.matmul(down, up) * self.scale
         return jax.lax.stop_gradient(column_lengths(total))
 
 
-def column_lengths(kernel: jax.Array) -> jax.Array:
+def column_lengths(kernel: Kernel) -> jax.Array:
     """Returns the norm of a kernel ... c d over all that goes to each output, d."""
-    return jnp.sqrt(jnp.sum(jnp.square(kernel), axis=tuple(range(kernel.ndim - 1))))
+    return jnp.sqrt(jnp.sum(jnp.square(dense(kernel)), axis=tuple(range(kernel.ndim - 1))))
 
 
 class TrainedAdapters(NamedTuple):

@@ -16,8 +16,9 @@ from jax.nn.initializers import lecun_normal, normal, ones, zeros
 from diffusax.models.adapters.low_rank import Base, LowRank
 from diffusax.models.layers.rngs import shaped
 from diffusax.models.ops.conv import conv2d
-from diffusax.models.ops.matmul import apart, matmul, split_matmul
+from diffusax.models.ops.matmul import apart, columns, matmul, split_matmul
 from diffusax.models.ops.norms import group_norm, layer_norm, rms_norm
+from diffusax.models.quantized import Kernel, Quantized
 from diffusax.runtime.devices.mesh import split_columns, tensor_parts
 
 _DENSE: dict[str, Any] = {"kernel_init": shaped(lecun_normal()), "bias_init": shaped(zeros)}
@@ -35,7 +36,7 @@ class Linear(nnx.Linear):
         super().__init__(c, d, use_bias=bias, rngs=rngs, **_DENSE)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = self.kernel[...]
+        kernel: Kernel = self.kernel.get_value()
         bias = None if self.bias is None else self.bias[...]
         x = x.astype(kernel.dtype)
         if self.adapters is None:
@@ -59,13 +60,13 @@ class Arranged:
 
     replaces_parameter: ClassVar[bool] = True
     """That it may stand in a network's parameters, see `parameter_tree`."""
-    parts: tuple[jax.Array, ...]
+    parts: tuple[Kernel, ...]
 
 
 class ArrangedLinear(Linear):
     """A linear layer whose kernel is not stored as the devices of a mesh's tensor axis read it."""
 
-    _parts: Callable[[jax.Array], tuple[jax.Array, ...]]
+    _parts: Callable[[Kernel], tuple[Kernel, ...]]
     """Arranges the kernel."""
 
     @property
@@ -113,7 +114,8 @@ class SplitLinear(ArrangedLinear):
             if self.adapters is not None:
                 return self._split(super().__call__(x))
             bias = None if self.bias is None else self.bias[...]
-            return split_matmul(x, self.kernel[...], bias, self.widths, self.read_together)
+            kernel: Kernel = self.kernel.get_value()
+            return split_matmul(x, kernel, bias, self.widths, self.read_together)
         kernels = self.arranged().parts
         biases = [None] * len(kernels) if self.bias is None else self._split(self.bias[...])
         x = x.astype(kernels[0].dtype)
@@ -123,8 +125,13 @@ class SplitLinear(ArrangedLinear):
             ys = [y + adapters._replace(up=up).linear(x) for y, up in zip(ys, ups)]
         return tuple(ys)
 
-    def _parts(self, kernel: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(map(split_columns, self._split(kernel)))
+    def _parts(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        def split(part: Kernel) -> Kernel:
+            if isinstance(part, Quantized):
+                return part.with_values(split_columns(part.values))
+            return split_columns(part)
+
+        return tuple(map(split, columns(kernel, self.widths)))
 
     def _split(self, y: jax.Array) -> tuple[jax.Array, ...]:
         # The gradient of a split is one concatenation; that of slices is a sum of padded maps.
@@ -164,7 +171,7 @@ class Conv2d(nnx.Conv):
         self.pad = ((padding, padding), (padding, padding)) if isinstance(padding, int) else padding
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = self.kernel[...]
+        kernel: Kernel = self.kernel.get_value()
         x = x.astype(kernel.dtype)
         y = conv2d(x, kernel, stride=self.stride, padding=self.pad)
         bias = None if self.bias is None else self.bias[...]

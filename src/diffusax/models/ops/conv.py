@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from diffusax.models.ops.matmul import matmul
+from diffusax.models.quantized import Kernel, dense
 from diffusax.runtime.devices.lowering import by_platform, is_plain, known_sizes
 from diffusax.runtime.devices.mesh import batch_size
 
@@ -16,8 +17,9 @@ Padding = tuple[tuple[int, int], tuple[int, int]]
 Lowering = Literal["direct", "pointwise", "columns", "patches", "winograd"]
 
 
-def conv2d(x: jax.Array, kernel: jax.Array, *, stride: int = 1, padding: Padding) -> jax.Array:
+def conv2d(x: jax.Array, kernel: Kernel, *, stride: int = 1, padding: Padding) -> jax.Array:
     """Convolves x: b h w c with kernel: kh kw c d -> b h' w' d, in x's dtype, summed in float32."""
+    kernel = dense(kernel)
     if is_plain():
         return _direct(x, kernel, stride, padding)
     return _by_platform(x, kernel, stride=stride, padding=padding)

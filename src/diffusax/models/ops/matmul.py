@@ -7,11 +7,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from diffusax.models.quantized import Kernel, Quantized
 from diffusax.runtime.devices.lowering import barrier_on, by_platform, is_plain
 from diffusax.runtime.devices.mesh import context_parts
 
 
-def matmul(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+def matmul(x: jax.Array, kernel: Kernel, bias: jax.Array | None = None) -> jax.Array:
     """Computes x kernel + bias. x: ... c, kernel: c d, bias: d -> ... d, in x's dtype.
 
     The product's result is float32: bfloat16 sums lose digits on TPUs and CPUs, and XLA's CPU
@@ -22,6 +23,8 @@ def matmul(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> ja
     at twice the bytes, because XLA leaves its rounding to what follows. cuBLAS adds a bias, and a
     map that is added to the result, where they have the result's dtype.
     """
+    if isinstance(kernel, Quantized):
+        x, kernel = kernel.rotated(x), kernel.unrotated()
     # Images and tokens in one axis could not be split by tokens.
     rows = x if context_parts() > 1 else x.reshape(-1, x.shape[-1])
     biases = () if bias is None else (bias,)
@@ -59,7 +62,7 @@ _FORMS = {"cpu": "materialized", "cuda": "rounded"}
 
 def split_matmul(
     x: jax.Array,
-    kernel: jax.Array,
+    kernel: Kernel,
     bias: jax.Array | None,
     widths: Sequence[int],
     read_together: Sequence[int] = (),
@@ -85,15 +88,20 @@ def split_matmul(
 
 
 def _split_product(
-    parts: Sequence[Sequence[int]], x: jax.Array, kernel: jax.Array, bias: jax.Array | None
+    parts: Sequence[Sequence[int]], x: jax.Array, kernel: Kernel, bias: jax.Array | None
 ) -> tuple[jax.Array, ...]:
     """Multiplies by the matrices of each part in one product. parts: the columns of each matrix."""
     sizes = [sum(part) for part in parts]
-    kernels = _split(kernel, sizes)
+    kernels = columns(kernel, sizes)
     biases = [None] * len(sizes) if bias is None else _split(bias, sizes)
     x = x.astype(kernel.dtype)
     ys = [matmul(x, k, b) for k, b in zip(kernels, biases)]
     return tuple(z for y, part in zip(ys, parts) for z in _split(y, part))
+
+
+def columns(kernel: Kernel, widths: Sequence[int]) -> Sequence[Kernel]:
+    """Returns the kernels that stand side by side in one, by their output channels."""
+    return kernel.columns(widths) if isinstance(kernel, Quantized) else _split(kernel, widths)
 
 
 def _split(y: jax.Array, widths: Sequence[int]) -> tuple[jax.Array, ...]:

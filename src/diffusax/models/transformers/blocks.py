@@ -17,6 +17,7 @@ from diffusax.models.ops.activations import approximate_gelu, gated_silu
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.matmul import apart, concatenate, matmul
 from diffusax.models.ops.rotation import Rotation, rotate
+from diffusax.models.quantized import Kernel, Quantized, dense
 from diffusax.runtime.devices.mesh import (
     Rule,
     Rules,
@@ -253,13 +254,18 @@ class JoinedLinear(ArrangedLinear):
         """Whether the mesh has a tensor axis that divides the channels of both arrays."""
         return super().differs and not any(width % tensor_parts() for width in self.widths)
 
-    def _parts(self, kernel: jax.Array) -> tuple[jax.Array, ...]:
+    def _parts(self, kernel: Kernel) -> tuple[Kernel, ...]:
+        if isinstance(kernel, Quantized) and kernel.is_by_channel:
+            return (kernel.with_values(self._rows(kernel.values)),)
+        return (self._rows(dense(kernel)),)
+
+    def _rows(self, kernel: jax.Array) -> jax.Array:
         # Each device has a part of both beside each other, so that one sum over devices is enough.
         parts, c = tensor_parts(), self.widths[0]
         rows = [
             k.reshape(parts, -1, k.shape[-1]) for k in map(split_rows, (kernel[:c], kernel[c:]))
         ]
-        return (jnp.concatenate(rows, axis=1).reshape(kernel.shape),)
+        return jnp.concatenate(rows, axis=1).reshape(kernel.shape)
 
 
 def activations(temb: jax.Array, *counts: int) -> list[tuple[jax.Array, ...]]:

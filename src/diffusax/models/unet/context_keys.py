@@ -13,6 +13,7 @@ from diffusax.models.adapters.low_rank import Layers, layer_at
 from diffusax.models.layers.inputs import check_tokens
 from diffusax.models.network import Network, Params
 from diffusax.models.ops.matmul import apart, matmul
+from diffusax.models.parameter_tree import first_parameter
 
 ContextKeys = Mapping[str, tuple[Any, Any]]
 """The keys and the values by the path of the cross-attention: b s inner each, or `Lowered`."""
@@ -42,7 +43,7 @@ def project_context(
     layers = {path: layer_at(module, path) for path in paths}
     for layer in layers.values():
         check_tokens("encoder_hidden_states", context, {layer.to_k.kernel.shape[0]})
-    context = context.astype(jax.tree.leaves(params)[0].dtype)
+    context = context.astype(first_parameter(params).dtype)
     # Side by side, the matrices of all layers would be copied into one first.
     contexts = iter(apart(context, 2 * len(layers)))
 

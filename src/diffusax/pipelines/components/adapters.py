@@ -14,6 +14,7 @@ from diffusax.lora.lora import Lora, check_fits, lora_of_arrays
 from diffusax.lora.stacks import Shapes, StackShape, Weight, WeightGroups, stack, stack_shapes
 from diffusax.models.adapters.low_rank import Layers
 from diffusax.models.network import Params
+from diffusax.models.parameter_tree import first_parameter
 from diffusax.pipelines.components.merging import merged_params
 from diffusax.pipelines.families.placement import device_of, put_params
 from diffusax.pipelines.plan.arguments import Call, as_list, match_length
@@ -219,7 +220,7 @@ class _Stacks:
         shape: StackShape,
     ) -> Layers:
         """Returns a component's stack on its devices; that of the same LoRAs is made once."""
-        leaf = jax.tree.leaves(c.params[component])[0]
+        leaf = first_parameter(c.params[component])
         place = c.mesh_for(component)
         if place is None and not is_traced(leaf):
             place = getattr(leaf, "sharding", None)

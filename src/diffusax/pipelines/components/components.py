@@ -16,6 +16,7 @@ from diffusax.models.adapters.freeu import FreeU
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.autoencoders.pixels import pixels
 from diffusax.models.network import Network, Params, fit
+from diffusax.models.parameter_tree import first_parameter
 from diffusax.networks import Model
 from diffusax.pipelines.components.adapters import ROLES, AdapterStore
 from diffusax.pipelines.components.ip_adapters import IPAdapterStore
@@ -272,7 +273,7 @@ class Components:
         """
         denoiser = self.family.names("denoiser")[0]
         first = [self.params[denoiser]] if denoiser in self.params else self.params.values()
-        leaf = next(iter(jax.tree.leaves(list(first))), None)
+        leaf = first_parameter(list(first))
         if leaf is None:
             self.require(denoiser)
         return leaf

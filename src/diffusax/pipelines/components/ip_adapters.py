@@ -14,6 +14,7 @@ from diffusax.boundary.convert import shortened
 from diffusax.checkpoints.ip_adapter import IPAdapter
 from diffusax.models.adapters.image_prompts import ImageLayers, cross_attentions
 from diffusax.models.network import Network, Params, cast_params
+from diffusax.models.parameter_tree import first_parameter
 from diffusax.pipelines.families.placement import device_of, put_params
 from diffusax.runtime.copies import Copyable
 from diffusax.runtime.switches import is_traced
@@ -93,7 +94,7 @@ class IPAdapterStore(Copyable):
         They are the same objects until the IP-Adapters, the dtype or the devices change.
         """
         name = c.denoiser.components[0]
-        leaf = jax.tree.leaves(c.params[name])[0]
+        leaf = first_parameter(c.params[name])
         with self._lock:
             cache = self._cache
             key = leaf.dtype, c.mesh, None if c.mesh is not None else device_of(leaf)

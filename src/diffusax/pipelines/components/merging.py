@@ -12,6 +12,7 @@ from diffusax.lora.changes import merge
 from diffusax.lora.lora import Lora
 from diffusax.lora.stacks import WeightGroups
 from diffusax.models.network import Params
+from diffusax.models.parameter_tree import replaces
 from diffusax.pipelines.plan.arguments import as_list
 from diffusax.runtime.devices.layouts import in_order
 from diffusax.runtime.devices.mesh import tree_name
@@ -113,7 +114,9 @@ def unfuse(c: Any, networks: Mapping[str, Any], components: str | Sequence[str] 
     for target in _targets(components, networks):
         if target in c.fused:
             originals = c.fused.pop(target).originals
-            leaves, structure = jax.tree_util.tree_flatten_with_path(c.params[target])
+            leaves, structure = jax.tree_util.tree_flatten_with_path(
+                c.params[target], is_leaf=replaces
+            )
             restored = [_restored(leaf, originals.get(tree_name(path))) for path, leaf in leaves]
             c.params[target] = jax.tree.unflatten(structure, restored)
 
@@ -121,7 +124,7 @@ def unfuse(c: Any, networks: Mapping[str, Any], components: str | Sequence[str] 
 def _merged(
     params: Params, component: str, changes: Mapping[str, list[tuple[Any, np.float32]]]
 ) -> Params:
-    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params, is_leaf=replaces)
     names = [tree_name(path) for path, _ in leaves]
     if unknown := set(changes) - set(names):
         raise ValueError(
@@ -133,9 +136,7 @@ def _merged(
         if name in changes:
             own, scales = zip(*changes[name])
             new = merge(leaf, own, scales, name.endswith(".kernel"))
-            # What is offloaded lies on the host, and stays there.
-            host = isinstance(leaf, np.ndarray)
-            leaf = np.asarray(new) if host else in_order(jax.device_put(new, leaf.sharding))
+            leaf = jax.tree.map(_placed_like, leaf, new)
         merged.append(leaf)
     return jax.tree.unflatten(structure, merged)
 
@@ -155,18 +156,26 @@ def _targets(components: Any, networks: Mapping[str, Any]) -> list[str]:
 
 def _changed(before: Params, after: Params) -> dict[str, Any]:
     """Returns the parameters that differ, as they were, on the host where this process has all."""
-    pairs = zip(jax.tree_util.tree_flatten_with_path(before)[0], jax.tree.leaves(after))
+    flat = jax.tree_util.tree_flatten_with_path(before, is_leaf=replaces)[0]
+    pairs = zip(flat, jax.tree.leaves(after, is_leaf=replaces))
     return {
-        tree_name(path): np.asarray(old) if getattr(old, "is_fully_addressable", True) else old
-        for (path, old), new in pairs
-        if old is not new
+        tree_name(path): jax.tree.map(_on_host, old) for (path, old), new in pairs if old is not new
     }
 
 
+def _on_host(leaf: Any) -> Any:
+    return np.asarray(leaf) if getattr(leaf, "is_fully_addressable", True) else leaf
+
+
 def _restored(leaf: Any, original: Any) -> Any:
-    if original is None or isinstance(leaf, np.ndarray):
-        return leaf if original is None else original
-    return in_order(jax.device_put(original, leaf.sharding))
+    return leaf if original is None else jax.tree.map(_placed_like, leaf, original)
+
+
+def _placed_like(leaf: Any, new: Any) -> Any:
+    """Returns an array where another one lies; what is offloaded lies on the host."""
+    if isinstance(leaf, np.ndarray):
+        return np.asarray(new)
+    return in_order(jax.device_put(new, leaf.sharding))
 
 
 def _check_finite(found: Mapping[str, Params]) -> None:

@@ -23,6 +23,7 @@ from diffusax.models.autoencoders.latents import (
 )
 from diffusax.models.layers.layers import ArrangedLinear
 from diffusax.models.network import Network, Params, cast_params
+from diffusax.models.parameter_tree import first_parameter
 from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.plan.branches import AdjacentLanes, Branches, lane_inputs
 from diffusax.pipelines.plan.guidance import guidance_by
@@ -350,7 +351,7 @@ def repeat_to(x: jax.Array, b: int) -> jax.Array:
 
 def _upcast(params: Params) -> Params:
     """Casts float16 parameters to float32 and leaves others as they are."""
-    half = jax.tree.leaves(params)[0].dtype == jnp.float16
+    half = first_parameter(params).dtype == jnp.float16
     return cast_params(params, jnp.float32) if half else params
 
 

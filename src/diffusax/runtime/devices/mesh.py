@@ -243,10 +243,17 @@ def turned_sharding(sharding: NamedSharding, axes: Sequence[int]) -> NamedShardi
 
 
 def tree_sharding(mesh: Mesh, tree: Any, rules: Rules = ()) -> Any:
-    """Returns `param_sharding` for each array (or shape) of a tree."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x: param_sharding(mesh, tree_name(path), x.shape, rules), tree
-    )
+    """Returns `param_sharding` for each array (or shape) of a tree.
+
+    What stands for one parameter and consists of several arrays says itself where those lie, by a
+    method `places`.
+    """
+
+    def one(path: Sequence[Any], x: Any) -> Any:
+        place = param_sharding(mesh, tree_name(path), x.shape, rules)
+        return x.places(place) if hasattr(x, "places") else place
+
+    return jax.tree_util.tree_map_with_path(one, tree, is_leaf=lambda x: hasattr(x, "places"))
 
 
 def tree_name(path: Sequence[Any]) -> str:

@@ -1,0 +1,294 @@
+"""Kernels of eight bits in the place of a network's parameters.
+
+A `Quantized` kernel is multiplied out where a layer reads it: XLA does so while it loads the kernel
+for the product, so that device memory holds the eight bits alone. Inputs and results keep the dtype
+of computation.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+Weights = Literal["int8", "fp8"]
+"""What kernels are stored as: integers, or floating-point numbers of four bits of exponent and
+three of mantissa (float8_e4m3fn, Micikevicius et al. 2022)."""
+_STORED: dict[str, tuple[Any, float]] = {
+    "int8": (np.int8, 127.0),
+    "fp8": (ml_dtypes.float8_e4m3fn, 448.0),
+}
+"""The dtype and the largest number of each kind."""
+_LEAST = 32
+"""The fewest inputs for which scales are small beside the kernel."""
+_PART = 2**21
+"""The numbers of a kernel that are in float32 at once."""
+_HADAMARD = ((1, 1, 1, -1), (1, 1, -1, 1), (1, -1, 1, 1), (-1, 1, 1, 1))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Quantized:
+    """A kernel of eight bits: H (values * scale), with H the rotation of `rotation`.
+
+    It stands in a tree of parameters as one parameter, and has what is asked of an array: `shape`,
+    `dtype`, `astype` and `[...]`, which multiplies it out. Its own arrays are leaves for JAX.
+    """
+
+    values: Any
+    """The numbers, int8 or float8, in the kernel's shape: c d, or h w c d."""
+    scale: Any
+    """What they are multiplied by, float32: () one number, (d,) one for each output channel, or
+    (n, d) one for each of n blocks of inputs as well."""
+    dtype: np.dtype = dataclasses.field(metadata={"static": True})
+    """The dtype of computation."""
+    rotation: int = dataclasses.field(default=0, metadata={"static": True})
+    """The number of inputs in a group that is rotated by `hadamard`, as ConvRot does; 0 for none.
+    """
+    replaces_parameter: ClassVar = True
+    """That it may stand in a network's parameters, see `parameter_tree`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The kernel's shape."""
+        return tuple(self.values.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of the kernel's axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of the kernel's numbers."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return int(self.values.nbytes + self.scale.nbytes)
+
+    @property
+    def sharding(self) -> Any:
+        """Where the numbers lie."""
+        return self.values.sharding
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether this process has all of the numbers."""
+        return bool(getattr(self.values, "is_fully_addressable", True))
+
+    def devices(self) -> Any:
+        """Returns the devices of the numbers."""
+        return self.values.devices()
+
+    def astype(self, dtype: Any) -> Self:
+        """Returns the same numbers for computation in another dtype."""
+        return dataclasses.replace(self, dtype=np.dtype(dtype))
+
+    def __getitem__(self, key: Any) -> jax.Array:
+        """Returns a part of the kernel in the dtype of computation; `[...]` is all of it."""
+        kernel = self.unrotated()
+        if self.rotation:
+            kernel = rotate(kernel.astype(jnp.float32).T, self.rotation).T.astype(self.dtype)
+        return kernel[key]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[...], dtype)
+
+    @property
+    def is_by_channel(self) -> bool:
+        """Whether all inputs of an output channel are treated alike."""
+        return not self.rotation and self.scale.ndim < 2
+
+    def with_values(self, values: Any) -> Self:
+        """Returns a kernel with the same scales and other numbers."""
+        return dataclasses.replace(self, values=values)
+
+    def unrotated(self) -> jax.Array:
+        """Returns values * scale in the dtype of computation, rounded once."""
+        values = jnp.asarray(self.values).astype(jnp.float32)
+        if self.scale.ndim == 2:
+            blocks = values.reshape(len(self.scale), -1, self.shape[-1])
+            return (blocks * self.scale[:, None]).reshape(self.shape).astype(self.dtype)
+        return (values * self.scale).astype(self.dtype)
+
+    def rotated(self, x: jax.Array) -> jax.Array:
+        """Returns what `unrotated` is multiplied by in the place of x. x: ... c -> ... c."""
+        return rotate(x, self.rotation) if self.rotation else x
+
+    def columns(self, widths: Sequence[int]) -> list[Self]:
+        """Returns the parts that stand side by side, by their output channels."""
+        ends = np.cumsum(widths)[:-1]
+        scales: Any = [self.scale] * len(widths)
+        if self.scale.ndim:
+            scales = jnp.split(self.scale, ends, axis=-1)
+        parts = zip(jnp.split(self.values, ends, axis=-1), scales, strict=True)
+        return [dataclasses.replace(self, values=v, scale=s) for v, s in parts]
+
+    def refilled(self, kernel: Any) -> Self:
+        """Returns another kernel in the same form, with one scale for each output channel.
+
+        Scales of blocks become those of whole channels.
+        """
+        kind: Weights = "int8" if self.values.dtype == np.int8 else "fp8"
+        kernel = jnp.asarray(kernel, jnp.float32)
+        if self.rotation:
+            kernel = rotate(kernel.T, self.rotation).T
+        new = _quantize_there(kernel, kind=kind)
+        return dataclasses.replace(self, values=new.values, scale=new.scale)
+
+    def places(self, sharding: Any) -> Any:
+        """Returns the places of all arrays where the kernel's is given."""
+        if not isinstance(sharding, NamedSharding):
+            return dataclasses.replace(self, values=sharding, scale=sharding)
+        axes = (*sharding.spec, *[None] * (self.ndim - len(sharding.spec)))
+        wanted = (axes[-2], axes[-1])[2 - self.scale.ndim :]
+        parts = [
+            axis if n % math.prod(sharding.mesh.shape[a] for a in _names(axis)) == 0 else None
+            for n, axis in zip(self.scale.shape, wanted, strict=True)
+        ]
+        spec = PartitionSpec(*parts) if any(parts) else PartitionSpec()
+        return dataclasses.replace(self, values=sharding, scale=NamedSharding(sharding.mesh, spec))
+
+
+Kernel = jax.Array | Quantized
+"""A layer's kernel as its parameters have it."""
+
+
+def dense(kernel: Kernel) -> jax.Array:
+    """Returns a kernel as an array."""
+    return kernel[...] if isinstance(kernel, Quantized) else kernel
+
+
+def quantizes(name: str, shape: Sequence[int]) -> bool:
+    """Returns whether a parameter is stored in eight bits where kernels are.
+
+    Those are the kernels of linear layers and convolutions inside of a network's numbered blocks.
+    Its first and last layers, norms, biases and tables stay as they are, and so do kernels of so
+    few inputs that little would be saved.
+
+    Args:
+        name: the path through the tree, joined by dots.
+        shape: the parameter's shape.
+    """
+    *parents, leaf = name.split(".")
+    inside = any(part.isdecimal() for part in parents)
+    return inside and leaf == "kernel" and len(shape) in (2, 4) and math.prod(shape[:-1]) >= _LEAST
+
+
+def parse_weights(weights: Any) -> Weights | None:
+    """Returns what kernels are to be stored as; None for the dtype of computation.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if weights is None or weights in _STORED:
+        return weights
+    raise ValueError(f"weights must be 'int8' or 'fp8', or None (got {weights!r})")
+
+
+def quantize(
+    kernel: np.ndarray, kind: Weights, dtype: Any, *, empty: Callable[..., np.ndarray] = np.empty
+) -> Quantized:
+    """Returns a kernel in eight bits, on the host, with one scale for each output channel.
+
+    A channel's largest number becomes the largest of the eight bits, and the others are rounded to
+    the nearest (Jacob et al. 2018, section 2.1, symmetric).
+
+    Args:
+        kernel: c d, or h w c d; a view of any strides.
+        kind: what is stored.
+        dtype: the dtype of computation.
+        empty: makes the array for the numbers, of a shape and a dtype.
+    """
+    stored, most = _STORED[kind]
+    made, scale = empty(kernel.shape, stored), np.empty(kernel.shape[-1], np.float32)
+    # Files have output channels first, and no whole kernel of float32 is written.
+    step = max(1, _PART // math.prod(kernel.shape[:-1]))
+    for start in range(0, kernel.shape[-1], step):
+        own = slice(start, start + step)
+        part = kernel[..., own].astype(np.float32)
+        top = np.abs(part).max(tuple(range(part.ndim - 1)))
+        scale[own] = np.where(top > 0, top / np.float32(most), np.float32(1))
+        part /= scale[own]
+        made[..., own] = np.rint(part) if kind == "int8" else part
+    return Quantized(made, scale, np.dtype(dtype))
+
+
+@functools.partial(jax.jit, static_argnames="kind")
+def _quantize_there(kernel: jax.Array, kind: Weights) -> Quantized:
+    """Computes `quantize` where the kernel lies."""
+    stored, most = _STORED[kind]
+    wide = kernel.astype(jnp.float32)
+    top = jnp.abs(wide).max(tuple(range(wide.ndim - 1)))
+    scale = jnp.where(top > 0, top / jnp.float32(most), jnp.float32(1))
+    values = wide / scale
+    values = jnp.rint(values) if kind == "int8" else values
+    return Quantized(values.astype(stored), scale, np.dtype(kernel.dtype))
+
+
+def quantize_array(kernel: Any, kind: Weights) -> Quantized:
+    """Returns a kernel in eight bits where it lies: on its devices, or as NumPy arrays."""
+    if isinstance(kernel, np.ndarray):
+        return quantize(kernel, kind, kernel.dtype)
+    return _quantize_there(kernel, kind=kind)
+
+
+@functools.cache
+def hadamard(group: int) -> np.ndarray:
+    """Returns the rotation of a group of inputs, a symmetric orthogonal matrix of +-1 / sqrt(n).
+
+    It is the Kronecker power of a regular Hadamard matrix of four rows, as ConvRot and
+    comfy_kitchen have it, so that it is its own inverse.
+
+    Raises:
+        ValueError: the group is not a power of four.
+    """
+    power = round(math.log(max(group, 1), 4))
+    if group < 1 or 4**power != group:
+        raise ValueError(f"a rotated group must have a power of four inputs (got {group})")
+    base = np.array(_HADAMARD, np.float32)
+    factors: list[np.ndarray] = [base] * power
+    return functools.reduce(np.kron, factors, np.ones((1, 1), np.float32)) / np.sqrt(
+        np.float32(group)
+    )
+
+
+def rotate(x: jax.Array, group: int) -> jax.Array:
+    """Multiplies each group of x's last axis by `hadamard`. x: ... c -> ... c, in x's dtype."""
+    parts = x.reshape(*x.shape[:-1], -1, group)
+    matrix = jnp.asarray(hadamard(group), x.dtype)
+    y = jnp.matmul(parts, matrix, preferred_element_type=jnp.float32)
+    return y.reshape(x.shape).astype(x.dtype)
+
+
+def quantize_tree(params: Any, kind: Weights, each: Callable[[Any, Weights], Any]) -> Any:
+    """Returns a tree with kernels in eight bits; the given tree is emptied on the way.
+
+    Each kernel can be freed when it is replaced, so that both forms of the whole never are in
+    memory at once.
+
+    Args:
+        params: nested dicts, which nobody else needs.
+        kind: what is stored.
+        each: makes the quantised kernel of an array.
+    """
+
+    def walk(tree: Any, path: tuple[str, ...]) -> Any:
+        if not isinstance(tree, dict):
+            named = not isinstance(tree, Quantized) and quantizes(".".join(path), tree.shape)
+            return each(tree, kind) if named else tree
+        return {key: walk(tree.pop(key), (*path, str(key))) for key in list(tree)}
+
+    return walk(params, ())
+
+
+def _names(axis: Any) -> tuple[str, ...]:
+    return () if axis is None else axis if isinstance(axis, tuple) else (axis,)
