@@ -19,7 +19,7 @@ from diffusax.checkpoints.original.open_clip import TEXT_PROJECTION, open_clip_n
 from diffusax.checkpoints.original.transformers import ORIGINALS, transformer_names
 from diffusax.checkpoints.single_file import Reading, opened_view, part_of, read_contents
 from diffusax.checkpoints.single_file.names import CLASSES, NAMES
-from diffusax.checkpoints.tensors import Entry, check_unscaled, copy_tensors
+from diffusax.checkpoints.tensors import Entry, check_copyable, copy_tensors
 from diffusax.checkpoints.tree import fitted, torch_shapes
 from diffusax.models.network import Network
 
@@ -55,7 +55,7 @@ def unpack_single_file(path: Path, folder: Path, reading: Reading, *, dtype: Any
         networks = {p.parent: read_network(p.parent) for p in view.rglob("config.json")}
         tensors = {own: _fitted(own, network) for own, network in networks.items()}
         for stored in tensors.values():
-            check_unscaled(stored, dtype)
+            check_copyable(stored, dtype)
         shutil.copytree(view, folder, dirs_exist_ok=True)
         for own, network in networks.items():
             target = folder / own.relative_to(view)

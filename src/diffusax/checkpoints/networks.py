@@ -14,6 +14,7 @@ from diffusax.boundary.config import config_from_dict, config_to_dict
 from diffusax.boundary.files import load_json, write_json
 from diffusax.checkpoints.files import STEMS, listed_class, weight_files
 from diffusax.checkpoints.hub import resolve
+from diffusax.checkpoints.markings import marked
 from diffusax.checkpoints.single_file import named_entries, part_of
 from diffusax.checkpoints.tensors import (
     Entry,
@@ -98,7 +99,7 @@ def stored_tensors(folder: Path, variant: str | None = None) -> list[dict[str, E
     part = part_of(folder)
     if part is not None:
         return [named_entries(part, read_network(folder))]
-    return [read_entries(file) for file in weight_files(folder, variant)]
+    return marked(list(map(read_entries, weight_files(folder, variant))))
 
 
 def placing(network: Network, device: Any) -> Any:

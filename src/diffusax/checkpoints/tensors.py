@@ -6,7 +6,7 @@ import mmap
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from diffusax.boundary.files import written_whole
+from diffusax.checkpoints.entries import Entry as Entry
+from diffusax.checkpoints.entries import Kept
 
 _DTYPES = {
     "F64": np.dtype(np.float64),
@@ -28,47 +30,12 @@ _DTYPES = {
     "BOOL": np.dtype(np.bool_),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-
-class Entry(NamedTuple):
-    """The place of a tensor in a file: byte offset and length, dtype and shape.
-
-    `shape` is that of `TensorFile.view`; of a transposed entry the file has the axes in reverse, of
-    a swapped one the halves of the first axis in the other order.
-    """
-
-    path: Path
-    offset: int
-    nbytes: int
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    transposed: bool = False
-    swapped: bool = False
-    scale: "Entry | None" = None
-    """The place of the number that the tensor is to be multiplied by."""
-
-    def transpose(self) -> "Entry":
-        """Returns the entry with its axes in reverse."""
-        return self._replace(shape=self.shape[::-1], transposed=not self.transposed)
-
-    def swap(self) -> "Entry":
-        """Returns the entry with the halves of its first axis, which is even, in reverse."""
-        return self._replace(swapped=not self.swapped)
-
-    def split(self, count: int) -> list["Entry"]:
-        """Returns the parts of equal length along the first axis, which must have such parts."""
-        return self.cut([self.shape[0] // count] * count)
-
-    def cut(self, lengths: Sequence[int]) -> list["Entry"]:
-        """Returns parts of these lengths along the first axis, which must be as long as all."""
-        row, start, parts = self.nbytes // self.shape[0], self.offset, []
-        for length in lengths:
-            shape = (length, *self.shape[1:])
-            parts.append(self._replace(offset=start, nbytes=length * row, shape=shape))
-            start += length * row
-        return parts
+_FLOAT8 = (_DTYPES["F8_E4M3"], _DTYPES["F8_E5M2"])
+_AT_ONCE = 2**20
+"""The numbers of an encoded tensor that are decoded at once."""
 
 
 class TensorFile:
@@ -81,29 +48,88 @@ class TensorFile:
     def __init__(self, path: Path):
         self.path = path
         self.entries = read_entries(path)
+        self._others: dict[Path, TensorFile] = {}
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
-    def view(self, entry: Entry) -> np.ndarray:
-        """Returns the tensor, valid until `release`; a copy only if swapped or multiplied.
+    def view(self, entry: Entry, dtype: Any = None) -> np.ndarray:
+        """Returns the tensor, valid until `release`; a copy only if swapped or encoded.
 
-        One that is multiplied is float32.
+        dtype: what an encoded tensor is rounded to, once; float32 by default. Others keep theirs.
         """
-        array = np.frombuffer(self._map, entry.dtype, math.prod(entry.shape), entry.offset)
+        if entry.encoding is not None:
+            array = self._decoded(entry, dtype or np.float32)
+        else:
+            array = np.frombuffer(self._map, entry.dtype, math.prod(entry.shape), entry.offset)
         array = array.reshape(entry.shape[::-1] if entry.transposed else entry.shape)
         if entry.transposed:
             array = array.T
+        return np.roll(array, len(array) // 2, axis=0) if entry.swapped else array
+
+    def kept(self, entry: Entry) -> Kept | None:
+        """Returns a tensor of eight bits as it is stored, valid until `release`; None for others.
+
+        Of tensors in float8 without a scale, the scale is one. A transposed matrix has what its
+        rows share along the other axis, and is None where that is more than one number.
+        """
+        shape = entry.shape[::-1] if entry.transposed else entry.shape
+        if entry.encoding is not None:
+            own = self._stored(entry), self._beside, entry.start, shape
+            found = entry.encoding.keep(*own)
+        elif entry.dtype in _FLOAT8:
+            stored = np.frombuffer(self._map, entry.dtype, math.prod(shape), entry.offset)
+            found = Kept(stored.reshape(shape), np.ones((), np.float32))
+        else:
+            return None
+        if found is None or (entry.transposed and (found.scale.ndim or found.rotation)):
+            return None
+        values, scale, rotation = found
+        values = values.T if entry.transposed else values
         if entry.swapped:
-            array = np.roll(array, len(array) // 2, axis=0)
-        if entry.scale is not None:
-            array = array.astype(np.float32) * self.view(entry.scale).astype(np.float32).reshape(())
-        return array
+            half = len(values) // 2
+            values = np.roll(values, half, axis=0)
+            scale = np.roll(scale, half, axis=0) if scale.ndim else scale
+        return Kept(values, scale, rotation)
 
     def release(self, entry: Entry) -> None:
         """Returns the tensor's pages to the system."""
         if hasattr(mmap, "MADV_DONTNEED") and entry.nbytes:
             start = entry.offset - entry.offset % mmap.PAGESIZE
             self._map.madvise(mmap.MADV_DONTNEED, start, entry.offset + entry.nbytes - start)
+        for own in () if entry.encoding is None else entry.encoding.beside:
+            self._file(own).release(own)
+
+    def _stored(self, entry: Entry) -> np.ndarray:
+        """Returns all that is stored of the tensor of which an encoded entry is a part."""
+        return np.frombuffer(
+            self._map, entry.dtype, entry.nbytes // entry.dtype.itemsize, entry.offset
+        )
+
+    def _decoded(self, entry: Entry, dtype: Any) -> np.ndarray:
+        """Returns the numbers of an encoded entry in one row; few of them are float32 at once."""
+        assert entry.encoding is not None
+        stored, count = self._stored(entry), math.prod(entry.shape)
+        made = np.empty(count, dtype)
+        row = count // max(entry.shape[-1 if entry.transposed else 0], 1) if entry.shape else 1
+        step = max(1, _AT_ONCE // max(row, 1)) * max(row, 1)
+        for first in range(0, count, step):
+            last = min(first + step, count)
+            own = entry.start + first, entry.start + last
+            # Broken scales make infinities, which are no warning's matter.
+            with np.errstate(all="ignore"):
+                made[first:last] = entry.encoding.decode(stored, self._beside, *own)
+        return made
+
+    def _beside(self, entry: Entry) -> np.ndarray:
+        return self._file(entry).view(entry)
+
+    def _file(self, entry: Entry) -> "TensorFile":
+        """Returns the file that a scale or table is in, which may be another shard."""
+        if entry.path == self.path:
+            return self
+        if entry.path not in self._others:
+            self._others[entry.path] = TensorFile(entry.path)
+        return self._others[entry.path]
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
@@ -194,9 +220,9 @@ def copy_tensors(
 
     Raises:
         OSError: the file cannot be written; names it and says why.
-        ValueError: dtype is None, and a tensor is to be multiplied by a number beside it.
+        ValueError: dtype is None, and a tensor is encoded, such as in eight bits with a scale.
     """
-    check_unscaled(tensors, dtype)
+    check_copyable(tensors, dtype)
     header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
     end = 0
     for name, parts in tensors.items():
@@ -216,21 +242,21 @@ def copy_tensors(
                 continue
             if part.path not in files:
                 files[part.path] = TensorFile(part.path)
-            array = files[part.path].view(part)
+            array = files[part.path].view(part, dtype)
             array = np.ascontiguousarray(array, dtype or array.dtype)
             out.write(array.reshape(-1).view(np.uint8).data)
             del array
             files[part.path].release(part)
 
 
-def check_unscaled(tensors: Mapping[str, Sequence[Entry | np.ndarray]], dtype: Any) -> None:
-    """Raises ValueError where tensors with a scale would be copied bit for bit."""
+def check_copyable(tensors: Mapping[str, Sequence[Entry | np.ndarray]], dtype: Any) -> None:
+    """Raises ValueError where encoded tensors would be copied bit for bit."""
     for name, parts in tensors.items():
         for part in parts:
-            if dtype is None and isinstance(part, Entry) and part.scale is not None:
+            if dtype is None and isinstance(part, Entry) and part.encoding is not None:
                 raise ValueError(
-                    f"{part.path}: {name} is {part.dtype} with a scale, which cannot be copied as "
-                    "it is; give a dtype, such as bfloat16"
+                    f"{part.path}: {name} is {part.encoding.name}, which cannot be copied as it "
+                    "is; give a dtype, such as bfloat16"
                 )
 
 

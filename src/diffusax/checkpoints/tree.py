@@ -103,7 +103,7 @@ def load_entries(
     @contextlib.contextmanager
     def opened(entry: Entry) -> Iterator[np.ndarray]:
         file = tensor_files[entry.path]
-        yield file.view(entry)
+        yield file.view(entry, dtype)
         file.release(entry)
 
     options: dict[str, Any] = {"where": where, "dtype": dtype, "device": device}
@@ -281,12 +281,18 @@ def _check(
 def _check_dtypes(wanted: Iterable[str], found: Mapping[str, Stored], dtype: Any) -> None:
     for name in wanted:
         entry = found[name]
-        if not jnp.issubdtype(entry.dtype, jnp.floating):
+        encoding = getattr(entry, "encoding", None)
+        if encoding is not None and dtype is None:
+            raise ValueError(
+                f"{entry.path}: {name} is {encoding.name}, in which networks do not compute; give "
+                "a dtype to load it in, such as 'bfloat16'"
+            )
+        if encoding is None and not jnp.issubdtype(entry.dtype, jnp.floating):
             raise ValueError(
                 f"{entry.path}: {name} holds {entry.dtype}, not floating-point numbers; quantised "
                 "weights are not supported, so load the original checkpoint"
             )
-        if entry.dtype.itemsize == 1 and dtype is None:
+        if encoding is None and entry.dtype.itemsize == 1 and dtype is None:
             raise ValueError(
                 f"{entry.path}: {name} holds {entry.dtype}, in which networks do not compute; give "
                 "a dtype to load it in, such as 'bfloat16'"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from diffusax.checkpoints.markings import marked
 from diffusax.checkpoints.original.transformers import ORIGINALS
 from diffusax.checkpoints.tensors import Entry, read_entries, read_metadata
 
@@ -176,11 +177,12 @@ def read_contents(path: Path) -> Contents:
             what it is instead, as far as that can be told.
     """
     _check_suffix(path)
-    entries = with_scales(read_entries(path))
+    metadata = read_metadata(path)
+    (entries,) = marked([read_entries(path)], metadata)
     parts = {part.name: part for part in _find(path, entries)}
     if not parts:
         raise ValueError(f"{path} holds {_foreign(entries)}")
-    return Contents(path, entries, read_metadata(path), parts)
+    return Contents(path, entries, metadata, parts)
 
 
 def kind_of_file(path: Path) -> FileKind:
@@ -190,7 +192,7 @@ def kind_of_file(path: Path) -> FileKind:
         ValueError: the file is no safetensors file.
     """
     _check_suffix(path)
-    entries = with_scales(read_entries(path))
+    (entries,) = marked([read_entries(path)], read_metadata(path))
     names = {part.name for part in _find(path, entries)}
     if names:
         whole = bool(names & {"unet", "transformer"}) and len(names) > 1
@@ -309,34 +311,3 @@ def _foreign(entries: Mapping[str, Entry]) -> str:
     first = next(iter(entries), None)
     what = "no tensors" if first is None else f"tensors such as {first!r}"
     return f"{what}, and no UNet, ControlNet or autoencoder that diffusax knows"
-
-
-_OF_WEIGHTS = (".scale_weight", ".weight_scale")
-_OF_OTHERS = (".scale_input", ".input_scale", ".comfy_quant")
-_MARKER = "scaled_fp8"
-
-
-def with_scales(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Returns the tensors of a file, of which those with a scale know where it is.
-
-    Raises:
-        ValueError: a tensor has several scales.
-    """
-    found = {
-        name: entry
-        for name, entry in entries.items()
-        if not name.endswith((*_OF_WEIGHTS, *_OF_OTHERS)) and name.rpartition(".")[2] != _MARKER
-    }
-    for name, scale in entries.items():
-        end = next((end for end in _OF_WEIGHTS if name.endswith(end)), None)
-        weight = None if end is None else f"{name.removesuffix(end)}.weight"
-        if weight not in found:
-            continue
-        entry = found[weight]
-        if scale.nbytes != scale.dtype.itemsize or entry.dtype.itemsize != 1:
-            raise ValueError(
-                f"{entry.path}: {weight} is {entry.dtype} with scales of shape {scale.shape}, but "
-                "diffusax reads float8 with one scale; take the file in float8 or bfloat16"
-            )
-        found[weight] = entry._replace(scale=scale)
-    return found
