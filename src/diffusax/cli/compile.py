@@ -14,7 +14,7 @@ from diffusax.boundary.messages import escaped
 from diffusax.boundary.options import Count, Options
 from diffusax.checkpoints import resolve
 from diffusax.cli.fits import print_cost, print_head, print_pipeline
-from diffusax.cli.generation import Dtype
+from diffusax.cli.generation import Dtype, StoredWeights
 from diffusax.cli.parsing import OWN, parse
 from diffusax.pipelines.pipeline import ahead
 from diffusax.pipelines.pipeline.ahead import memory_there
@@ -53,6 +53,8 @@ class Compile(Options):
     """The dtype of the parameters and of the computation."""
     vae_dtype: Annotated[Dtype | None, OWN] = None
     """The dtype of the autoencoder, if it should differ."""
+    weights: Annotated[StoredWeights | None, OWN] = None
+    """Store the large networks' kernels in eight bits, int8 or fp8."""
     mesh: Annotated[str | None, OWN] = None
     """The devices to spread the work over, such as data=4,tensor=2; by default all."""
     topology: Annotated[str | None, OWN] = None
@@ -75,7 +77,11 @@ class Compile(Options):
             return
         folder = enable_compilation_cache()
         pipe = TASKS[self.task].from_pretrained(
-            self.model, dtype=self.dtype, vae_dtype=self.vae_dtype, mesh=self.mesh
+            self.model,
+            dtype=self.dtype,
+            vae_dtype=self.vae_dtype,
+            weights=self.weights,
+            mesh=self.mesh,
         )
         sizes = [parse_size("--sizes", size) for size in self.sizes] or None
         pipe.compile(self.batch_sizes, sizes, **self._arguments(pipe))
@@ -91,6 +97,7 @@ class Compile(Options):
             resolve(self.model, weights=False),
             dtype=self.dtype,
             vae_dtype=self.vae_dtype,
+            weights=self.weights,
         )
         sizes: list[Any] = [parse_size("--sizes", size) for size in self.sizes]
         chip = chip_of(mesh.devices.flat[0])

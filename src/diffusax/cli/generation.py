@@ -21,6 +21,7 @@ from diffusax.boundary.options import Options, Scale, Seed, Steps
 from diffusax.cli.parsing import OWN
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+StoredWeights = Literal["int8", "fp8"]
 Generator = Callable[[Any, int], tuple[list[Any], list[str]]]
 """A function of a command's options and a seed that returns images and the text of each."""
 
@@ -41,6 +42,9 @@ class GenerationOptions(Options):
     """The dtype of the parameters and of the computation."""
     vae_dtype: Annotated[Dtype | None, OWN] = None
     """The dtype of the autoencoder, if it should differ."""
+    weights: Annotated[StoredWeights | None, OWN] = None
+    """Store the large networks' kernels in eight bits, int8 or fp8, which halves what they take in
+    bfloat16."""
     variant: Annotated[str | None, OWN] = None
     """Load the checkpoint's variant of this name, such as fp16."""
     revision: Annotated[str | None, OWN] = None
@@ -64,7 +68,7 @@ class GenerationOptions(Options):
 
     def loading(self) -> dict[str, Any]:
         """Returns the options of `from_pretrained`."""
-        names = ("dtype", "vae_dtype", "variant", "revision", "mesh")
+        names = ("dtype", "vae_dtype", "weights", "variant", "revision", "mesh")
         return {name: getattr(self, name) for name in names}
 
     def prepare(self, pipe: Any) -> Any:
@@ -224,6 +228,7 @@ def _loading_settings(command: GenerationOptions) -> dict[str, Any]:
         "Variant": command.variant,
         "Dtype": None if command.dtype == "float32" else command.dtype,
         "VAE dtype": command.vae_dtype,
+        "Weights": command.weights,
         "VAE tiling": command.vae_tiling or None,
     }
 

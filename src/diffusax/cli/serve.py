@@ -13,7 +13,7 @@ from tyro.conf import FlagCreatePairsOff, UseAppendAction, configure
 
 from diffusax.boundary.messages import escaped
 from diffusax.boundary.options import Count, Options
-from diffusax.cli.generation import Dtype
+from diffusax.cli.generation import Dtype, StoredWeights
 from diffusax.cli.parsing import OWN, parse
 
 _OWN = ("127.0.0.1", "::1", "localhost")
@@ -64,6 +64,9 @@ class Serve(Options):
     times."""
     dtype: Dtype = "float32"
     """The dtype of the parameters and of the computation."""
+    weights: Annotated[StoredWeights | None, OWN] = None
+    """Store the large networks' kernels in eight bits, int8 or fp8, which halves what they take in
+    bfloat16."""
     mesh: Annotated[str | None, OWN] = None
     """The devices to spread images and parameters over, such as data=4,tensor=2."""
     memory: Annotated[Gigabytes | None, OWN] = None
@@ -120,6 +123,7 @@ class Serve(Options):
             "emoji" if self.model is None and self.models is None else self.model,
             self.models,
             dtype=self.dtype,
+            weights=self.weights,
             mesh=self.mesh,
             memory=None if self.memory is None else int(self.memory * 1e9),
         )

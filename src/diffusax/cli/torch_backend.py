@@ -10,6 +10,7 @@ from diffusax.cli.parsing import given_flags
 _NATIVE_ONLY = (
     "sampler",
     "vae_dtype",
+    "weights",
     "compiled",
     "controlnet",
     "lora_dir",

@@ -25,7 +25,7 @@ _STORED: dict[str, tuple[Any, float]] = {
     "fp8": (ml_dtypes.float8_e4m3fn, 448.0),
 }
 """The dtype and the largest number of each kind."""
-_LEAST = 32
+_LEAST = 16
 """The fewest inputs for which scales are small beside the kernel."""
 _PART = 2**21
 """The numbers of a kernel that are in float32 at once."""
@@ -216,7 +216,7 @@ def quantize(
         own = slice(start, start + step)
         part = kernel[..., own].astype(np.float32)
         top = np.abs(part).max(tuple(range(part.ndim - 1)))
-        scale[own] = np.where(top > 0, top / np.float32(most), np.float32(1))
+        scale[own] = np.where(top > 0, top * np.float32(1 / most), np.float32(1))
         part /= scale[own]
         made[..., own] = np.rint(part) if kind == "int8" else part
     return Quantized(made, scale, np.dtype(dtype))
@@ -228,7 +228,7 @@ def _quantize_there(kernel: jax.Array, kind: Weights) -> Quantized:
     stored, most = _STORED[kind]
     wide = kernel.astype(jnp.float32)
     top = jnp.abs(wide).max(tuple(range(wide.ndim - 1)))
-    scale = jnp.where(top > 0, top / jnp.float32(most), jnp.float32(1))
+    scale = jnp.where(top > 0, top * np.float32(1 / most), jnp.float32(1))
     values = wide / scale
     values = jnp.rint(values) if kind == "int8" else values
     return Quantized(values.astype(stored), scale, np.dtype(kernel.dtype))
@@ -238,7 +238,8 @@ def quantize_array(kernel: Any, kind: Weights) -> Quantized:
     """Returns a kernel in eight bits where it lies: on its devices, or as NumPy arrays."""
     if isinstance(kernel, np.ndarray):
         return quantize(kernel, kind, kernel.dtype)
-    return _quantize_there(kernel, kind=kind)
+    made = _quantize_there(kernel, kind=kind)
+    return jax.device_put(made, made.places(kernel.sharding))
 
 
 @functools.cache
@@ -269,25 +270,53 @@ def rotate(x: jax.Array, group: int) -> jax.Array:
     return y.reshape(x.shape).astype(x.dtype)
 
 
-def quantize_tree(params: Any, kind: Weights, each: Callable[[Any, Weights], Any]) -> Any:
-    """Returns a tree with kernels in eight bits; the given tree is emptied on the way.
+def quantize_in_place(tree: dict[str, Any], kind: Weights) -> None:
+    """Stores the kernels of a tree in eight bits, see `quantizes`, one after the other.
 
-    Each kernel can be freed when it is replaced, so that both forms of the whole never are in
-    memory at once.
+    Where nobody else has them, each is freed when it is replaced, so that both forms of the whole
+    are never in memory at once. What is in eight bits already stays as it is.
 
     Args:
-        params: nested dicts, which nobody else needs.
+        tree: nested dicts of arrays, which are changed.
         kind: what is stored.
-        each: makes the quantised kernel of an array.
     """
 
-    def walk(tree: Any, path: tuple[str, ...]) -> Any:
-        if not isinstance(tree, dict):
-            named = not isinstance(tree, Quantized) and quantizes(".".join(path), tree.shape)
-            return each(tree, kind) if named else tree
-        return {key: walk(tree.pop(key), (*path, str(key))) for key in list(tree)}
+    def walk(tree: dict[str, Any], path: tuple[str, ...]) -> None:
+        for key, value in tree.items():
+            own = (*path, str(key))
+            if isinstance(value, dict):
+                walk(value, own)
+            elif not isinstance(value, Quantized) and quantizes(".".join(own), value.shape):
+                # The array must not outlive its place in the tree.
+                del value
+                tree[key] = quantize_array(tree[key], kind)
 
-    return walk(params, ())
+    walk(tree, ())
+
+
+def quantized_shapes(shapes: Any, kind: Weights) -> Any:
+    """Returns the shapes of a tree with kernels in eight bits, see `quantizes`.
+
+    shapes: the tree as shapes in the dtype of computation.
+    """
+
+    def one(path: tuple[str, ...], value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: one((*path, str(key)), own) for key, own in value.items()}
+        if not quantizes(".".join(path), value.shape):
+            return value
+        numbers = jax.ShapeDtypeStruct(value.shape, _STORED[kind][0])
+        scale = jax.ShapeDtypeStruct(value.shape[-1:], jnp.float32)
+        return Quantized(numbers, scale, np.dtype(value.dtype))
+
+    return one((), shapes)
+
+
+def copied_dicts(tree: Any) -> Any:
+    """Returns nested dicts of their own around the same leaves."""
+    if not isinstance(tree, dict):
+        return tree
+    return {key: copied_dicts(value) for key, value in tree.items()}
 
 
 def _names(axis: Any) -> tuple[str, ...]:

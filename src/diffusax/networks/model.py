@@ -12,7 +12,7 @@ from jax.tree_util import GetAttrKey
 
 from diffusax.boundary.messages import NETWORK, hinting
 from diffusax.boundary.tensors import for_reader
-from diffusax.checkpoints.networks import LeftOut, read_parameters
+from diffusax.checkpoints.networks import LeftOut, check_saveable, read_parameters
 from diffusax.models.adapters.freeu import FreeU, check_freeu
 from diffusax.models.network import (
     Network,
@@ -23,9 +23,16 @@ from diffusax.models.network import (
     initialize_params,
 )
 from diffusax.models.parameter_tree import first_parameter, ordered_leaves
+from diffusax.models.quantized import (
+    Weights,
+    copied_dicts,
+    parse_weights,
+    quantize_in_place,
+)
 from diffusax.models.table import MODELS
 from diffusax.networks.module_methods import ModuleMethods
 from diffusax.networks.pretrained import Pretrained
+from diffusax.runtime.devices.layouts import in_order
 from diffusax.runtime.programs.program import Program
 from diffusax.runtime.switches import under_own_switches
 
@@ -256,6 +263,29 @@ class Model(Pretrained, ModuleMethods):
         found = next((d for d in map(floating_dtype, dtypes) if d is not None), None)
         if found is not None:
             self.params = cast_params(self.params, found)
+        return self
+
+    def quantize(self, weights: Weights = "int8") -> Self:
+        """Stores the kernels inside of the network's blocks in eight bits; returns the model.
+
+        Each kernel is freed when it is replaced, unless a model or pipeline shares it. Norms,
+        biases, tables and the first and last layers stay in their dtype, in which the network goes
+        on to compute. `save_pretrained` writes the kernels multiplied out.
+
+        Args:
+            weights: "int8", integers with a scale for each output channel, or "fp8", numbers of
+                float8_e4m3fn with such a scale.
+
+        Raises:
+            ValueError: it is another text, or the network is a PyTorch module's.
+        """
+        kind = parse_weights(weights)
+        check_saveable(self)
+        if kind is not None:
+            # Other pipelines may have the same dicts.
+            tree = self._store[self._name] = copied_dicts(self.params)
+            quantize_in_place(tree, kind)
+            self._store[self._name] = in_order(tree)
         return self
 
     def enable_tiling(self) -> None:

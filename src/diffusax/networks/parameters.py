@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.tensors import as_numpy, for_reader
-from diffusax.checkpoints.tree import checkpoint_name, to_flax, to_torch, torch_shape
+from diffusax.checkpoints.tree import (
+    checkpoint_name,
+    put_quantized,
+    to_flax,
+    to_torch,
+    torch_shape,
+)
+from diffusax.models.quantized import Quantized
 
 
 class IncompatibleKeys(NamedTuple):
@@ -169,6 +176,8 @@ class Embedding:
 
 
 def like(leaf: Any, array: np.ndarray) -> Any:
-    """Returns an array in the dtype and on the devices of another."""
+    """Returns an array in the dtype and on the devices of another, or in its eight bits."""
+    if isinstance(leaf, Quantized):
+        return put_quantized(leaf.refilled(array), leaf.sharding)
     new = np.ascontiguousarray(array).astype(leaf.dtype)
     return new if isinstance(leaf, np.ndarray) else jax.device_put(new, leaf.sharding)

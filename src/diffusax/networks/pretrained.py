@@ -46,6 +46,7 @@ class Pretrained(Publishing):
         dtype: Any = "float32",
         variant: str | None = None,
         device: Any = None,
+        weights: str | None = None,
         **keywords: Any,
     ) -> Self:
         """Loads a network from a folder or Hub repository.
@@ -58,6 +59,8 @@ class Pretrained(Publishing):
                 file's.
             variant: a variant such as "fp16", if the checkpoint has one.
             device: a device or sharding to put the parameters on.
+            weights: "int8" or "fp8" to store the kernels inside of blocks in eight bits, see
+                `quantize`; None for the dtype.
             **keywords: revision, token, local_files_only, cache_dir and force_download; options
                 that replace those of the config, such as num_hidden_layers=11, where tensors that
                 the network does not have then are left out; and diffusers' other keywords, which
@@ -74,6 +77,7 @@ class Pretrained(Publishing):
             dtype=None if wanted == "auto" else wanted,
             variant=variant,
             device=device,
+            weights=weights,
             **_load_keywords(cls, keywords),
         )
         if network.class_name == "CLIPModel" and cls.tower:
@@ -248,6 +252,7 @@ class FromSingleFile(Pretrained):
         use_ema: bool = False,
         extract_ema: bool = False,
         device: Any = None,
+        weights: str | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
         local_files_only: bool = False,
@@ -271,6 +276,7 @@ class FromSingleFile(Pretrained):
             use_ema: whether to read a UNet's averaged parameters (`model_ema.`).
             extract_ema: diffusers' name for `use_ema`.
             device: a device or sharding to put the parameters on.
+            weights: see `from_pretrained`.
             revision: a branch, tag or commit of the file's repository.
             token: the token for private and gated repositories; by default the stored login.
             local_files_only: whether to use only files that were downloaded before.
@@ -296,5 +302,5 @@ class FromSingleFile(Pretrained):
             changes=tuple(changes.items()),
         )
         with opened_view(find_file(path_or_address, **hub), reading, cls.component) as folder:
-            options = {"torch_dtype": torch_dtype, "dtype": dtype, "device": device}
-            return cls.from_pretrained(folder, **options)
+            options: dict[str, Any] = {"torch_dtype": torch_dtype, "dtype": dtype}
+            return cls.from_pretrained(folder, device=device, weights=weights, **options)

@@ -20,9 +20,11 @@ from diffusax.checkpoints.files import (
 from diffusax.checkpoints.keywords import take_keywords
 from diffusax.checkpoints.networks import LeftOut, check_saveable
 from diffusax.models.encoders.token_table import without_spare_rows
+from diffusax.models.network import Params, cast_shapes
+from diffusax.models.quantized import parse_weights, quantized_shapes
 from diffusax.networks import Model, load_network
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.families.family import CONTROLNET, NUMBERED_ROLES, T2I_ADAPTER
+from diffusax.pipelines.families.family import CONTROLNET, NUMBERED_ROLES, T2I_ADAPTER, Role
 from diffusax.pipelines.families.placement import component_mesh
 from diffusax.samplers import Scheduler, scheduler_from_config
 
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 
 IGNORED = ("safety_checker", "feature_extractor", "image_encoder", "watermarker")
 """The components of diffusers' checkpoints that diffusax runs in none or only some classes."""
+QUANTIZED = ("denoiser", "text_encoder", *NUMBERED_ROLES)
+"""The roles of components that are stored in eight bits where a pipeline is."""
 _SEVERAL = {"controlnet": "MultiControlNetModel", "t2i_adapter": "MultiAdapter"}
 
 CLASSES: dict[str, Any] = {}
@@ -96,6 +100,28 @@ def component_dtype(dtype: Any, name: str) -> Any:
     return None if dtype == "auto" else "float32" if dtype is None else dtype
 
 
+def component_weights(weights: Any, name: str, role: Role) -> str | None:
+    """Returns what a component's kernels are stored as; None for its dtype.
+
+    weights: one for the denoiser, what steers it, and the text encoders, which are most of a
+        model; or a dictionary by component, with that of these others under "default".
+    """
+    large = role in QUANTIZED
+    if not isinstance(weights, Mapping):
+        return weights if large else None
+    return weights.get(name, weights.get("default") if large else None)
+
+
+def component_shapes(network: Any, dtype: Any, weights: Any, name: str, role: Role) -> Params:
+    """Returns the shapes of a component's parameters as they are loaded.
+
+    weights: see `component_weights`.
+    """
+    shapes = cast_shapes(network.shapes, dtype)
+    stored = parse_weights(component_weights(weights, name, role))
+    return shapes if stored is None else quantized_shapes(shapes, stored)
+
+
 def load_components(
     target: Any,
     folder: Path,
@@ -106,10 +132,12 @@ def load_components(
     variant: str | None = None,
     device: Any = None,
     encoder_mesh: Mesh | None = None,
+    weights: str | Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Reads a checkpoint's options for a class of pipelines, and the components not given.
 
-    encoder_mesh: the devices for text encoders, where they are others.
+    encoder_mesh: the devices for text encoders, where they are others. weights: see
+    `component_weights`.
 
     Raises:
         ValueError: a component is missing or cannot be read; says which file and why.
@@ -144,6 +172,7 @@ def load_components(
             place = encoder_mesh if own_place else device
             place = component_mesh(place, role) if isinstance(place, Mesh) else place
             options = {"dtype": kind, "device": place, "changes": dict(component.options)}
+            options["weights"] = component_weights(weights, name, role)
             paths = [component_folder(folder, name)]
             if role in NUMBERED_ROLES:
                 paths = numbered_folders(folder / name) or paths

@@ -15,11 +15,10 @@ from PIL import Image
 
 from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import read_network
-from diffusax.models.network import cast_shapes
 from diffusax.networks import Model
 from diffusax.pipelines.components.adapters import resolve_adapters
 from diffusax.pipelines.components.components import Components, on_host
-from diffusax.pipelines.components.loading import class_for
+from diffusax.pipelines.components.loading import class_for, component_shapes
 from diffusax.pipelines.families import placement
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
 from diffusax.pipelines.plan.arguments import Call, read_call
@@ -140,7 +139,13 @@ def image_axes(request: Request) -> tuple[Any, ...]:
 
 
 def shapes_only(
-    cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = None, **components: Any
+    cls: Any,
+    folder: Path,
+    *,
+    dtype: str,
+    vae_dtype: str | None = None,
+    weights: Any = None,
+    **components: Any,
 ) -> Any:
     """Returns a checkpoint's pipeline with shapes for parameters, to compile for absent devices.
 
@@ -149,6 +154,7 @@ def shapes_only(
         folder: a checkpoint; only its configs are read.
         dtype: the dtype of the parameters.
         vae_dtype: that of the autoencoder's, where it differs.
+        weights: what kernels are stored as, see `from_pretrained`.
         components: further components, such as a ControlNet, with shapes for parameters, too.
 
     Raises:
@@ -167,7 +173,7 @@ def shapes_only(
         network = read_network(folder / name, family.changes(name))
         other = vae_dtype if role == "autoencoder" else None
         kind = other or dtype
-        models[name] = Model(network, cast_shapes(network.shapes, kind))
+        models[name] = Model(network, component_shapes(network, kind, weights, name, role))
     return cls.from_pretrained(folder, device=jax.local_devices()[0], **models, **components)
 
 

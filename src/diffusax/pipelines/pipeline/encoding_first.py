@@ -85,6 +85,7 @@ def load_encoding_first(
     variant: str | None = None,
     device: Any = None,
     encoder_mesh: Mesh | None = None,
+    weights: Any = None,
     **options: Any,
 ) -> tuple[dict[str, Any], EncodedTexts | None]:
     """Reads a checkpoint's components like `load_components`, and the texts' embeddings.
@@ -97,6 +98,7 @@ def load_encoding_first(
             none.
     """
     places: dict[str, Any] = {"variant": variant, "device": device, "encoder_mesh": encoder_mesh}
+    places["weights"] = weights
     if texts is None:
         return load_components(target, folder, given, dtype, **options, **places), None
     _check(target, texts, given)

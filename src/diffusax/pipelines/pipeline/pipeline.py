@@ -1,6 +1,6 @@
 """The base class of all pipelines: components, their parameters and devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
@@ -9,10 +9,16 @@ from jax.sharding import Mesh
 from diffusax.boundary import messages
 from diffusax.boundary.messages import hinting
 from diffusax.models.network import Params, cast_params, floating_dtype
+from diffusax.models.quantized import Weights
 from diffusax.pipelines.components.adapters import resolve_adapters
 from diffusax.pipelines.components.attributes import ComponentAttribute
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.components.loading import CLASSES, IGNORED, with_class_options
+from diffusax.pipelines.components.loading import (
+    CLASSES,
+    IGNORED,
+    QUANTIZED,
+    with_class_options,
+)
 from diffusax.pipelines.families import Component, Family
 from diffusax.pipelines.families.family import CONTROLNET, T2I_ADAPTER
 from diffusax.pipelines.pipeline.ahead_of_time import AheadOfTime
@@ -25,7 +31,7 @@ from diffusax.pipelines.pipeline.offloading import Offloading
 from diffusax.pipelines.pipeline.pretrained import Pretrained
 from diffusax.pipelines.pipeline.single_file import SingleFile
 from diffusax.pipelines.pipeline.textual_inversion import TextualInversion
-from diffusax.pipelines.plan.arguments import read_call
+from diffusax.pipelines.plan.arguments import as_list, read_call
 from diffusax.runtime.devices.mesh import check_processes, make_mesh, mesh_of
 from diffusax.runtime.programs.cache import enable_compilation_cache
 from diffusax.runtime.switches import in_mesh, under_own_switches
@@ -212,6 +218,30 @@ class DiffusionPipeline(
         dtype = next((d for d in dtypes if d is not None), None)
         if dtype is not None:
             self.params = {k: cast_params(p, dtype) for k, p in self.params.items()}
+        return self
+
+    def quantize(
+        self, weights: Weights = "int8", components: str | Sequence[str] | None = None
+    ) -> Self:
+        """Stores kernels in eight bits, which halves what they take in bfloat16; returns self.
+
+        Each kernel is freed when it is replaced, unless another pipeline shares it. Calls compute
+        in the same dtype as before, and compile once more.
+
+        Args:
+            weights: "int8" or "fp8", see `Model.quantize`.
+            components: names of components; by default the denoiser, ControlNets and text encoders.
+
+        Raises:
+            ValueError: there is no such component, or it is a PyTorch module.
+        """
+        names = [n for n in self.parts.models if self.family.role(n) in QUANTIZED]
+        for name in names if components is None else as_list(components):
+            if name not in self.parts.models:
+                there = ", ".join(self.parts.models)
+                raise ValueError(f"components has {name!r}; those here are {there}")
+            if self.parts.params[name]:
+                self.parts.models[name].quantize(weights)
         return self
 
     @property

@@ -76,6 +76,7 @@ class Pretrained(Publishing):
         trust_remote_code: bool = False,
         encode_first: Sequence[str | Mapping[str, Any]] | None = None,
         encoder_device: Any = None,
+        weights: str | Mapping[str, Any] | None = None,
         **components: Any,
     ) -> Self:
         """Loads a checkpoint in diffusers' layout; any of the class's family is accepted.
@@ -105,6 +106,10 @@ class Pretrained(Publishing):
                 memory does; calls with other texts are an error.
             encoder_device: a device, or a mesh of devices, for the text encoders alone, whose
                 embeddings are copied from there; others are for the other networks then.
+            weights: "int8" or "fp8" to store the kernels of the denoiser, of ControlNets and of
+                text encoders in eight bits, which halves what they take in bfloat16; computation
+                keeps its dtype, see `quantize`. Or a dictionary of them by component, with that of
+                the others under "default".
             **components: components to use instead of the checkpoint's (`vae=`, `unet=`,
                 `scheduler=`, `controlnet=` or `adapter=` a model or a list), also diffusers' and
                 transformers' own, or None for those that are not needed. Then force_download,
@@ -128,6 +133,7 @@ class Pretrained(Publishing):
         given = given_components(target, components)
         wanted = torch_dtype if dtype is None else dtype
         places: dict[str, Any] = {"vae_dtype": vae_dtype, "variant": variant, "device": devices}
+        places["weights"] = weights
         if encoder_mesh is not None:
             given["encoder_mesh"] = places["encoder_mesh"] = encoder_mesh
         first = encode_first, given, wanted

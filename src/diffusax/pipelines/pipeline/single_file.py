@@ -63,9 +63,9 @@ class SingleFile:
             token: the token for private and gated repositories; by default the stored login.
             local_files_only: whether to use only files that were downloaded before.
             cache_dir: the folder of downloads, instead of the one in HF_HOME.
-            **options: torch_dtype, dtype, vae_dtype, device, mesh, and components to use instead of
-                the file's, as in `from_pretrained`; force_download. Unknown ones are logged and
-                left out.
+            **options: torch_dtype, dtype, vae_dtype, device, mesh, weights, and components to use
+                instead of the file's, as in `from_pretrained`; force_download. Unknown ones are
+                logged and left out.
 
         Raises:
             ValueError: the file cannot be found or read, lacks a component, or does not say what is

@@ -42,6 +42,7 @@ class Catalogue:
         dtype: Any = None,
         device: Any = None,
         mesh: Any = None,
+        weights: str | None = None,
         memory: int | None = None,
     ):
         """Lists what there is; loads nothing.
@@ -54,6 +55,8 @@ class Catalogue:
             dtype: the dtype of parameters and computation; float32 by default.
             device: the device to generate on, see `DiffusionPipeline.from_pretrained`.
             mesh: the devices to generate on, see `DiffusionPipeline.from_pretrained`.
+            weights: "int8" or "fp8" to store kernels in eight bits, see
+                `DiffusionPipeline.from_pretrained`.
             memory: the bytes that parameters may take; six tenths of a device's by default. Unused
                 models are evicted, least recently used first.
 
@@ -62,7 +65,7 @@ class Catalogue:
         """
         self._folder = None if folder is None else Path(folder).expanduser()
         self._given, self._listed = model, False
-        options = {"dtype": dtype, "device": device, "mesh": mesh}
+        options = {"dtype": dtype, "device": device, "mesh": mesh, "weights": weights}
         self._residents = Residents(options, memory)
         self._read: dict[Any, Checkpoint] = {}
         self._aliases: dict[tuple[Path, int], str | None] = {}

@@ -42,7 +42,7 @@ class Residents:
         """Starts empty.
 
         Args:
-            options: dtype, device and mesh of `from_pretrained`.
+            options: dtype, device, mesh and weights of `from_pretrained`.
             memory: the bytes that parameters may take; None for six tenths of a device's.
         """
         self._options, self._memory = dict(options), memory
@@ -152,15 +152,18 @@ class Residents:
             model = self._model(checkpoint, embeddings)
         if model is None:
             log.info("loading the model %s", name)
-            width = 2 if str(self._options.get("dtype") or "float32").endswith("16") else 4
-            wanted = checkpoint.count_parameters() * width
+            half = str(self._options.get("dtype") or "float32").endswith("16")
+            width = 2.0 if half else 4.0
+            # The autoencoder and small parameters keep their dtype.
+            width = width if self._options.get("weights") is None else 1.1
+            wanted = int(checkpoint.count_parameters() * width)
             with self._lock:
                 self._forget(("model", name))
                 self._make_room(wanted, keep=frozenset(nets))
             model = LoadedModel(checkpoint, embeddings, self._options)
         for key in [key for key, net in nets.items() if net is None]:
             log.info("loading the ControlNet %s", key[1])
-            options = {k: self._options.get(k) for k in ("dtype", "device")}
+            options = {k: self._options.get(k) for k in ("dtype", "device", "weights")}
             with self._lock:
                 self._forget(key)
             nets[key] = LoadedControlNet(entries[key], **options)
@@ -216,7 +219,7 @@ class LoadedModel:
         Args:
             checkpoint: the model.
             embeddings: textual inversions; those of other models are left out.
-            options: dtype, device and mesh of `from_pretrained`.
+            options: dtype, device, mesh and weights of `from_pretrained`.
 
         Raises:
             ValueError: a file cannot be read; says which and why.
@@ -254,8 +257,10 @@ class LoadedModel:
 class LoadedControlNet:
     """A ControlNet in memory."""
 
-    def __init__(self, entry: FileEntry, *, dtype: Any = None, device: Any = None):
-        """Loads the ControlNet. dtype and device: those of its models.
+    def __init__(
+        self, entry: FileEntry, *, dtype: Any = None, device: Any = None, weights: Any = None
+    ):
+        """Loads the ControlNet. dtype, device and weights: those of its models.
 
         Raises:
             ValueError: it cannot be read; says why.
@@ -266,7 +271,8 @@ class LoadedControlNet:
             if is_single_file(entry.path)
             else ControlNetModel.from_pretrained
         )
-        self.model: Model = open_with(entry.path, dtype=dtype or "float32", device=device)
+        options = {"dtype": dtype or "float32", "device": device, "weights": weights}
+        self.model: Model = open_with(entry.path, **options)
         self.nbytes = count_bytes(self.model.params)
         """The bytes of its parameters."""
 

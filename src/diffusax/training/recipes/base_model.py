@@ -22,7 +22,12 @@ from diffusax.pipelines.classes import (
 )
 from diffusax.pipelines.components.adapters import resolve_adapters
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.components.loading import class_for, left_out, load_scheduler
+from diffusax.pipelines.components.loading import (
+    class_for,
+    component_weights,
+    left_out,
+    load_scheduler,
+)
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import HiddenLayers
@@ -148,10 +153,16 @@ class BaseModel:
             )
         return dataclasses.replace(self, networks={**self.networks, "controlnet": network})
 
-    def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Model:
-        """Loads a network with its parameters, on a device or split over a mesh."""
-        own = self.family.changes(name)
-        stored = load_network(self.folder / name, dtype=dtype, device=device, changes=own)
+    def load(
+        self, name: str, dtype: Any = "float32", *, device: Any = None, weights: Any = None
+    ) -> Model:
+        """Loads a network with its parameters, on a device or split over a mesh.
+
+        weights: what the kernels of large networks are stored as, see `component_weights`.
+        """
+        options: dict[str, Any] = {"changes": self.family.changes(name), "device": device}
+        options["weights"] = component_weights(weights, name, self.family.role(name))
+        stored = load_network(self.folder / name, dtype=dtype, **options)
         network = self.networks[name]
         if stored.network == network:
             return stored

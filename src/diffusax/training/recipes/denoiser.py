@@ -21,8 +21,9 @@ from diffusax.lora.trained import (
     write_result,
 )
 from diffusax.models.autoencoders.latents import latent_statistics
-from diffusax.models.network import Network, Params, cast_params, cast_shapes, initialize_params
+from diffusax.models.network import Network, Params, cast_params, initialize_params
 from diffusax.pipelines import DiffusionPipeline
+from diffusax.pipelines.components.loading import component_shapes
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks import tasks
 from diffusax.pipelines.tasks.tasks import Task
@@ -176,10 +177,10 @@ class Denoiser:
 
         The statistics of latents are float32, where the autoencoder has some.
         """
-        base, dtype = self.base, self.config.compute_dtype
+        base, dtype, weights = self.base, self.config.compute_dtype, self.config.weights
 
         def load(name: str, encoded_in: str) -> Params:
-            return base.load(name, encoded_in, device=mesh).params
+            return base.load(name, encoded_in, device=mesh, weights=weights).params
 
         def run(embed: Callable[..., Params], *arguments: Params) -> Params:
             with in_mesh(mesh), lowering_for(lowering_platforms(mesh)):
@@ -187,21 +188,22 @@ class Denoiser:
 
         # Text encoders that are used once have gone when the others come.
         texts = self._texts(load, run)
-        frozen = {name: self.load(name, dtype, device=mesh) for name in self._frozen_names()}
+        frozen = {name: load(name, dtype) for name in self._frozen_names()}
         if latent_statistics(self.networks[base.autoencoder].shapes) is not None:
             frozen[STATISTICS] = latent_statistics(self.load(base.autoencoder))
         return {**frozen, **texts}
 
     def frozen_shapes(self) -> Params:
-        networks, dtype = self.networks, self.config.compute_dtype
-        frozen = {name: cast_shapes(networks[name].shapes, dtype) for name in self._frozen_names()}
+        networks, dtype, family = self.networks, self.config.compute_dtype, self.base.family
+
+        def load(name: str, encoded_in: str) -> Params:
+            role, weights = family.role(name), self.config.weights
+            return component_shapes(networks[name], encoded_in, weights, name, role)
+
+        frozen = {name: load(name, dtype) for name in self._frozen_names()}
         statistics = latent_statistics(networks[self.base.autoencoder].shapes)
         if statistics is not None:
             frozen[STATISTICS] = statistics
-
-        def load(name: str, encoded_in: str) -> Params:
-            return cast_shapes(networks[name].shapes, encoded_in)
-
         texts = self._texts(load, jax.eval_shape)
         return {**frozen, **jax.eval_shape(lambda texts: texts, texts)}
 
