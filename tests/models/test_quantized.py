@@ -229,5 +229,8 @@ def test_the_first_parameter_is_one_with_the_dtype_of_computation():
 
 def test_other_kinds_are_refused():
     assert parse_weights(None) is None
-    with pytest.raises(ValueError, match=r"weights must be 'int8' or 'fp8'.*got 'int4'"):
+    with pytest.raises(ValueError, match=r"weights must be one of 'int8', 'fp8', or.*'int4'"):
         parse_weights("int4")
+    assert parse_weights("file", loading=True) == "file"
+    with pytest.raises(ValueError, match="got 'file'"):
+        parse_weights("file")

@@ -8,20 +8,27 @@ import diffusers
 import jax
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 from support.adapted import random_adapter
 from support.compiled_programs import compiled_programs, forget_executables
 from support.many_devices import run_on_devices
 from support.pairs import Pair, slow
+from support.quantised import EIGHT_BITS, encoded
 from support.runs import RUNS
 from support.tiny_transformers import (
     FLUX_SIZE,
     Z_IMAGE_SIZE,
+    flux_arguments,
+    flux_inputs,
     flux_pipeline,
+    flux_transformer,
     qwen_image_pipeline,
+    upstream_flux,
     z_image_pipeline,
 )
 
 import diffusax
+from diffusax.checkpoints.tree import checkpoint_name
 from diffusax.models.parameter_tree import ordered_leaves
 from diffusax.models.quantized import Quantized
 from diffusax.pipelines.pipeline import ahead
@@ -112,7 +119,7 @@ def test_components_can_be_chosen(folders):
     assert not kept(only)["text_encoder"]
     with pytest.raises(ValueError, match="components has 'net'; those here are"):
         pipe.quantize("int8", ["net"])
-    with pytest.raises(ValueError, match="weights must be 'int8'"):
+    with pytest.raises(ValueError, match="weights must be one of 'int8'"):
         opened(folders["sd"], weights="int4")
 
 
@@ -241,3 +248,55 @@ def test_single_files_and_models_alone(folders, tmp_path):
     pipe = opened(folders["sd"], unet=model)
     assert kept(pipe)["unet"]
     assert not kept(pipe)["text_encoder"]
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """A transformer whose matrices are wide enough for all encodings."""
+    return flux_transformer(attention_head_dim=32, axes_dims_rope=(8, 12, 12))
+
+
+@pytest.mark.parametrize("kind", [*EIGHT_BITS[:1], *map(slow, EIGHT_BITS[1:7]), *EIGHT_BITS[7:]])
+def test_what_a_file_has_in_eight_bits_stays_so(wide, tmp_path, kind):
+    wide.save_config(tmp_path)
+    stored, expected = encoded(wide.state_dict(), kind)
+    save_file(stored, tmp_path / "diffusion_pytorch_model.safetensors")
+    found = diffusax.FluxTransformer2DModel.from_pretrained(tmp_path, weights="file")
+    kernels = {
+        checkpoint_name(path): leaf
+        for path, leaf in ordered_leaves(found.params)
+        if isinstance(leaf, Quantized)
+    }
+    assert set(kernels) == {n for n, x in stored.items() if f"{n}" in expected and x.itemsize == 1}
+    for name, kernel in kernels.items():
+        np.testing.assert_allclose(np.asarray(kernel).T, expected[name], atol=1e-6)
+    given = flux_inputs()
+    reference = copy.deepcopy(wide)
+    reference.load_state_dict(expected)
+    actual = found(**{k: np.asarray(v) for k, v in flux_arguments(given).items()}).sample
+    np.testing.assert_allclose(actual, upstream_flux(reference, given), atol=1e-5)
+
+
+def test_what_a_file_has_in_four_bits_becomes_int8(wide, tmp_path):
+    wide.save_config(tmp_path)
+    stored, expected = encoded(wide.state_dict(), "nf4")
+    save_file(stored, tmp_path / "diffusion_pytorch_model.safetensors")
+    found = diffusax.FluxTransformer2DModel.from_pretrained(tmp_path, weights="file")
+    kernels = [leaf for _, leaf in ordered_leaves(found.params) if isinstance(leaf, Quantized)]
+    assert {kernel.values.dtype for kernel in kernels} == {np.dtype(np.int8)}
+    kernel = found.params["transformer_blocks"]["0"]["attn"]["to_q"]["kernel"]
+    name = "transformer_blocks.0.attn.to_q.weight"
+    assert 0 < np.abs(np.asarray(kernel).T - expected[name].numpy()).max() < 0.01
+
+
+@pytest.mark.parametrize(("weights", "kind"), [("int8", "ConvRot"), ("fp8", "fp8r")])
+def test_eight_bits_of_the_kind_that_is_asked_for_are_not_rounded_again(
+    wide, tmp_path, weights, kind
+):
+    wide.save_config(tmp_path)
+    stored, expected = encoded(wide.state_dict(), kind)
+    save_file(stored, tmp_path / "diffusion_pytorch_model.safetensors")
+    found = diffusax.FluxTransformer2DModel.from_pretrained(tmp_path, weights=weights)
+    kernel = found.params["transformer_blocks"]["0"]["attn"]["to_q"]["kernel"]
+    name = "transformer_blocks.0.attn.to_q.weight"
+    np.testing.assert_allclose(np.asarray(kernel).T, expected[name], atol=1e-6)

@@ -83,7 +83,7 @@ def read_parameters(
         where=", ".join(map(str, files)),
         dtype=None if dtype is None else parse_dtype(dtype),
         device=placing(network, device),
-        weights=parse_weights(weights),
+        weights=parse_weights(weights, loading=True),
     )
     return network, params
 

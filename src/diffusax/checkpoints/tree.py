@@ -20,10 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.checkpoints.entries import Kept
 from diffusax.checkpoints.tensors import Entry, TensorFile
 from diffusax.models.network import Params
 from diffusax.models.parameter_tree import fill, ordered_leaves, path_name
-from diffusax.models.quantized import Quantized, Weights, quantize, quantizes
+from diffusax.models.quantized import Quantized, Stored, Weights, quantize, quantizes, stores_as
 
 MAX_LISTED = 15
 """The number of tensors that an error names."""
@@ -33,7 +34,7 @@ _MIN_MAPPED = 2**16
 _WEIGHTS = ("kernel", "frame_kernel", "scale", "centred_scale", "embedding")
 
 
-class Stored(Protocol):
+class StoredTensor(Protocol):
     """A tensor in a file or a module; `path` names which one in errors."""
 
     @property
@@ -44,7 +45,7 @@ class Stored(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-S = TypeVar("S", bound=Stored)
+S = TypeVar("S", bound=StoredTensor)
 
 
 def checkpoint_name(path: tuple[Any, ...]) -> str:
@@ -94,7 +95,7 @@ def load_entries(
     where: str,
     dtype: Any = None,
     device: Any = None,
-    weights: Weights | None = None,
+    weights: Stored | None = None,
 ) -> Params:
     """Loads a parameter tree like `fit_params`, from places in files, see `read_entries`."""
     paths = {entry.path for part in stored for entry in part.values()}
@@ -106,8 +107,15 @@ def load_entries(
         yield file.view(entry, dtype)
         file.release(entry)
 
+    @contextlib.contextmanager
+    def kept(entry: Entry) -> Iterator[Kept | None]:
+        file = tensor_files[entry.path]
+        yield file.kept(entry)
+        file.release(entry)
+
     options: dict[str, Any] = {"where": where, "dtype": dtype, "device": device}
-    return fit_params(module_class, abstract_params, stored, opened, weights=weights, **options)
+    options |= {"weights": weights, "kept": kept}
+    return fit_params(module_class, abstract_params, stored, opened, **options)
 
 
 def fit_params(
@@ -119,7 +127,8 @@ def fit_params(
     where: str,
     dtype: Any = None,
     device: Any = None,
-    weights: Weights | None = None,
+    weights: Stored | None = None,
+    kept: Callable[[S], AbstractContextManager[Kept | None]] | None = None,
 ) -> Params:
     """Loads a parameter tree: reads, transposes, casts and places one tensor after the other.
 
@@ -136,6 +145,9 @@ def fit_params(
         device: a device or sharding for `jax.device_put`, or a function of a leaf's path and shape
             that returns one.
         weights: what the kernels inside of blocks are stored as, see `quantizes`; None for dtype.
+            "file" leaves all kernels that are of eight bits so, and makes "int8" of those in fewer
+            bits.
+        kept: returns a context in which a stored tensor is of eight bits, or None.
 
     Raises:
         ValueError: tensors are missing, unexpected, of another shape, duplicated, or not
@@ -148,17 +160,48 @@ def fit_params(
     def load(name: str) -> Any:
         path, shape = wanted[name]
         place = device(path, shape) if callable(device) else device
+        if weights is not None and kept is not None and path[-1].key == "kernel":
+            with kept(found[name]) as stored:
+                kernel = stored and _as_stored(stored, path, shape, dtype, weights)
+            if kernel is not None:
+                return put_quantized(kernel, place)
+        kind = _kind(weights, found[name])
         with opened(found[name]) as view:
             tensor = to_flax(view.reshape(torch_shape(shape, path)), path)
-            if weights is None or not quantizes(path_name(path), shape):
+            if kind is None or not quantizes(path_name(path), shape):
                 return put_array(copied(tensor, dtype), place)
             own = tensor.dtype if dtype is None else dtype
-            kernel = quantize(tensor, weights, own, empty=aligned_empty)
-        return put_quantized(kernel, place)
+            made = quantize(tensor, kind, own, empty=aligned_empty)
+        return put_quantized(made, place)
 
     with ThreadPoolExecutor(2) as pool:
         arrays = list(pool.map(load, wanted))
     return fill(abstract_params, arrays)
+
+
+def _kind(weights: Stored | None, stored: Any) -> Weights | None:
+    """Returns what a kernel is stored as that its file does not have in eight bits."""
+    if weights == "file":
+        return "int8" if getattr(stored, "encoding", None) is not None else None
+    return weights
+
+
+def _as_stored(
+    kept: Kept, path: tuple[Any, ...], shape: tuple[int, ...], dtype: Any, weights: Stored
+) -> Quantized | None:
+    """Returns a kernel with the numbers of its file; None where others are asked for."""
+    wide = kept.scale.ndim == 2
+    if weights != "file":
+        named = quantizes(path_name(path), shape) and stores_as(kept.values, weights)
+        if wide or not named:
+            return None
+    if wide and len(shape) != 2:
+        return None
+    values = to_flax(kept.values.reshape(torch_shape(shape, path)), path)
+    # NumPy copies numbers of other libraries one by one, and bytes at once.
+    numbers = copied(values.view(np.uint8)).view(values.dtype)
+    scale = np.array(kept.scale.T, np.float32, order="C")
+    return Quantized(numbers, scale, np.dtype(dtype), kept.rotation)
 
 
 def fitted(
@@ -253,7 +296,7 @@ def _wanted(abstract_params: Params) -> dict[str, tuple[Any, tuple[int, ...]]]:
 
 def _check(
     wanted: Mapping[str, tuple[Any, tuple[int, ...]]],
-    found: Mapping[str, Stored],
+    found: Mapping[str, StoredTensor],
     twice: list[str],
     where: str,
 ) -> None:
@@ -278,7 +321,7 @@ def _check(
         raise ValueError(f"{where} does not fit its config.json: {'; '.join(parts)}")
 
 
-def _check_dtypes(wanted: Iterable[str], found: Mapping[str, Stored], dtype: Any) -> None:
+def _check_dtypes(wanted: Iterable[str], found: Mapping[str, StoredTensor], dtype: Any) -> None:
     for name in wanted:
         entry = found[name]
         encoding = getattr(entry, "encoding", None)

@@ -21,7 +21,7 @@ from diffusax.boundary.options import Options, Scale, Seed, Steps
 from diffusax.cli.parsing import OWN
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-StoredWeights = Literal["int8", "fp8"]
+StoredWeights = Literal["int8", "fp8", "file"]
 Generator = Callable[[Any, int], tuple[list[Any], list[str]]]
 """A function of a command's options and a seed that returns images and the text of each."""
 
@@ -44,7 +44,7 @@ class GenerationOptions(Options):
     """The dtype of the autoencoder, if it should differ."""
     weights: Annotated[StoredWeights | None, OWN] = None
     """Store the large networks' kernels in eight bits, int8 or fp8, which halves what they take in
-    bfloat16."""
+    bfloat16; file keeps those of quantised files as they are."""
     variant: Annotated[str | None, OWN] = None
     """Load the checkpoint's variant of this name, such as fp16."""
     revision: Annotated[str | None, OWN] = None

@@ -66,7 +66,7 @@ class Serve(Options):
     """The dtype of the parameters and of the computation."""
     weights: Annotated[StoredWeights | None, OWN] = None
     """Store the large networks' kernels in eight bits, int8 or fp8, which halves what they take in
-    bfloat16."""
+    bfloat16; file keeps those of quantised files as they are."""
     mesh: Annotated[str | None, OWN] = None
     """The devices to spread images and parameters over, such as data=4,tensor=2."""
     memory: Annotated[Gigabytes | None, OWN] = None

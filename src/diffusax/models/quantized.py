@@ -20,6 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 Weights = Literal["int8", "fp8"]
 """What kernels are stored as: integers, or floating-point numbers of four bits of exponent and
 three of mantissa (float8_e4m3fn, Micikevicius et al. 2022)."""
+Stored = Literal["int8", "fp8", "file"]
+"""What kernels are stored as when they are loaded: "file" keeps the eight bits of their file."""
 _STORED: dict[str, tuple[Any, float]] = {
     "int8": (np.int8, 127.0),
     "fp8": (ml_dtypes.float8_e4m3fn, 448.0),
@@ -183,15 +185,24 @@ def quantizes(name: str, shape: Sequence[int]) -> bool:
     return inside and leaf == "kernel" and len(shape) in (2, 4) and math.prod(shape[:-1]) >= _LEAST
 
 
-def parse_weights(weights: Any) -> Weights | None:
+def parse_weights(weights: Any, *, loading: bool = False) -> Any:
     """Returns what kernels are to be stored as; None for the dtype of computation.
+
+    loading: whether they are read from a file, so that they may stay as they are there.
 
     Raises:
         ValueError: it is none of these.
     """
-    if weights is None or weights in _STORED:
+    known = (*_STORED, "file") if loading else tuple(_STORED)
+    if weights is None or weights in known:
         return weights
-    raise ValueError(f"weights must be 'int8' or 'fp8', or None (got {weights!r})")
+    names = ", ".join(map(repr, known))
+    raise ValueError(f"weights must be one of {names}, or None (got {weights!r})")
+
+
+def stores_as(values: np.ndarray, kind: Weights) -> bool:
+    """Returns whether numbers are stored in the dtype of a kind already."""
+    return bool(values.dtype == _STORED[kind][0])
 
 
 def quantize(

@@ -60,7 +60,8 @@ class Pretrained(Publishing):
             variant: a variant such as "fp16", if the checkpoint has one.
             device: a device or sharding to put the parameters on.
             weights: "int8" or "fp8" to store the kernels inside of blocks in eight bits, see
-                `quantize`; None for the dtype.
+                `quantize`; "file" to keep those that the file has in eight bits or fewer so; None
+                for the dtype.
             **keywords: revision, token, local_files_only, cache_dir and force_download; options
                 that replace those of the config, such as num_hidden_layers=11, where tensors that
                 the network does not have then are left out; and diffusers' other keywords, which
