@@ -48,10 +48,13 @@ def main() -> None:
     parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--weights", help="int8 or fp8 for kernels of eight bits")
     args = parser.parse_args()
     print(describe())
     rows = pq.read_table(args.data).to_pylist()
-    pipe = diffusax.DiffusionPipeline.from_pretrained(args.model, dtype=args.dtype)
+    pipe = diffusax.DiffusionPipeline.from_pretrained(
+        args.model, dtype=args.dtype, weights=args.weights
+    )
     pipe.set_progress_bar_config(disable=True)
     start = time.perf_counter()
     images = draw(pipe, [row["text"] for row in rows], args)

@@ -148,6 +148,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--weights", help="int8 or fp8 for kernels of eight bits")
     parser.add_argument("--curve", action="store_true")
     parser.add_argument(
         "--scales", type=float, nargs="+", default=[1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2]
@@ -155,7 +156,9 @@ def main() -> None:
     parser.add_argument("--brief", action="store_true", help="the held-out pairs alone")
     args = parser.parse_args()
     print(describe())
-    pipe = diffusax.DiffusionPipeline.from_pretrained(args.model, dtype=args.dtype)
+    pipe = diffusax.DiffusionPipeline.from_pretrained(
+        args.model, dtype=args.dtype, weights=args.weights
+    )
     pipe.set_progress_bar_config(disable=True)
     print(
         f"{args.model}, {args.steps} steps, guidance {args.guidance}, "

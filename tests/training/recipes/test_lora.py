@@ -15,6 +15,8 @@ import diffusax
 from diffusax.lora.files import WEIGHT_NAME
 from diffusax.lora.trained import KOHYA_NAME, TrainedLora, write_result
 from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.models.parameter_tree import ordered_leaves
+from diffusax.models.quantized import Quantized
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
@@ -288,3 +290,29 @@ def test_pictures_are_drawn_as_a_pipeline_with_the_result_draws_them(
     for a, b, c in zip(drawn, expected, before, strict=True):
         assert np.abs(np.asarray(a, int) - np.asarray(b, int)).max() <= 1
         assert np.abs(np.asarray(a, int) - np.asarray(c, int)).max() > 5
+
+
+def test_adapters_are_trained_over_kernels_of_eight_bits(checkpoint, pictures):
+    lora = LoRAConfig(rank=2, targets=("to_q", "conv1"), dora=True)
+    recipe = recipe_of(checkpoint, pictures, lora, weights="int8")
+    frozen, trained = recipe.frozen(), changed(recipe.trained())
+    eight = [leaf for _, leaf in ordered_leaves(frozen["unet"]) if isinstance(leaf, Quantized)]
+    assert len(eight) > 50
+    assert not any(isinstance(leaf, Quantized) for _, leaf in ordered_leaves(frozen["vae"]))
+    shapes = recipe.frozen_shapes()
+    assert jax.tree.structure(shapes) == jax.tree.structure(frozen)
+    jax.tree.map(
+        lambda x, shape: np.testing.assert_equal((x.shape, x.dtype), (shape.shape, shape.dtype)),
+        frozen,
+        shapes,
+    )
+    whole = jax.tree.map(np.asarray, frozen, is_leaf=lambda x: isinstance(x, Quantized))
+    batch = next(Batches(recipe.source, recipe.example, batch_size=2, seed=0))
+
+    def loss(trained, frozen):
+        return recipe.loss(trained, frozen, batch, keys(2)).mean()
+
+    found, expected = (jax.jit(jax.value_and_grad(loss))(trained, own) for own in (frozen, whole))
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6), found, expected
+    )
