@@ -4,6 +4,8 @@ import json
 import warnings
 from collections.abc import Callable
 
+import gguf
+import numpy as np
 import torch
 from diffusers.quantizers.bfl import utils as bfl
 
@@ -135,3 +137,63 @@ def encoded(tensors: Stored, kind: str) -> tuple[Stored, Stored]:
         else:
             stored[name] = expected[name] = tensor
     return stored, expected
+
+
+def blocks(weight: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """A weight in blocks of one of ggml's types, and its exact numbers by the gguf package.
+
+    The package cannot write those of 256 numbers; they are drawn, with scales of such a weight.
+    """
+    number = gguf.GGMLQuantizationType[kind]
+    length, size = gguf.GGML_QUANT_SIZES[number]
+    if length == 256:
+        rng = np.random.default_rng(weight.size)
+        shape = (weight.size // length, size)
+        stored = rng.integers(0, 256, shape, np.uint8)
+        for place, most in _HALVES[kind].items():
+            scale = rng.uniform(0.1, 1, (shape[0], 1)) * most * weight.std()
+            stored[:, place : place + 2] = scale.astype(np.float16).view(np.uint8)
+        stored = stored.reshape(*weight.shape[:-1], -1)
+    else:
+        stored = gguf.quantize(weight, number)
+    return stored, gguf.dequantize(stored, number).reshape(weight.shape)
+
+
+_HALVES = {
+    "Q4_K": {0: 1 / 256, 2: 1 / 256},
+    "Q5_K": {0: 1 / 512, 2: 1 / 256},
+    "Q6_K": {208: 1 / 2048},
+}
+"""The places of the scales in blocks of 256, with sizes that make numbers of about one."""
+
+
+def save_gguf(path, tensors: Stored, kind: str, *, architecture: str | None, wide: bool = False):
+    """Writes tensors as ComfyUI-GGUF does; returns their exact numbers.
+
+    architecture: what the header names; None for the files of stable-diffusion.cpp. wide: whether
+    tensors whose rows are no whole blocks are written in rows of 256, with their shape beside.
+    """
+    writer = gguf.GGUFWriter(path, architecture or "none")
+    if architecture is None:
+        writer.kv_data[0].clear()
+    number = gguf.GGMLQuantizationType[kind]
+    length = gguf.GGML_QUANT_SIZES[number][0]
+    expected = {}
+    for name, tensor in tensors.items():
+        own = tensor.float().numpy()
+        rows = own
+        if wide and own.ndim > 1 and own.size % 256 == 0 and own.shape[-1] % length:
+            rows = own.reshape(-1, 256)
+            writer.add_array(f"comfy.gguf.orig_shape.{name}", own.shape)
+        if own.ndim > 1 and rows.shape[-1] % length == 0:
+            stored, numbers = blocks(rows, kind)
+            writer.add_tensor(name, stored, raw_dtype=number)
+            expected[name] = torch.from_numpy(numbers.reshape(own.shape).copy())
+        else:
+            writer.add_tensor(name, own.copy())
+            expected[name] = tensor.float()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return expected

@@ -8,6 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 Shape = tuple[int, ...]
+INSTEAD = "take the file in float8, int8 (ConvRot), GGUF Q8_0 to Q4_0 or bfloat16"
+"""What to take in the place of a file in an encoding that is not read."""
 
 
 class Kept(NamedTuple):

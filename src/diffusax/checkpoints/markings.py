@@ -9,10 +9,8 @@ import msgspec
 import numpy as np
 
 from diffusax.checkpoints.encodings import Blocked, Codebook, Scaled, swizzled_size
-from diffusax.checkpoints.entries import Encoding, Entry, Shape
+from diffusax.checkpoints.entries import INSTEAD, Encoding, Entry, Shape
 
-INSTEAD = "take the file in float8, int8 (ConvRot), GGUF Q8_0 to Q4_0 or bfloat16"
-"""What to take in the place of a file that cannot be read."""
 _FLOAT8 = {
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from diffusax.boundary.config import config_from_dict, config_to_dict
 from diffusax.boundary.files import load_json, write_json
+from diffusax.checkpoints.entries import INSTEAD
 from diffusax.checkpoints.files import STEMS, listed_class, weight_files
 from diffusax.checkpoints.hub import resolve
 from diffusax.checkpoints.markings import marked
@@ -51,6 +52,8 @@ class LeftOut:
 
 _ENCODERS = {"T5ForConditionalGeneration": "T5EncoderModel", "T5Model": "T5EncoderModel"}
 """Whole models of transformers by the encoder that is read of them."""
+_QUANTISED = ("bitsandbytes", "bfl")
+"""The methods in config.json of weights that are read, see `markings`."""
 
 
 def read_parameters(
@@ -122,8 +125,8 @@ def read_network(folder: Path, changes: Mapping[str, Any] | None = None) -> Netw
     Raises:
         ValueError: diffusax cannot read the config; says why.
     """
-    data = load_json(folder / "config.json")
     source = str(folder / "config.json")
+    data = _unquantised(load_json(folder / "config.json"), source)
     changed = {**data, **(changes or {})}
     listed = listed_class(folder)
     if listed not in MODELS:
@@ -136,6 +139,22 @@ def read_network(folder: Path, changes: Mapping[str, Any] | None = None) -> Netw
             listed,
         )
     return network_of(listed, changed, source=source)
+
+
+def _unquantised(data: dict[str, Any], source: str) -> dict[str, Any]:
+    """Returns a parsed config.json without what it says of the weights, which say it themselves.
+
+    Raises:
+        ValueError: the weights are quantised in a way that is not read.
+    """
+    told = data.pop("quantization_config", None)
+    method = told.get("quant_method") if isinstance(told, dict) else told
+    if method not in (None, *_QUANTISED):
+        raise ValueError(
+            f"{source}: the weights are quantised by {method!r:.40}, which diffusax does not read; "
+            f"{INSTEAD}"
+        )
+    return data
 
 
 def _kept(stored: list[dict[str, Entry]], written: Network, network: Network) -> dict[str, Entry]:

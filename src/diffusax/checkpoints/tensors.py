@@ -1,4 +1,4 @@
-"""Reads safetensors files tensor by tensor, and writes them."""
+"""Reads safetensors and GGUF files tensor by tensor, and writes safetensors."""
 
 import json
 import math
@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from diffusax.boundary.files import written_whole
 from diffusax.checkpoints.entries import Entry as Entry
 from diffusax.checkpoints.entries import Kept
+from diffusax.checkpoints.gguf import is_gguf, read_gguf
 
 _DTYPES = {
     "F64": np.dtype(np.float64),
@@ -39,7 +40,7 @@ _AT_ONCE = 2**20
 
 
 class TensorFile:
-    """A memory-mapped safetensors file, whose pages are released as soon as they have been read.
+    """A memory-mapped file of tensors, whose pages are released as soon as they have been read.
 
     A mapped page counts as memory of the process while it stays. Without the release, loading a
     file would end with the weights twice in memory: in the mapping and on the device.
@@ -133,14 +134,16 @@ class TensorFile:
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
-    """Reads the header of a safetensors file, and returns the places of its tensors by name.
+    """Reads the header of a safetensors or GGUF file: the places of its tensors by name.
 
-    The library checks the file. Its header is then parsed here, because the library does not tell
-    where in the file a tensor is, which is needed to release its pages.
+    The library checks safetensors. Their header is then parsed here, because the library does not
+    tell where in the file a tensor is, which is needed to release its pages.
 
     Raises:
-        ValueError: the file is truncated or not safetensors, or has a dtype that JAX lacks.
+        ValueError: the file is truncated or neither of both, or has a dtype that JAX lacks.
     """
+    if is_gguf(path):
+        return read_gguf(path)[0]
     header, begin_of_data = _read_header(path)
     header.pop("__metadata__", None)
     entries = {}
@@ -154,7 +157,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Reads all tensors of a safetensors file, by name.
+    """Reads all tensors of a file, by name.
 
     Raises:
         ValueError: the file is truncated or not safetensors, or has a dtype that JAX lacks.
@@ -164,11 +167,13 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Reads the texts in the header of a safetensors file, by name.
+    """Reads the texts in the header of a file, by name.
 
     Raises:
-        ValueError: the file is truncated or not safetensors.
+        ValueError: the file is truncated, or neither safetensors nor GGUF.
     """
+    if is_gguf(path):
+        return read_gguf(path)[1]
     header, _ = _read_header(path)
     return header.get("__metadata__") or {}
 

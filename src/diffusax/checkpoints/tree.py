@@ -348,5 +348,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns a 1x1 convolution's shape as a linear layer's; old files mix the two."""
-    return shape[:2] if len(shape) == 4 and shape[2:] == (1, 1) else shape
+    """Returns a shape without axes of one: old files mix 1x1 convolutions and linear layers, and
+    GGUF files may lack first axes of one.
+    """
+    return tuple(length for length in shape if length != 1)

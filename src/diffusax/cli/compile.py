@@ -40,7 +40,8 @@ class Compile(Options):
     """
 
     model: Positional[str]
-    """A folder in diffusers' layout, a .safetensors file, a Hub repository id, or "emoji"."""
+    """A folder in diffusers' layout, a .safetensors or .gguf file, a Hub repository id, or
+    "emoji"."""
     task: Literal["text-to-image", "image-to-image", "inpainting"] = "text-to-image"
     """What the programs will be used for."""
     batch_sizes: tuple[Count, ...] = (1,)

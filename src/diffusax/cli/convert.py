@@ -9,6 +9,7 @@ from tyro.conf import Positional, arg
 from diffusax.boundary.messages import escaped
 from diffusax.boundary.options import Options
 from diffusax.checkpoints import resolve
+from diffusax.checkpoints.single_file.contents import SUFFIXES
 from diffusax.cli.parsing import OWN, parse
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.training.recipes.base_model import to_instruct_pix2pix
@@ -21,8 +22,8 @@ class Convert(Options):
     The denoiser gets input channels for a second image, whose weights are zero, so that its
     predictions do not change.
 
-    Without a task, diffusax convert IN OUT makes a folder of a single .safetensors file, or back.
-    diffusax convert lora IN OUT converts a LoRA to another format.
+    Without a task, diffusax convert IN OUT makes a folder of a single .safetensors or .gguf file,
+    or back. diffusax convert lora IN OUT converts a LoRA to another format.
     """
 
     task: Positional[Literal["instruct-pix2pix"]]
@@ -64,4 +65,4 @@ def command(args: list[str]) -> Any:
 
 def _names_single_file(args: list[str]) -> bool:
     """Returns whether the arguments begin with no task, and a single file is among them."""
-    return args[:1] != ["instruct-pix2pix"] and any(".safetensors" in arg for arg in args)
+    return args[:1] != ["instruct-pix2pix"] and any(end in arg for arg in args for end in SUFFIXES)

@@ -18,15 +18,15 @@ from diffusax.models.network import parse_dtype
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvertFile(Options):
-    """Convert a single .safetensors file into a folder in diffusers' layout, or back.
+    """Convert a single .safetensors or .gguf file into a folder in diffusers' layout, or back.
 
     Tensors are copied bit for bit unless --dtype is given. diffusax convert instruct-pix2pix --help
     shows how a model becomes one of another task.
     """
 
     source: Annotated[Positional[str], arg(metavar="IN")]
-    """A .safetensors file or its address on the Hub; or, to make one of it, a folder in diffusers'
-    layout or a Hub repository id."""
+    """A .safetensors or .gguf file or its address on the Hub; or, to make one of it, a folder in
+    diffusers' layout or a Hub repository id."""
     output: Annotated[Positional[Path], arg(metavar="OUT")]
     """The folder to write, or the file, whose name ends with .safetensors."""
     dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, OWN] = None
@@ -44,6 +44,8 @@ class ConvertFile(Options):
         flags = given_flags(self, ("prediction_type", "use_ema", "model_config"))
         if self._packs and flags:
             raise ValueError(f"{flags[0]} is for a single file as IN; leave it out")
+        if self.output.suffix.lower() == ".gguf":
+            raise ValueError(f"OUT must be a folder or a .safetensors file (got {self.output})")
 
     def run(self) -> Path:
         """Writes the folder or the file and returns it.

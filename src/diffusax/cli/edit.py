@@ -35,8 +35,8 @@ class Edit(generation.ToFile):
     prompt: Positional[str]
     """The instruction, such as "make it snowy"."""
     model: str = "emoji-edit"
-    """An InstructPix2Pix checkpoint: a folder in diffusers' layout, a .safetensors file, or a Hub
-    repository id; by default the small model inside the package, which edits emoji."""
+    """An InstructPix2Pix checkpoint: a folder in diffusers' layout, a .safetensors or .gguf file,
+    or a Hub repository id; by default the small model inside the package, which edits emoji."""
     image_guidance: Annotated[Scale | None, OWN] = None
     """How closely to keep to the image, from 1 up; the pipeline's own by default."""
     resolution: Annotated[Pixels | None, OWN] = None

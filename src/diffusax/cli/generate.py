@@ -35,9 +35,9 @@ class Generate(generation.ToFile):
     prompt: Positional[str]
     """The text to generate images of; with - each line of standard input is a prompt."""
     model: Annotated[str, OWN] = ""
-    """A checkpoint: a folder in diffusers' layout, a .safetensors file, or a Hub repository id; by
-    default the small model inside the package, which generates emoji. With --server, the name of a
-    model there."""
+    """A checkpoint: a folder in diffusers' layout, a .safetensors or .gguf file, or a Hub
+    repository id; by default the small model inside the package, which generates emoji. With
+    --server, the name of a model there."""
     backend: Literal["jax", "torch"] = "jax"
     """Run diffusax's own networks, or with torch the checkpoint's PyTorch pipeline, of any kind
     that diffusers has, through torchax."""

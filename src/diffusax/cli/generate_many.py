@@ -44,8 +44,8 @@ class GenerateMany(GenerationOptions, offline.Settings):
     out: Path
     """The folder to write."""
     model: str = "emoji"
-    """A checkpoint: a folder in diffusers' layout, a .safetensors file, or a Hub repository id; by
-    default the small model inside the package, which generates emoji."""
+    """A checkpoint: a folder in diffusers' layout, a .safetensors or .gguf file, or a Hub
+    repository id; by default the small model inside the package, which generates emoji."""
     height: Annotated[Pixels | None, OWN] = None
     """Height in pixels; by default the model's own."""
     width: Annotated[Pixels | None, OWN] = None

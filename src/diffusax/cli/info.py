@@ -18,8 +18,8 @@ class Info:
     """Show what a checkpoint holds, and the names of the samplers."""
 
     model: Annotated[Positional[str | None], OWN] = None
-    """A folder in diffusers' layout, a .safetensors file, a Hub repository id, or "emoji"; without
-    one, only the devices and samplers are shown."""
+    """A folder in diffusers' layout, a .safetensors or .gguf file, a Hub repository id, or "emoji";
+    without one, only the devices and samplers are shown."""
     variant: Annotated[str | None, OWN] = None
     """Show the checkpoint's variant of this name, such as fp16."""
 

@@ -42,9 +42,9 @@ class Serve(Options):
     port: Port = 7860
     """The port to listen at; 0 takes a free one."""
     model: Annotated[str | None, OWN] = None
-    """The model for requests that name none: a folder in diffusers' layout, a .safetensors file, a
-    Hub repository id, or a name in the folder of models; by default the folder's first, and without
-    a folder the small model inside the package, which generates emoji."""
+    """The model for requests that name none: a folder in diffusers' layout, a .safetensors or .gguf
+    file, a Hub repository id, or a name in the folder of models; by default the folder's first, and
+    without a folder the small model inside the package, which generates emoji."""
     models: Annotated[Path | None, OWN] = None
     """A folder with checkpoints, LoRAs, embeddings and ControlNets that requests may name, as in
     A1111 or ComfyUI."""

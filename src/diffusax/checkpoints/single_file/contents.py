@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from diffusax.checkpoints.gguf import as_in_transformers
 from diffusax.checkpoints.markings import marked
 from diffusax.checkpoints.original.transformers import ORIGINALS
 from diffusax.checkpoints.tensors import Entry, read_entries, read_metadata
@@ -14,6 +15,8 @@ Layout = Literal["original", "diffusers", "open_clip", "transformers"]
 Family = Literal["sd1", "sd2", "sdxl", "refiner"]
 FileKind = Literal["model", "controlnet", "lora", "embedding", "other"]
 
+SUFFIXES = (".safetensors", ".gguf")
+"""The endings of the names of single files."""
 _UNET = ("model.diffusion_model.", "")
 _TRANSFORMER = ("model.diffusion_model.", "diffusion_model.", "")
 _AUTOENCODER = ("first_stage_model.", "vae.", "")
@@ -29,6 +32,7 @@ _TEXT_ENCODERS: dict[str, tuple[tuple[str, Layout], ...]] = {
     "text_encoder_2": (
         ("conditioner.embedders.1.model.", "open_clip"),
         ("conditioner.embedders.0.model.", "open_clip"),
+        ("cond_stage_model.1.transformer.", "transformers"),
         ("text_encoders.t5xxl.transformer.", "transformers"),
     ),
 }
@@ -82,6 +86,7 @@ _FOREIGN = {
     "emb_params": _EMBEDDING,
     "clip_l": _EMBEDDING,
     "to_k_ip": "an IP-Adapter; give it to load_ip_adapter of a pipeline",
+    "token_embd": "a language model that diffusax lacks",
     "image_proj": "an IP-Adapter; give it to load_ip_adapter of a pipeline",
 }
 """What other files are, by a part of the name of a tensor."""
@@ -173,12 +178,11 @@ def read_contents(path: Path) -> Contents:
     """Finds the networks in a single file, from its header alone.
 
     Raises:
-        ValueError: the file is no safetensors file, or holds no network that diffusax knows; says
-            what it is instead, as far as that can be told.
+        ValueError: the file is neither safetensors nor GGUF, or holds no network that
+            diffusax knows; says what it is instead, as far as that can be told.
     """
     _check_suffix(path)
-    metadata = read_metadata(path)
-    (entries,) = marked([read_entries(path)], metadata)
+    entries, metadata = _read(path)
     parts = {part.name: part for part in _find(path, entries)}
     if not parts:
         raise ValueError(f"{path} holds {_foreign(entries)}")
@@ -186,13 +190,13 @@ def read_contents(path: Path) -> Contents:
 
 
 def kind_of_file(path: Path) -> FileKind:
-    """Finds out what kind of thing a safetensors file holds, from its header alone.
+    """Finds out what kind of thing a file holds, from its header alone.
 
     Raises:
-        ValueError: the file is no safetensors file.
+        ValueError: the file is neither safetensors nor GGUF, or cannot be read.
     """
     _check_suffix(path)
-    (entries,) = marked([read_entries(path)], read_metadata(path))
+    entries, _ = _read(path)
     names = {part.name for part in _find(path, entries)}
     if names:
         whole = bool(names & {"unet", "transformer"}) and len(names) > 1
@@ -203,16 +207,23 @@ def kind_of_file(path: Path) -> FileKind:
 
 def is_single_file(path: Path) -> bool:
     """Returns whether a path is a file that only `read_contents` can read."""
-    return path.suffix.lower() == ".safetensors" and path.is_file()
+    return path.suffix.lower() in SUFFIXES and path.is_file()
+
+
+def _read(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Returns the tensors of a file and the texts in its header, by name."""
+    metadata = read_metadata(path)
+    (entries,) = marked([as_in_transformers(read_entries(path))], metadata)
+    return entries, metadata
 
 
 def _check_suffix(path: Path) -> None:
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    if path.suffix.lower() != ".safetensors":
+    if path.suffix.lower() not in SUFFIXES:
         raise ValueError(
-            f"{path} is not a .safetensors file, and loading it could run code; convert it to "
-            "safetensors where you trust it, or take the model's .safetensors file"
+            f"{path} is not a .safetensors file, and loading it could run code; convert "
+            "it to safetensors where you trust it, or take the model's .safetensors file"
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diffusax.checkpoints.original.autoencoder import autoencoder_names
-from diffusax.checkpoints.original.open_clip import TEXT_PROJECTION, open_clip_names
+from diffusax.checkpoints.original.open_clip import PROJECTIONS, TEXT_PROJECTION, open_clip_names
 from diffusax.checkpoints.original.transformers import ORIGINALS, transformer_names
 from diffusax.checkpoints.original.unet import controlnet_names, unet_names
 from diffusax.checkpoints.single_file.contents import Part
@@ -76,7 +76,25 @@ def named_entries(part: Part, network: Network) -> dict[str, Entry]:
         return _open_clip(own, config)
     if network.class_name in ("Qwen3VLModel", "Qwen3VLForConditionalGeneration"):
         return {_of_qwen3_vl(name): entry for name, entry in own.items()}
-    return own
+    return _of_clip(own)
+
+
+def _of_clip(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Returns the tensors of a CLIP of which some are as in OpenCLIP, by transformers' names.
+
+    stable-diffusion.cpp mixes the two in the files that it writes (its name_conversion.cpp).
+    """
+    found: dict[str, Entry] = {}
+    for name, entry in entries.items():
+        path, _, leaf = name.rpartition(".in_proj.")
+        if path:
+            parts = zip(PROJECTIONS, _split(name, entry, 3), strict=True)
+            found |= {f"{path}.{own}.{leaf}": part for own, part in parts}
+        elif name == f"text_model.{TEXT_PROJECTION}":
+            found[f"{TEXT_PROJECTION}.weight"] = entry.transpose()
+        else:
+            found[name] = entry
+    return found
 
 
 def _of_qwen3_vl(name: str) -> str:
