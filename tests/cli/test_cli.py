@@ -110,13 +110,17 @@ def test_distilled_models_keep_their_few_steps(tiny_checkpoints, tmp_path):
 def test_options_reach_the_call(model, tmp_path, capsys):
     args = ["--noise", "torch", "--clip-skip", 1, "--prompt-weighting", "--long-prompt"]
     size = ["--height", 8, "--width", 32, "--steps", 2, "--vae-tiling", "--dtype", "bfloat16"]
+    args += ["--weights", "int8"]
     image, settings = draw(tmp_path, "generate", "(a:1.9) b", "--model", model, *args, *size)
     assert "trained on images of 32x32, and those of 32x8 may be poor" in capsys.readouterr().err
-    pipe = diffusax.DiffusionPipeline.from_pretrained(model, dtype="bfloat16")
+    pipe = diffusax.DiffusionPipeline.from_pretrained(model, dtype="bfloat16", weights="int8")
     options = {"noise": "torch", "clip_skip": 1, "prompt_weighting": True, "long_prompt": True}
     options |= {"height": 8, "width": 32, "num_inference_steps": 2}
     np.testing.assert_array_equal(image, pipe("(a:1.9) b", seed=3, **options).images[0])
-    assert "Size: 32x8, Model: tiny, Clip skip: 2, RNG: CPU, Dtype: bfloat16, " in settings
+    assert (
+        "Size: 32x8, Model: tiny, Clip skip: 2, RNG: CPU, Dtype: bfloat16, Weights: int8, "
+        in settings
+    )
 
 
 def test_embeddings_are_words_of_prompts(model, tmp_path, capsys):

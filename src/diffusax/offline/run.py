@@ -10,7 +10,8 @@ import jax
 from tqdm.auto import tqdm
 
 from diffusax._version import __version__
-from diffusax.models.parameter_tree import first_parameter
+from diffusax.models.parameter_tree import ordered_leaves
+from diffusax.models.quantized import Quantized
 from diffusax.offline.folder import Folder
 from diffusax.offline.prompts import Prompts, Source, open_prompts
 from diffusax.offline.requests import Settings
@@ -126,12 +127,19 @@ def pipeline_facts(pipe: Any) -> dict[str, Any]:
     """Returns what decides the images of a pipeline, besides its parameters."""
     return {
         "pipeline": type(pipe).__name__,
-        "dtypes": {name: str(first_parameter(p).dtype) for name, p in pipe.params.items() if p},
+        "dtypes": {name: _dtype_fact(p) for name, p in pipe.params.items() if p},
         "scheduler": dict(pipe.scheduler.config),
         "vae_tiling": pipe.vae.tiling,
         "freeu": None if pipe.parts.freeu is None else list(pipe.parts.freeu),
         **_adapter_facts(pipe),
     }
+
+
+def _dtype_fact(params: Any) -> str:
+    """Returns the dtype of computation, and those of kernels of eight bits: "bfloat16, int8"."""
+    leaves = [leaf for _, leaf in ordered_leaves(params)]
+    eight = {str(leaf.values.dtype) for leaf in leaves if isinstance(leaf, Quantized)}
+    return ", ".join([str(leaves[0].dtype), *sorted(eight)])
 
 
 def _adapter_facts(pipe: Any) -> dict[str, Any]:

@@ -242,6 +242,19 @@ def test_pipelines_share_what_is_loaded(folder):
             assert arguments["prompt"] == "sks apple"
 
 
+def test_kernels_of_eight_bits_leave_room_for_more_models(folder):
+    pipe, _ = acquire(Catalogue("emoji", folder), Generation())
+    plain = sum(x.nbytes for params in pipe.params.values() for x in _leaves(params))
+    catalogue = Catalogue("emoji", folder, weights="int8", memory=plain)
+    own, _ = acquire(catalogue, Generation())
+    kernel = own.params["unet"]["down_blocks"]["0"]["resnets"]["0"]["conv1"]["kernel"]
+    assert kernel.values.dtype == np.int8
+    size = sum(x.nbytes for params in own.params.values() for x in _leaves(params))
+    assert size < 0.5 * plain
+    acquire(catalogue, Generation(model="edit", image=PICTURE))
+    assert {entry.name for entry in catalogue.models if entry.loaded} == {"emoji", "edit"}
+
+
 def test_what_is_least_recently_used_leaves_memory(folder):
     alone = Catalogue("emoji", folder)
     pipe, _ = acquire(alone, Generation())
