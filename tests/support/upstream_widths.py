@@ -7,9 +7,9 @@ from typing import Any
 from support.tiny_transformers import FLUX
 
 
-def for_tiny(function: Any) -> Any:
-    """The same function of diffusers for the sizes of the tiny transformer."""
-    config = FLUX
+def for_tiny(function: Any, **changes: Any) -> Any:
+    """The same function of diffusers for the sizes of the tiny transformer, with changes."""
+    config = {**FLUX, **changes}
     width = config["attention_head_dim"] * config["num_attention_heads"]
     source = inspect.getsource(function)
     assert "3072" in source
