@@ -57,7 +57,7 @@ class Scaled:
         return Kept(stored[first : first + count].reshape(shape), scale, self.rotation)
 
     def _scale(self, view: View, begin: int, end: int) -> np.ndarray:
-        scale = view(self.scale).astype(np.float32).reshape(-1)
+        scale = _finite(view(self.scale).astype(np.float32).reshape(-1), self.scale)
         return scale.reshape(()) if scale.size == 1 else scale[begin:end]
 
 
@@ -125,7 +125,8 @@ class Blocked:
         if self.whole is None:
             # An exponent of nothing is zero in comfy_kitchen, not 2**-127.
             return (stored.view(np.uint8).astype(np.uint32) << 23).view(np.float32)
-        return view(self.whole).astype(np.float32).reshape(()) * stored.astype(np.float32)
+        whole = view(self.whole).astype(np.float32).reshape(())
+        return _finite(whole * stored.astype(np.float32), self.scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +182,12 @@ def rotated(matrix: np.ndarray, group: int) -> np.ndarray:
 def swizzled_size(rows: int, columns: int) -> int:
     """Returns the number of scales in cuBLAS's order, which has whole tiles only."""
     return -(-rows // 128) * 128 * -(-columns // 4) * 4
+
+
+def _finite(scales: np.ndarray, entry: Entry) -> np.ndarray:
+    if not np.isfinite(scales).all():
+        raise ValueError(f"{entry.path} is broken: a scale is not finite; download it again")
+    return scales
 
 
 def _halves(codes: np.ndarray, *, high_first: bool) -> np.ndarray:

@@ -226,15 +226,14 @@ def _mxfp8(where: str, entry: Entry, scale: Entry) -> tuple[Encoding, Shape]:
 def _nvfp4(
     where: str, entry: Entry, scale: Entry, whole: Entry, smooth: Entry | None, *, comfy: bool
 ) -> tuple[Encoding, Shape]:
+    wrong = f"is nvfp4 of shape {entry.shape} with scales of shape {scale.shape}"
     fits = entry.dtype == _BYTE and len(entry.shape) == 2 and scale.dtype in (_BYTE, _E4M3)
-    fits = fits and whole.dtype in _FLOATS and math.prod(whole.shape) == 1
-    fits = fits and entry.shape[1] > 0 and entry.shape[1] % 8 == 0
-    shape = (entry.shape[0], 2 * entry.shape[-1]) if fits else entry.shape
-    count = swizzled_size(shape[0], shape[1] // 16) if comfy else shape[0] * (shape[1] // 16)
-    fits = fits and scale.nbytes == count
-    if smooth is not None:
-        fits = fits and smooth.dtype in _FLOATS and math.prod(smooth.shape) == shape[1]
-    _need(where, fits, f"is nvfp4 of shape {entry.shape} with scales of shape {scale.shape}")
+    _need(where, fits and entry.shape[1] > 0 and entry.shape[1] % 8 == 0, wrong)
+    shape = (entry.shape[0], 2 * entry.shape[1])
+    blocks = shape[1] // 16
+    fits = scale.nbytes == (swizzled_size(shape[0], blocks) if comfy else shape[0] * blocks)
+    fits = fits and _counts(whole, 1, _FLOATS)
+    _need(where, fits and (smooth is None or _counts(smooth, shape[1], _FLOATS)), wrong)
     kind = Blocked(
         *("nvfp4", shape[1], 16, scale._replace(dtype=_E4M3), whole, smooth),
         swizzled=comfy,

@@ -1,5 +1,10 @@
 """Quantised single files draw what PyTorch draws from the numbers that they stand for."""
 
+import json
+import shutil
+import subprocess
+import sys
+
 import diffusers
 import numpy as np
 import pytest
@@ -10,6 +15,7 @@ from diffusers.loaders import single_file_utils as upstream
 from safetensors.torch import load_file, save_file
 from support.effort import few
 from support.quantised import ENCODINGS, encoded, save_gguf
+from support.runs import RUNS
 from support.tiny import build_stable_diffusion, randomize
 from support.tiny_transformers import (
     FLUX_CLIP,
@@ -150,3 +156,44 @@ def test_gguf_files_draw_what_pytorch_draws(models, tmp_path, name, kind):
     )
     theirs = model.expect(expected, tmp_path / "plain.safetensors")
     np.testing.assert_allclose(model.draw(path), theirs, atol=PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        pytest.param(0, 60, id="60 cases"),
+        pytest.param(60, 300, id="240 cases", marks=pytest.mark.slow),
+    ],
+)
+def test_a_broken_file_is_one_sentence_or_the_picture(models, tmp_path, first, last):
+    folder = tmp_path / "whole"
+    shutil.copytree(models("flux").folder, folder)
+    (folder / "files").mkdir()
+    tensors = models("flux").tensors
+    for kind in ENCODINGS:
+        stored, _ = encoded(tensors, kind)
+        save_file(stored, folder / "files" / f"{kind}.safetensors")
+    for kind in BLOCKS:
+        options = {"architecture": "flux", "wide": kind.endswith("_K")}
+        save_gguf(folder / "files" / f"{kind}.gguf", tensors, kind, **options)
+    program = RUNS / "damaged_encodings.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(folder), str(tmp_path / "s"), str(first), str(last)],
+        capture_output=True,
+        text=True,
+        timeout=60 + 5 * (last - first),
+    )
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, (reports[-1:], done.stderr[-2000:])
+    assert len(reports) == last - first
+    # Weights may be what is not finite, of which a call says a sentence of its own.
+    ends = "drawn", "ValueError", "FloatingPointError"
+    assert not [r for r in reports if r["result"] not in ends]
+    assert len([r for r in reports if r["result"] == "FloatingPointError"]) < 4
+    refused = [r for r in reports if r["result"] == "ValueError"]
+    assert len(reports) / 3 < len(refused) < len(reports)
+    said = [r["message"] for r in refused] + [r["kind"] for r in reports if "kind" in r]
+    assert not [text for text in said if "\n" in text or len(text) > 3000]
+    assert not [text for text in said if str(tmp_path / "s") not in text]
+    assert max(r["seconds"] for r in reports[1:]) < 20
+    assert max(r["kibibytes"] for r in reports) < 2**20 * 2
