@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.quantised import EIGHT_BITS, ENCODINGS, encoded
+from support.quantised import EIGHT_BITS, ENCODINGS, encoded, multiplied
 
-from diffusax.checkpoints.encodings import rotated
-from diffusax.checkpoints.entries import Kept
 from diffusax.checkpoints.markings import marked
 from diffusax.checkpoints.tensors import TensorFile, read_entries, read_metadata
 
@@ -24,14 +22,6 @@ def written(path, kind, *, rows=192, width=256):
     (entries,) = marked([read_entries(path)], read_metadata(path))
     assert list(entries) == ["layer.weight"]
     return entries["layer.weight"], expected["layer.weight"].numpy()
-
-
-def multiplied(kept: Kept):
-    values = kept.values.astype(np.float32)
-    scale = kept.scale if kept.scale.ndim else kept.scale[None]
-    blocks = values.reshape(*scale.shape[: scale.ndim], -1) * scale[..., None]
-    own = blocks.reshape(values.shape) if kept.scale.ndim else values * kept.scale
-    return rotated(own, kept.rotation) if kept.rotation else own
 
 
 @pytest.mark.parametrize("kind", ENCODINGS)
@@ -69,7 +59,7 @@ def test_eight_bits_are_kept_as_they_are(tmp_path, kind):
     halves = np.concatenate([expected[128:], expected[64:128]])
     np.testing.assert_allclose(swapped, halves, rtol=3e-7, atol=2e-6)
     turned = file.kept(entry.transpose())
-    if whole.scale.ndim or whole.rotation:
+    if whole.scale.ndim or whole.rotation or whole.fine is not None:
         assert turned is None
     else:
         np.testing.assert_array_equal(turned.values.view(np.uint8), whole.values.view(np.uint8).T)

@@ -26,11 +26,9 @@ from diffusax.models.quantized import (
 )
 from diffusax.models.transformers.blocks import JoinedLinear
 
-RNG = np.random.default_rng(0)
 
-
-def normal(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("shape", [(40, 24), (3, 3, 8, 24)])
@@ -63,7 +61,9 @@ def test_fp8_is_rounded_as_its_dtype_rounds():
 def test_the_host_and_the_device_round_alike(kind, dtype):
     kernel = normal(300, 24).astype(dtype)
     host, device = quantize(kernel, kind, dtype), quantize_array(jnp.asarray(kernel), kind)
-    np.testing.assert_array_equal(np.asarray(device.values), host.values)
+    # What lies between two numbers may go to either of them.
+    differs = np.asarray(device.values).astype(np.float32) != host.values.astype(np.float32)
+    assert differs.mean() < 1e-3
     np.testing.assert_allclose(np.asarray(device.scale), host.scale, rtol=1e-6)
     assert device.dtype == host.dtype == np.dtype(dtype)
 
@@ -83,23 +83,38 @@ def test_the_rotation_is_its_own_inverse_and_that_of_convrot():
 def forms(c, d):
     """Kernels of eight bits with each kind of scale."""
     whole = quantize(normal(c, d), "int8", "float32")
-    numbers = RNG.integers(-127, 128, (c, d)).astype(np.int8)
+    rng = np.random.default_rng(1)
+    numbers = rng.integers(-127, 128, (c, d)).astype(np.int8)
     return {
         "channels": whole,
         "one": Quantized(numbers, np.float32(0.01), np.dtype("float32")),
         "blocks": Quantized(numbers, normal(c // 8, d), np.dtype("float32")),
         "rotated": Quantized(numbers, normal(d), np.dtype("float32"), 16),
         "fp8": quantize(normal(c, d), "fp8", "float32"),
+        # As in GGUF's Q4_K, and as nvfp4.
+        "parts": Quantized(
+            numbers,
+            normal(2, d),
+            np.dtype("float32"),
+            fine=rng.integers(0, 64, (8, d)).astype(np.int8),
+            least=(normal(2, d, seed=2), rng.integers(0, 64, (8, d)).astype(np.int8)),
+        ),
+        "fine": Quantized(numbers, np.float32(0.1), np.dtype("float32"), fine=normal(4, d)),
     }
 
 
 def multiplied_out(kernel):
     """The kernel in float64, by the definition."""
     c, d = kernel.shape
-    scale = np.asarray(kernel.scale, np.float64)
-    if scale.ndim == 2:
-        scale = np.repeat(scale, c // len(scale), axis=0)
+
+    def each(x):
+        x = np.asarray(x, np.float64)
+        return np.repeat(x, c // len(x), axis=0) if x.ndim == 2 else x
+
+    scale = each(kernel.scale) if kernel.fine is None else each(kernel.scale) * each(kernel.fine)
     values = np.asarray(kernel.values).astype(np.float64) * scale
+    if kernel.least:
+        values = values - np.prod([each(x) for x in kernel.least], axis=0)
     if kernel.rotation:
         rows = values.reshape(-1, kernel.rotation, d)
         values = np.einsum("gkd,jk->gjd", rows, hadamard(kernel.rotation)).reshape(c, d)
@@ -110,7 +125,8 @@ def multiplied_out(kernel):
 def test_layers_compute_as_with_the_kernel_multiplied_out(form):
     kernel = forms(32, 24)[form]
     expected = multiplied_out(kernel)
-    np.testing.assert_allclose(np.asarray(kernel), expected, atol=1e-5)
+    close = 1e-6 * np.abs(expected).max()
+    np.testing.assert_allclose(np.asarray(kernel), expected, atol=close)
     x, rngs = normal(3, 5, 32), nnx.Rngs(0)
     wanted = x.astype(np.float64) @ expected
     layers = {
@@ -123,7 +139,7 @@ def test_layers_compute_as_with_the_kernel_multiplied_out(form):
         inputs = (x[..., :20], x[..., 20:]) if name == "joined" else (x,)
         y = jax.jit(lambda *xs, layer=layer: layer(*xs))(*map(jnp.asarray, inputs))
         y = np.concatenate(y, -1) if name == "split" else np.asarray(y)
-        np.testing.assert_allclose(y, wanted, atol=2e-4 * np.abs(wanted).max())
+        np.testing.assert_allclose(y, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_a_convolution_computes_as_with_the_kernel_multiplied_out():
@@ -149,7 +165,7 @@ def test_the_dtype_of_computation_is_that_of_the_result():
     assert rotate(jnp.ones((2, 32), jnp.bfloat16), 16).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("form", ["channels", "one", "rotated", "fp8"])
+@pytest.mark.parametrize("form", ["channels", "one", "rotated", "parts", "fp8"])
 def test_another_kernel_takes_the_same_form(form):
     kernel, other = forms(32, 24)[form], normal(32, 24)
     new = kernel.refilled(other)
@@ -216,6 +232,10 @@ def test_scales_lie_with_the_channels_that_they_are_for():
     assert kernel["channels"].places(rows).scale.spec == PartitionSpec("fsdp")
     assert kernel["one"].places(rows).scale.spec == PartitionSpec()
     assert kernel["blocks"].places(rows).scale.spec == PartitionSpec("tensor", "fsdp")
+    parts = kernel["parts"].places(rows)
+    assert parts.values.spec == PartitionSpec("tensor", "fsdp")
+    for place in (parts.scale, parts.fine, *parts.least):
+        assert place.spec == PartitionSpec("tensor", "fsdp")
     narrow = quantize(normal(32, 23), "int8", "float32")
     assert narrow.places(NamedSharding(mesh, PartitionSpec("tensor"))).scale.spec == PartitionSpec()
 

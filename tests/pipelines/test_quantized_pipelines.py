@@ -67,7 +67,8 @@ CALLS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "weights"), [("sd", "int8"), ("flux", "fp8"), ("z-image", "int8"), slow("sd", "fp8")]
+    ("name", "weights"),
+    [("sd", "int8"), slow("flux", "fp8"), slow("z-image", "int8"), slow("sd", "fp8")],
 )
 def test_they_draw_what_pytorch_draws_from_the_kernels_multiplied_out(
     folders, tmp_path, name, weights
@@ -267,7 +268,9 @@ def test_what_a_file_has_in_eight_bits_stays_so(wide, tmp_path, kind):
         for path, leaf in ordered_leaves(found.params)
         if isinstance(leaf, Quantized)
     }
-    assert set(kernels) == {n for n, x in stored.items() if f"{n}" in expected and x.itemsize == 1}
+    assert set(kernels) == {n for n, x in stored.items() if n in expected and x.itemsize == 1}
+    shares = {kernel.nbytes / (2 * kernel.size) for kernel in kernels.values()}
+    assert max(shares) < (0.64 if "int8" in kind or kind in ("fp8r", "ConvRot") else 0.55)
     for name, kernel in kernels.items():
         np.testing.assert_allclose(np.asarray(kernel).T, expected[name], atol=1e-6)
     given = flux_inputs()
@@ -277,16 +280,17 @@ def test_what_a_file_has_in_eight_bits_stays_so(wide, tmp_path, kind):
     np.testing.assert_allclose(actual, upstream_flux(reference, given), atol=1e-5)
 
 
-def test_what_a_file_has_in_four_bits_becomes_int8(wide, tmp_path):
+def test_what_stands_in_a_table_is_multiplied_out_or_rounded(wide, tmp_path):
     wide.save_config(tmp_path)
     stored, expected = encoded(wide.state_dict(), "nf4")
     save_file(stored, tmp_path / "diffusion_pytorch_model.safetensors")
-    found = diffusax.FluxTransformer2DModel.from_pretrained(tmp_path, weights="file")
-    kernels = [leaf for _, leaf in ordered_leaves(found.params) if isinstance(leaf, Quantized)]
-    assert {kernel.values.dtype for kernel in kernels} == {np.dtype(np.int8)}
-    kernel = found.params["transformer_blocks"]["0"]["attn"]["to_q"]["kernel"]
     name = "transformer_blocks.0.attn.to_q.weight"
-    assert 0 < np.abs(np.asarray(kernel).T - expected[name].numpy()).max() < 0.01
+    for weights in ("file", "int8"):
+        found = diffusax.FluxTransformer2DModel.from_pretrained(tmp_path, weights=weights)
+        kernel = found.params["transformer_blocks"]["0"]["attn"]["to_q"]["kernel"]
+        assert isinstance(kernel, Quantized) == (weights == "int8")
+        error = np.abs(np.asarray(kernel).T - expected[name].numpy()).max()
+        assert (0 < error < 0.01) if weights == "int8" else error == 0
 
 
 @pytest.mark.parametrize(("weights", "kind"), [("int8", "ConvRot"), ("fp8", "fp8r")])

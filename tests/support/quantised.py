@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from diffusers.quantizers.bfl import utils as bfl
 
+from diffusax.checkpoints.encodings import rotated
+from diffusax.checkpoints.entries import Kept
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
 
@@ -122,8 +125,24 @@ ENCODINGS: dict[str, Callable[[torch.Tensor], tuple[Stored, torch.Tensor]]] = {
     "int8 of bitsandbytes": _rows_of_bitsandbytes,
 }
 """For each encoding, a function of a weight that returns what is stored, and its exact numbers."""
-EIGHT_BITS = [*list(ENCODINGS)[:10], "int8 of bitsandbytes"]
-"""The encodings that are kept as they are."""
+EIGHT_BITS = [*list(ENCODINGS)[:11], "nvfp4 of BFL", "int8 of bitsandbytes"]
+"""The encodings whose numbers are kept as they are, in eight bits."""
+
+
+def multiplied(kept: Kept) -> np.ndarray:
+    """The numbers of what was kept of a matrix, by the definition."""
+    rows, columns = kept.values.shape
+
+    def each(x: np.ndarray) -> np.ndarray:
+        x = x.astype(np.float32)
+        x = x[:, None] if x.ndim == 1 else x
+        return np.repeat(x, columns // x.shape[1], axis=1) if x.ndim else x
+
+    scale = each(kept.scale) if kept.fine is None else each(kept.scale) * each(kept.fine)
+    own = kept.values.astype(np.float32) * scale
+    if kept.least:
+        own = own - np.prod([each(x) for x in kept.least], axis=0)
+    return rotated(own, kept.rotation) if kept.rotation else own.reshape(rows, columns)
 
 
 def encoded(tensors: Stored, kind: str) -> tuple[Stored, Stored]:

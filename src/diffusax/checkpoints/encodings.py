@@ -108,25 +108,33 @@ class Blocked:
         return own.reshape(-1)[first - begin * self.width : last - begin * self.width]
 
     def keep(self, stored: np.ndarray, view: View, first: int, shape: Shape) -> Kept | None:
-        """Returns rows of mxfp8 as they are, see `Encoding.keep`."""
-        if self._is_nvfp4 or self.smooth is not None:
+        """Returns rows as they are, those of four bits in eight, see `Encoding.keep`."""
+        if self.smooth is not None:
             return None
-        begin, count = first // self.width, shape[0]
-        values = stored[first : first + count * self.width].reshape(shape)
-        return Kept(values, self._scales(view, begin, begin + count))
+        begin, end = first // self.width, first // self.width + shape[0]
+        if self.whole is None:
+            values = stored[begin * self.width : end * self.width].reshape(shape)
+            return Kept(values, self._scales(view, begin, end))
+        codes = stored[begin * self.width // 2 : end * self.width // 2]
+        doubled = (2 * _FLOAT4).astype(np.int8)[_halves(codes, high_first=self.high_first)]
+        scale = view(self.whole).astype(np.float32).reshape(()) * np.float32(0.5)
+        return Kept(doubled.reshape(shape), scale, 0, self._of_blocks(view, begin, end))
 
     def _scales(self, view: View, begin: int, end: int) -> np.ndarray:
         """Returns the scales of rows, float32. n, blocks of a row."""
-        stored, columns = view(self.scale).reshape(-1), self.width // self.block
-        if self.swizzled:
-            stored = _unswizzled(stored, columns, begin, end)
-        else:
-            stored = stored.reshape(-1, columns)[begin:end]
+        stored = self._of_blocks(view, begin, end)
         if self.whole is None:
             # An exponent of nothing is zero in comfy_kitchen, not 2**-127.
             return (stored.view(np.uint8).astype(np.uint32) << 23).view(np.float32)
         whole = view(self.whole).astype(np.float32).reshape(())
         return _finite(whole * stored.astype(np.float32), self.scale)
+
+    def _of_blocks(self, view: View, begin: int, end: int) -> np.ndarray:
+        """Returns the scales of rows as they are stored. n, blocks of a row."""
+        stored, columns = view(self.scale).reshape(-1), self.width // self.block
+        if self.swizzled:
+            return _unswizzled(stored, columns, begin, end)
+        return stored.reshape(-1, columns)[begin:end]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,18 +13,22 @@ INSTEAD = "take the file in float8, int8 (ConvRot), GGUF Q8_0 to Q4_0 or bfloat1
 
 
 class Kept(NamedTuple):
-    """A tensor as its file has it, in eight bits; the numbers are values times scale.
+    """A tensor as its file has it, in eight bits: the numbers are values * scale * fine - least.
 
-    After that, those with a rotation are to be rotated, see `encodings.rotated`.
+    After that, those with a rotation are to be rotated, see `encodings.rotated`. Numbers of blocks
+    have the shape (d, k), for k blocks of equal length along the inputs of a matrix.
     """
 
     values: np.ndarray
     """int8 or float8, in the tensor's own shape (d, ...), d outputs first."""
     scale: np.ndarray
-    """float32: () for all, (d,) one for each output, or (d, k) for k blocks of equal length along
-    the inputs of a matrix."""
+    """() for all, (d,) one for each output, or one for each block."""
     rotation: int = 0
     """The length of the groups along the inputs that were rotated; 0 for none."""
+    fine: np.ndarray | None = None
+    """Further scales of smaller blocks; None without."""
+    least: tuple[np.ndarray, ...] = ()
+    """What is subtracted, as the product of numbers of blocks; nothing where it is empty."""
 
 
 class Encoding(Protocol):

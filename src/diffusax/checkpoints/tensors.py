@@ -82,15 +82,20 @@ class TensorFile:
             found = Kept(stored.reshape(shape), np.ones((), np.float32))
         else:
             return None
-        if found is None or (entry.transposed and (found.scale.ndim or found.rotation)):
+        if found is None:
             return None
-        values, scale, rotation = found
-        values = values.T if entry.transposed else values
-        if entry.swapped:
-            half = len(values) // 2
-            values = np.roll(values, half, axis=0)
-            scale = np.roll(scale, half, axis=0) if scale.ndim else scale
-        return Kept(values, scale, rotation)
+        values, scale, rotation, fine, least = found
+        if entry.transposed:
+            by_rows = scale.ndim or rotation or fine is not None or least
+            return None if by_rows else found._replace(values=values.T)
+        if not entry.swapped:
+            return found
+
+        def swap(x: np.ndarray) -> np.ndarray:
+            return np.roll(x, len(x) // 2, axis=0) if x.ndim else x
+
+        small = None if fine is None else swap(fine)
+        return Kept(swap(values), swap(scale), rotation, small, tuple(map(swap, least)))
 
     def release(self, entry: Entry) -> None:
         """Returns the tensor's pages to the system."""

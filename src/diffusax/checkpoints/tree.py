@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from flax import nnx
 
@@ -24,7 +25,7 @@ from diffusax.checkpoints.entries import Kept
 from diffusax.checkpoints.tensors import Entry, TensorFile
 from diffusax.models.network import Params
 from diffusax.models.parameter_tree import fill, ordered_leaves, path_name
-from diffusax.models.quantized import Quantized, Stored, Weights, quantize, quantizes, stores_as
+from diffusax.models.quantized import Quantized, Stored, quantize, quantizes, stores_as
 
 MAX_LISTED = 15
 """The number of tensors that an error names."""
@@ -145,8 +146,8 @@ def fit_params(
         device: a device or sharding for `jax.device_put`, or a function of a leaf's path and shape
             that returns one.
         weights: what the kernels inside of blocks are stored as, see `quantizes`; None for dtype.
-            "file" leaves all kernels that are of eight bits so, and makes "int8" of those in fewer
-            bits.
+            "file" leaves kernels as they are in their file, those of fewer bits in eight, where
+            their numbers stay the same.
         kept: returns a context in which a stored tensor is of eight bits, or None.
 
     Raises:
@@ -165,7 +166,7 @@ def fit_params(
                 kernel = stored and _as_stored(stored, path, shape, dtype, weights)
             if kernel is not None:
                 return put_quantized(kernel, place)
-        kind = _kind(weights, found[name])
+        kind = None if weights == "file" else weights
         with opened(found[name]) as view:
             tensor = to_flax(view.reshape(torch_shape(shape, path)), path)
             if kind is None or not quantizes(path_name(path), shape):
@@ -179,29 +180,33 @@ def fit_params(
     return fill(abstract_params, arrays)
 
 
-def _kind(weights: Stored | None, stored: Any) -> Weights | None:
-    """Returns what a kernel is stored as that its file does not have in eight bits."""
-    if weights == "file":
-        return "int8" if getattr(stored, "encoding", None) is not None else None
-    return weights
-
-
 def _as_stored(
     kept: Kept, path: tuple[Any, ...], shape: tuple[int, ...], dtype: Any, weights: Stored
 ) -> Quantized | None:
     """Returns a kernel with the numbers of its file; None where others are asked for."""
-    wide = kept.scale.ndim == 2
+    by_blocks = kept.scale.ndim == 2 or kept.fine is not None or bool(kept.least)
     if weights != "file":
         named = quantizes(path_name(path), shape) and stores_as(kept.values, weights)
-        if wide or not named:
+        if by_blocks or not named:
             return None
-    if wide and len(shape) != 2:
+    if by_blocks and len(shape) != 2:
         return None
     values = to_flax(kept.values.reshape(torch_shape(shape, path)), path)
     # NumPy copies numbers of other libraries one by one, and bytes at once.
     numbers = copied(values.view(np.uint8)).view(values.dtype)
-    scale = np.array(kept.scale.T, np.float32, order="C")
-    return Quantized(numbers, scale, np.dtype(dtype), kept.rotation)
+    scale, fine, least = jax.tree.map(_of_blocks, (kept.scale, kept.fine, kept.least))
+    return Quantized(numbers, scale, np.dtype(dtype), kept.rotation, fine, least)
+
+
+def _of_blocks(stored: np.ndarray) -> np.ndarray:
+    """Returns scales with outputs last, those of blocks in 16 bits where they are the same so."""
+    scales = np.array(stored.T, order="C")
+    if scales.ndim < 2 or scales.dtype.itemsize < 4:
+        return scales.astype(np.float32) if scales.ndim < 2 else scales
+    short = (scales.astype(dtype) for dtype in (np.float16, ml_dtypes.bfloat16))
+    with np.errstate(over="ignore"):
+        same = (x for x in short if np.array_equal(x.astype(np.float32), scales))
+        return next(same, scales)
 
 
 def fitted(

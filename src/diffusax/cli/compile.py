@@ -54,9 +54,9 @@ class Compile(Options):
     """The dtype of the parameters and of the computation."""
     vae_dtype: Annotated[Dtype | None, OWN] = None
     """The dtype of the autoencoder, if it should differ."""
-    weights: Annotated[StoredWeights | None, OWN] = None
-    """Store the large networks' kernels in eight bits, int8 or fp8; file keeps those of quantised
-    files as they are, and cannot be with --topology, for which no file is read."""
+    weights: StoredWeights = "file"
+    """Store the large networks' kernels in eight bits, int8 or fp8; with file only those that are
+    quantised in their file, and none with --topology, for which no file is read."""
     mesh: Annotated[str | None, OWN] = None
     """The devices to spread the work over, such as data=4,tensor=2; by default all."""
     topology: Annotated[str | None, OWN] = None
@@ -71,8 +71,6 @@ class Compile(Options):
             parse_size("--sizes", size)
         if self.topology and self.output:
             raise ValueError("--output cannot be given with --topology: no executable is kept")
-        if self.topology and self.weights == "file":
-            raise ValueError("--weights must be int8 or fp8 with --topology, as no file is read")
 
     def run(self) -> None:
         """Compiles, and prints the result."""

@@ -42,9 +42,9 @@ class GenerationOptions(Options):
     """The dtype of the parameters and of the computation."""
     vae_dtype: Annotated[Dtype | None, OWN] = None
     """The dtype of the autoencoder, if it should differ."""
-    weights: Annotated[StoredWeights | None, OWN] = None
+    weights: StoredWeights = "file"
     """Store the large networks' kernels in eight bits, int8 or fp8, which halves what they take in
-    bfloat16; file keeps those of quantised files as they are."""
+    bfloat16; with file only those that are quantised in their file, with the same numbers."""
     variant: Annotated[str | None, OWN] = None
     """Load the checkpoint's variant of this name, such as fp16."""
     revision: Annotated[str | None, OWN] = None
@@ -228,7 +228,7 @@ def _loading_settings(command: GenerationOptions) -> dict[str, Any]:
         "Variant": command.variant,
         "Dtype": None if command.dtype == "float32" else command.dtype,
         "VAE dtype": command.vae_dtype,
-        "Weights": command.weights,
+        "Weights": None if command.weights == "file" else command.weights,
         "VAE tiling": command.vae_tiling or None,
     }
 

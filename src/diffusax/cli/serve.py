@@ -64,9 +64,9 @@ class Serve(Options):
     times."""
     dtype: Dtype = "float32"
     """The dtype of the parameters and of the computation."""
-    weights: Annotated[StoredWeights | None, OWN] = None
+    weights: StoredWeights = "file"
     """Store the large networks' kernels in eight bits, int8 or fp8, which halves what they take in
-    bfloat16; file keeps those of quantised files as they are."""
+    bfloat16; with file only those that are quantised in their file, with the same numbers."""
     mesh: Annotated[str | None, OWN] = None
     """The devices to spread images and parameters over, such as data=4,tensor=2."""
     memory: Annotated[Gigabytes | None, OWN] = None

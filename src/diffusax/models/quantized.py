@@ -21,7 +21,8 @@ Weights = Literal["int8", "fp8"]
 """What kernels are stored as: integers, or floating-point numbers of four bits of exponent and
 three of mantissa (float8_e4m3fn, Micikevicius et al. 2022)."""
 Stored = Literal["int8", "fp8", "file"]
-"""What kernels are stored as when they are loaded: "file" keeps the eight bits of their file."""
+"""What kernels are stored as when they are loaded: "file" keeps their numbers in the file as they
+are, in eight bits where it has eight or fewer."""
 _STORED: dict[str, tuple[Any, float]] = {
     "int8": (np.int8, 127.0),
     "fp8": (ml_dtypes.float8_e4m3fn, 448.0),
@@ -37,22 +38,27 @@ _HADAMARD = ((1, 1, 1, -1), (1, 1, -1, 1), (1, -1, 1, 1), (-1, 1, 1, 1))
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """A kernel of eight bits: H (values * scale), with H the rotation of `rotation`.
+    """A kernel of eight bits: H (values * scale * fine - least), with H the rotation of `rotation`.
 
     It stands in a tree of parameters as one parameter, and has what is asked of an array: `shape`,
     `dtype`, `astype` and `[...]`, which multiplies it out. Its own arrays are leaves for JAX.
+    Scales of blocks, along the inputs of a linear layer, have the shape (blocks, d).
     """
 
     values: Any
     """The numbers, int8 or float8, in the kernel's shape: c d, or h w c d."""
     scale: Any
-    """What they are multiplied by, float32: () one number, (d,) one for each output channel, or
-    (n, d) one for each of n blocks of inputs as well."""
+    """What they are multiplied by: () one number, (d,) one for each output channel, or that of each
+    block of inputs as well."""
     dtype: np.dtype = dataclasses.field(metadata={"static": True})
     """The dtype of computation."""
     rotation: int = dataclasses.field(default=0, metadata={"static": True})
     """The number of inputs in a group that is rotated by `hadamard`, as ConvRot does; 0 for none.
     """
+    fine: Any = None
+    """Further scales of smaller blocks; None without."""
+    least: tuple[Any, ...] = ()
+    """What is subtracted, as the product of numbers of blocks; nothing where it is empty."""
     replaces_parameter: ClassVar = True
     """That it may stand in a network's parameters, see `parameter_tree`."""
 
@@ -74,7 +80,7 @@ class Quantized:
     @property
     def nbytes(self) -> int:
         """The bytes of all arrays."""
-        return int(self.values.nbytes + self.scale.nbytes)
+        return sum(int(leaf.nbytes) for leaf in jax.tree.leaves(self))
 
     @property
     def sharding(self) -> Any:
@@ -106,8 +112,13 @@ class Quantized:
 
     @property
     def is_by_channel(self) -> bool:
-        """Whether all inputs of an output channel are treated alike."""
-        return not self.rotation and self.scale.ndim < 2
+        """Whether all inputs of an output channel have one scale, and are not rotated."""
+        return not self.rotation and self.has_channel_scales
+
+    @property
+    def has_channel_scales(self) -> bool:
+        """Whether all inputs of an output channel have one scale."""
+        return self.scale.ndim < 2 and self.fine is None and not self.least
 
     def with_values(self, values: Any) -> Self:
         """Returns a kernel with the same scales and other numbers."""
@@ -116,10 +127,14 @@ class Quantized:
     def unrotated(self) -> jax.Array:
         """Returns values * scale in the dtype of computation, rounded once."""
         values = jnp.asarray(self.values).astype(jnp.float32)
-        if self.scale.ndim == 2:
-            blocks = values.reshape(len(self.scale), -1, self.shape[-1])
-            return (blocks * self.scale[:, None]).reshape(self.shape).astype(self.dtype)
-        return (values * self.scale).astype(self.dtype)
+        if self.has_channel_scales:
+            return (values * self.scale).astype(self.dtype)
+        scales = (self.scale,) if self.fine is None else (self.scale, self.fine)
+        count = max(len(level) for level in (*scales, *self.least) if level.ndim)
+        kernel = values.reshape(count, -1, self.shape[-1]) * _product(scales, count)[:, None]
+        if self.least:
+            kernel = kernel - _product(self.least, count)[:, None]
+        return kernel.reshape(self.shape).astype(self.dtype)
 
     def rotated(self, x: jax.Array) -> jax.Array:
         """Returns what `unrotated` is multiplied by in the place of x. x: ... c -> ... c."""
@@ -128,36 +143,43 @@ class Quantized:
     def columns(self, widths: Sequence[int]) -> list[Self]:
         """Returns the parts that stand side by side, by their output channels."""
         ends = np.cumsum(widths)[:-1]
-        scales: Any = [self.scale] * len(widths)
-        if self.scale.ndim:
-            scales = jnp.split(self.scale, ends, axis=-1)
-        parts = zip(jnp.split(self.values, ends, axis=-1), scales, strict=True)
-        return [dataclasses.replace(self, values=v, scale=s) for v, s in parts]
+        leaves, structure = jax.tree.flatten(self)
+        split = [jnp.split(x, ends, axis=-1) if x.ndim else [x] * len(widths) for x in leaves]
+        return [jax.tree.unflatten(structure, part) for part in zip(*split, strict=True)]
 
     def refilled(self, kernel: Any) -> Self:
-        """Returns another kernel in the same form, with one scale for each output channel.
-
-        Scales of blocks become those of whole channels.
-        """
+        """Returns another kernel in the same bits, with one scale for each output channel."""
         kind: Weights = "int8" if self.values.dtype == np.int8 else "fp8"
         kernel = jnp.asarray(kernel, jnp.float32)
         if self.rotation:
             kernel = rotate(kernel.T, self.rotation).T
         new = _quantize_there(kernel, kind=kind)
-        return dataclasses.replace(self, values=new.values, scale=new.scale)
+        return dataclasses.replace(new, dtype=self.dtype, rotation=self.rotation)
 
     def places(self, sharding: Any) -> Any:
         """Returns the places of all arrays where the kernel's is given."""
         if not isinstance(sharding, NamedSharding):
-            return dataclasses.replace(self, values=sharding, scale=sharding)
+            return jax.tree.map(lambda _: sharding, self)
         axes = (*sharding.spec, *[None] * (self.ndim - len(sharding.spec)))
-        wanted = (axes[-2], axes[-1])[2 - self.scale.ndim :]
-        parts = [
-            axis if n % math.prod(sharding.mesh.shape[a] for a in _names(axis)) == 0 else None
-            for n, axis in zip(self.scale.shape, wanted, strict=True)
-        ]
-        spec = PartitionSpec(*parts) if any(parts) else PartitionSpec()
-        return dataclasses.replace(self, values=sharding, scale=NamedSharding(sharding.mesh, spec))
+
+        def place(x: Any) -> NamedSharding:
+            if x is self.values:
+                return sharding
+            wanted = (axes[-2], axes[-1])[2 - x.ndim :]
+            sizes = [math.prod(sharding.mesh.shape[a] for a in _names(axis)) for axis in wanted]
+            split = zip(x.shape, wanted, sizes, strict=True)
+            parts = [axis if length % size == 0 else None for length, axis, size in split]
+            spec = PartitionSpec(*parts) if any(parts) else PartitionSpec()
+            return NamedSharding(sharding.mesh, spec)
+
+        return jax.tree.map(place, self)
+
+
+def _product(levels: Sequence[Any], count: int) -> jax.Array:
+    """Multiplies numbers of blocks, (n, d) or (), for the smallest of the blocks. -> (count, d)."""
+    wide = [x.astype(jnp.float32) for x in map(jnp.asarray, levels)]
+    parts = [jnp.repeat(x, count // len(x), axis=0) if x.ndim else x for x in wide]
+    return functools.reduce(jnp.multiply, parts)
 
 
 Kernel = jax.Array | Quantized

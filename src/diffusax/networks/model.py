@@ -402,8 +402,7 @@ def load_network(
             spread when it is read, see `runtime.mesh.param_sharding`.
         changes: options that replace those of the config; tensors that the network does not have
             with them are left out.
-        weights: "int8" or "fp8" for kernels of eight bits, or "file" for those that the file has,
-            see `diffusax.models.quantized`.
+        weights: what kernels are stored as, see `Model.from_pretrained`; None for the dtype.
         **hub: revision, token, local_files_only, cache_dir: see `resolve`.
 
     Raises:

@@ -46,7 +46,7 @@ class Pretrained(Publishing):
         dtype: Any = "float32",
         variant: str | None = None,
         device: Any = None,
-        weights: str | None = None,
+        weights: str | None = "file",
         **keywords: Any,
     ) -> Self:
         """Loads a network from a folder or Hub repository.
@@ -60,8 +60,8 @@ class Pretrained(Publishing):
             variant: a variant such as "fp16", if the checkpoint has one.
             device: a device or sharding to put the parameters on.
             weights: "int8" or "fp8" to store the kernels inside of blocks in eight bits, see
-                `quantize`; "file" to keep those that the file has in eight bits or fewer so; None
-                for the dtype.
+                `quantize`; "file" for those that a quantised file has in eight bits or fewer, with
+                the same numbers; None for the dtype.
             **keywords: revision, token, local_files_only, cache_dir and force_download; options
                 that replace those of the config, such as num_hidden_layers=11, where tensors that
                 the network does not have then are left out; and diffusers' other keywords, which
@@ -253,7 +253,7 @@ class FromSingleFile(Pretrained):
         use_ema: bool = False,
         extract_ema: bool = False,
         device: Any = None,
-        weights: str | None = None,
+        weights: str | None = "file",
         revision: str | None = None,
         token: str | bool | None = None,
         local_files_only: bool = False,

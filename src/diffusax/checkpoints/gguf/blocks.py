@@ -5,16 +5,41 @@ Source: github.com/ggml-org/ggml, src/ggml-common.h (the structs of blocks) and 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from diffusax.checkpoints.entries import Entry, Kept, Shape, View
 
 
+class Parts(NamedTuple):
+    """What n blocks hold: the numbers are codes * scale * fine - least."""
+
+    codes: np.ndarray
+    """Integers of eight bits, n, length."""
+    scale: np.ndarray
+    """float16, n, 1."""
+    fine: np.ndarray | None = None
+    """Integers of eight bits, n, k for k parts of a block; None without."""
+    least: tuple[np.ndarray, ...] = ()
+    """The factors of what is subtracted, n, 1 and n, k."""
+
+    def numbers(self) -> np.ndarray:
+        """Returns the numbers, float32. n, length."""
+        scale, least = self.scale.astype(np.float32), np.zeros((1, 1), np.float32)
+        if self.fine is not None:
+            scale = scale * self.fine.astype(np.float32)
+        if self.least:
+            least = functools.reduce(np.multiply, (x.astype(np.float32) for x in self.least))
+        codes = self.codes.astype(np.float32).reshape(len(scale), scale.shape[1], -1)
+        return (codes * scale[..., None] - least[..., None]).reshape(len(scale), -1)
+
+
 def _half(blocks: np.ndarray, place: int) -> np.ndarray:
-    """Returns the float16 at a place of each block, as float32. n, 1."""
-    return blocks[:, place : place + 2].copy().view(np.float16).astype(np.float32)
+    """Returns the float16 at a place of each block. n, 1."""
+    return blocks[:, place : place + 2].copy().view(np.float16)
 
 
 def _nibbles(codes: np.ndarray) -> np.ndarray:
@@ -22,73 +47,72 @@ def _nibbles(codes: np.ndarray) -> np.ndarray:
     return np.stack([codes & 15, codes >> 4], axis=-2)
 
 
-def _q8_0(blocks: np.ndarray) -> np.ndarray:
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks, 0)
+def _signed(codes: np.ndarray, zero: int = 0) -> np.ndarray:
+    """Returns codes as integers of eight bits, with zero where a code is `zero`. n, length."""
+    return (codes.reshape(len(codes), -1) - np.uint8(zero)).view(np.int8)
 
 
-def _q4_0(blocks: np.ndarray) -> np.ndarray:
-    own = _nibbles(blocks[:, 2:]).reshape(-1, 32).astype(np.float32)
-    return (own - 8) * _half(blocks, 0)
+def _q8_0(blocks: np.ndarray) -> Parts:
+    return Parts(blocks[:, 2:].view(np.int8), _half(blocks, 0))
 
 
-def _q4_1(blocks: np.ndarray) -> np.ndarray:
-    own = _nibbles(blocks[:, 4:]).reshape(-1, 32).astype(np.float32)
-    return own * _half(blocks, 0) + _half(blocks, 2)
+def _q4_0(blocks: np.ndarray) -> Parts:
+    return Parts(_signed(_nibbles(blocks[:, 2:]), 8), _half(blocks, 0))
+
+
+def _q4_1(blocks: np.ndarray) -> Parts:
+    return Parts(_signed(_nibbles(blocks[:, 4:])), _half(blocks, 0), None, (-_half(blocks, 2),))
 
 
 def _fifth_bits(bits: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Returns numbers of five bits, of which the last is apart. n, 4 and n, 16 -> n, 32."""
     fifth = np.unpackbits(bits, axis=-1, bitorder="little") << 4
-    return (_nibbles(codes).reshape(-1, 32) | fifth).astype(np.float32)
+    return _nibbles(codes).reshape(-1, 32) | fifth
 
 
-def _q5_0(blocks: np.ndarray) -> np.ndarray:
-    return (_fifth_bits(blocks[:, 2:6], blocks[:, 6:]) - 16) * _half(blocks, 0)
+def _q5_0(blocks: np.ndarray) -> Parts:
+    return Parts(_signed(_fifth_bits(blocks[:, 2:6], blocks[:, 6:]), 16), _half(blocks, 0))
 
 
-def _q5_1(blocks: np.ndarray) -> np.ndarray:
-    return _fifth_bits(blocks[:, 4:8], blocks[:, 8:]) * _half(blocks, 0) + _half(blocks, 2)
+def _q5_1(blocks: np.ndarray) -> Parts:
+    codes = _signed(_fifth_bits(blocks[:, 4:8], blocks[:, 8:]))
+    return Parts(codes, _half(blocks, 0), None, (-_half(blocks, 2),))
 
 
-def _scales_of_eight(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns scales and minima of the eight parts of Q4_K and Q5_K. n, 8, 1 each.
+def _of_eight_parts(blocks: np.ndarray, codes: np.ndarray) -> Parts:
+    """Returns what Q4_K and Q5_K hold, whose blocks have eight parts.
 
-    They have six bits: the first four of each are whole in a byte, whose two further bits belong to
-    the last four.
+    Their scales and minima have six bits: the first four of each are whole in a byte, whose two
+    further bits belong to the last four.
     """
     scales, minima, rest = (blocks[:, i : i + 4] for i in (4, 8, 12))
-    parts = [
-        np.concatenate([first & 63, last | (first >> 6) << 4], axis=-1).astype(np.float32)
+    fine, least = (
+        _signed(np.concatenate([first & 63, last | (first >> 6) << 4], axis=-1))
         for first, last in ((scales, rest & 15), (minima, rest >> 4))
-    ]
-    scale, least = (_half(blocks, 2 * i) * part for i, part in enumerate(parts))
-    return scale[..., None], least[..., None]
+    )
+    return Parts(_signed(codes), _half(blocks, 0), fine, (_half(blocks, 2), least))
 
 
-def _q4_k(blocks: np.ndarray) -> np.ndarray:
-    scale, least = _scales_of_eight(blocks)
-    own = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32).astype(np.float32)
-    return scale * own - least
+def _q4_k(blocks: np.ndarray) -> Parts:
+    return _of_eight_parts(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)))
 
 
-def _q5_k(blocks: np.ndarray) -> np.ndarray:
-    scale, least = _scales_of_eight(blocks)
+def _q5_k(blocks: np.ndarray) -> Parts:
     parts = np.arange(8, dtype=np.uint8)[:, None]
     fifth = (blocks[:, None, 16:48] >> parts & 1) << 4
-    own = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32) | fifth
-    return scale * own.astype(np.float32) - least
+    low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    return _of_eight_parts(blocks, low | fifth)
 
 
-def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    scale = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+def _q6_k(blocks: np.ndarray) -> Parts:
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3
-    own = low | high.reshape(-1, 8, 32) << 4
-    return scale[..., None] * (own.reshape(-1, 16, 16).astype(np.float32) - 32)
+    codes = _signed(low | high.reshape(-1, 8, 32) << 4, 32)
+    return Parts(codes, _half(blocks, 208), blocks[:, 192:208].view(np.int8))
 
 
-BLOCKS: dict[str, tuple[int, int, Callable[[np.ndarray], np.ndarray]]] = {
+BLOCKS: dict[str, tuple[int, int, Callable[[np.ndarray], Parts]]] = {
     "Q8_0": (32, 34, _q8_0),
     "Q6_K": (256, 210, _q6_k),
     "Q5_K": (256, 176, _q5_k),
@@ -126,14 +150,19 @@ class Blocks:
         """Decodes numbers, see `Encoding.decode`."""
         begin, end = first // self.length, -(-last // self.length)
         blocks = stored[begin * self.size : end * self.size].reshape(-1, self.size)
-        own = BLOCKS[self.name][2](blocks).reshape(-1)
+        own = BLOCKS[self.name][2](blocks).numbers().reshape(-1)
         return own[first - begin * self.length : last - begin * self.length]
 
     def keep(self, stored: np.ndarray, view: View, first: int, shape: Shape) -> Kept | None:
-        """Returns matrices of Q8_0 as they are, see `Encoding.keep`."""
-        if self.name != "Q8_0" or len(shape) != 2 or shape[1] % self.length:
+        """Returns matrices with their codes in eight bits, see `Encoding.keep`."""
+        if len(shape) != 2 or shape[1] % self.length:
             return None
         begin, end = first // self.length, (first + shape[0] * shape[1]) // self.length
         blocks = stored[begin * self.size : end * self.size].reshape(-1, self.size)
-        values = blocks[:, 2:].view(np.int8).reshape(shape)
-        return Kept(values, _half(blocks, 0).reshape(shape[0], -1))
+        codes, scale, fine, least = BLOCKS[self.name][2](blocks)
+
+        def rows(x: np.ndarray) -> np.ndarray:
+            return x.reshape(shape[0], -1)
+
+        small = None if fine is None else rows(fine)
+        return Kept(rows(codes), rows(scale), 0, small, tuple(map(rows, least)))

@@ -104,21 +104,24 @@ def component_weights(weights: Any, name: str, role: Role) -> str | None:
     """Returns what a component's kernels are stored as; None for its dtype.
 
     weights: one for the denoiser, what steers it, and the text encoders, which are most of a
-        model; or a dictionary by component, with that of these others under "default".
+        model; or a dictionary by component, with that of these others under "default". "file" is
+        for all components.
     """
-    large = role in QUANTIZED
-    if not isinstance(weights, Mapping):
-        return weights if large else None
-    return weights.get(name, weights.get("default") if large else None)
+    if isinstance(weights, Mapping):
+        if name in weights:
+            return weights[name]
+        weights = weights.get("default")
+    return weights if role in QUANTIZED or weights == "file" else None
 
 
 def component_shapes(network: Any, dtype: Any, weights: Any, name: str, role: Role) -> Params:
-    """Returns the shapes of a component's parameters as they are loaded.
+    """Returns the shapes of a component's parameters as they are loaded from files in a dtype.
 
     weights: see `component_weights`.
     """
     shapes = cast_shapes(network.shapes, dtype)
-    stored = parse_weights(component_weights(weights, name, role))
+    stored = parse_weights(component_weights(weights, name, role), loading=True)
+    stored = None if stored == "file" else stored
     return shapes if stored is None else quantized_shapes(shapes, stored)
 
 

@@ -76,7 +76,7 @@ class Pretrained(Publishing):
         trust_remote_code: bool = False,
         encode_first: Sequence[str | Mapping[str, Any]] | None = None,
         encoder_device: Any = None,
-        weights: str | Mapping[str, Any] | None = None,
+        weights: str | Mapping[str, Any] | None = "file",
         **components: Any,
     ) -> Self:
         """Loads a checkpoint in diffusers' layout; any of the class's family is accepted.
@@ -108,9 +108,10 @@ class Pretrained(Publishing):
                 embeddings are copied from there; others are for the other networks then.
             weights: "int8" or "fp8" to store the kernels of the denoiser, of ControlNets and of
                 text encoders in eight bits, which halves what they take in bfloat16; computation
-                keeps its dtype, see `quantize`. "file" keeps what the files have in eight bits,
-                with their scales, and stores what they have in fewer bits as int8. Or a dictionary
-                of them by component, with that of the others under "default".
+                keeps its dtype, see `quantize`. "file" stores what quantised files have in eight
+                bits or fewer in eight, with the same numbers, and all else in the dtype; None
+                stores everything in the dtype. Or a dictionary of them by component, with that of
+                the others under "default".
             **components: components to use instead of the checkpoint's (`vae=`, `unet=`,
                 `scheduler=`, `controlnet=` or `adapter=` a model or a list), also diffusers' and
                 transformers' own, or None for those that are not needed. Then force_download,

@@ -42,7 +42,7 @@ class Catalogue:
         dtype: Any = None,
         device: Any = None,
         mesh: Any = None,
-        weights: str | None = None,
+        weights: str | None = "file",
         memory: int | None = None,
     ):
         """Lists what there is; loads nothing.
@@ -55,8 +55,7 @@ class Catalogue:
             dtype: the dtype of parameters and computation; float32 by default.
             device: the device to generate on, see `DiffusionPipeline.from_pretrained`.
             mesh: the devices to generate on, see `DiffusionPipeline.from_pretrained`.
-            weights: "int8" or "fp8" to store kernels in eight bits, see
-                `DiffusionPipeline.from_pretrained`.
+            weights: what kernels are stored as, see `DiffusionPipeline.from_pretrained`.
             memory: the bytes that parameters may take; six tenths of a device's by default. Unused
                 models are evicted, least recently used first.
 

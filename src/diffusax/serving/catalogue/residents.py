@@ -155,7 +155,7 @@ class Residents:
             half = str(self._options.get("dtype") or "float32").endswith("16")
             width = 2.0 if half else 4.0
             # The autoencoder and small parameters keep their dtype.
-            width = width if self._options.get("weights") is None else 1.1
+            width = width if self._options.get("weights") in (None, "file") else 1.1
             wanted = int(checkpoint.count_parameters() * width)
             with self._lock:
                 self._forget(("model", name))
@@ -258,7 +258,7 @@ class LoadedControlNet:
     """A ControlNet in memory."""
 
     def __init__(
-        self, entry: FileEntry, *, dtype: Any = None, device: Any = None, weights: Any = None
+        self, entry: FileEntry, *, dtype: Any = None, device: Any = None, weights: Any = "file"
     ):
         """Loads the ControlNet. dtype, device and weights: those of its models.
 
