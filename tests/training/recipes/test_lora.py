@@ -293,9 +293,8 @@ def test_pictures_are_drawn_as_a_pipeline_with_the_result_draws_them(
 
 
 def test_adapters_are_trained_over_kernels_of_eight_bits(checkpoint, pictures):
-    lora = LoRAConfig(rank=2, targets=("to_q", "conv1"), dora=True)
-    recipe = recipe_of(checkpoint, pictures, lora, weights="int8")
-    frozen, trained = recipe.frozen(), changed(recipe.trained())
+    recipe = recipe_of(checkpoint, pictures, LoRAConfig(rank=2), weights="int8")
+    frozen = recipe.frozen()
     eight = [leaf for _, leaf in ordered_leaves(frozen["unet"]) if isinstance(leaf, Quantized)]
     assert len(eight) > 50
     assert not any(isinstance(leaf, Quantized) for _, leaf in ordered_leaves(frozen["vae"]))
@@ -306,6 +305,13 @@ def test_adapters_are_trained_over_kernels_of_eight_bits(checkpoint, pictures):
         frozen,
         shapes,
     )
+
+
+@pytest.mark.slow
+def test_their_gradients_are_those_of_the_kernels_multiplied_out(checkpoint, pictures):
+    lora = LoRAConfig(rank=2, targets=("to_q", "conv1"), dora=True)
+    recipe = recipe_of(checkpoint, pictures, lora, weights="int8")
+    frozen, trained = recipe.frozen(), changed(recipe.trained())
     whole = jax.tree.map(np.asarray, frozen, is_leaf=lambda x: isinstance(x, Quantized))
     batch = next(Batches(recipe.source, recipe.example, batch_size=2, seed=0))
 
