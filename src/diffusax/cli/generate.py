@@ -224,19 +224,19 @@ def _load(options: Generate, texts: Sequence[str]) -> Any:
         if options.image
         else diffusax.AutoPipelineForText2Image
     )
-    nets = [_controlnet(net, options.dtype) for net in options.controlnet]
+    nets = [_controlnet(net, options.dtype, options.weights) for net in options.controlnet]
     more: dict[str, Any] = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
     more |= {"encode_first": texts} if options.encode_first else {}
     return options.prepare(auto.from_pretrained(options.model, **options.loading(), **more))
 
 
-def _controlnet(path: str, dtype: Any) -> Any:
+def _controlnet(path: str, dtype: Any, weights: str) -> Any:
     """Loads a ControlNet of Stable Diffusion or of FLUX.1.
 
     Raises:
         ValueError: it cannot be read, or is none.
     """
-    model = diffusax.AutoModel.from_pretrained(path, dtype=dtype)
+    model = diffusax.AutoModel.from_pretrained(path, dtype=dtype, weights=weights)
     if model.class_name not in ("ControlNetModel", "FluxControlNetModel"):
         raise ValueError(f"{path} holds a {model.class_name}, not a ControlNetModel")
     return model

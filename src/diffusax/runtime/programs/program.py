@@ -59,7 +59,8 @@ class Shape(NamedTuple):
     platform: str
     static: tuple[tuple[str, Any], ...]
     arrays: tuple[Any, ...]
-    """The shapes and dtypes of the arguments; of parameters only the first one's dtype."""
+    """The shapes and dtypes of the arguments; of parameters their number and the first one's dtype.
+    """
 
 
 class Key(NamedTuple):
@@ -316,8 +317,9 @@ def call_shape(request: Request) -> Shape:
     for name, argument in zip(program.dynamic, request.dynamic):
         leaves, tree = jax.tree.flatten(argument)
         if name in program.uncounted:
-            leaves = leaves[:1]
-            arrays.append(tuple(map(_dtype, leaves)))
+            # Kernels of eight bits have more arrays.
+            count, leaves = len(leaves), leaves[:1]
+            arrays.append((count, *map(_dtype, leaves)))
         else:
             arrays.append((tree, *[(getattr(x, "shape", ()), _dtype(x)) for x in leaves]))
         placed += leaves
