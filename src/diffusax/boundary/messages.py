@@ -46,7 +46,6 @@ _OFFLOAD = (
     "memory is saved by enable_model_cpu_offload of the pipeline, by a smaller dtype and by "
     "from_pretrained(mesh='tensor=2')"
 )
-_CACHE = "every call is one program that caches what does not change between steps; leave it out"
 _QUANTISED = "parameters are never quantised"
 _DISTRIBUTED = "a mesh splits batches and parameters: from_pretrained(mesh='data=4,tensor=2')"
 _FRAMES = (
@@ -104,7 +103,6 @@ NETWORK = _hints(
             "register_for_auto_class register_to_config to_json_file"
         ),
         _OFFLOAD: _words("enable_group_offload enable_layerwise_casting"),
-        _CACHE: _words("enable_cache disable_cache cache_context is_cache_enabled"),
         _MODULE: _words(
             "modules named_modules children named_children get_submodule add_module "
             "register_forward_hook register_forward_pre_hook register_full_backward_hook "

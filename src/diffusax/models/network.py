@@ -13,6 +13,7 @@ from flax import nnx
 
 from diffusax.models.adapters.image_prompts import ImagePrompts, attach_images
 from diffusax.models.adapters.low_rank import Attachable, attach, layer_at
+from diffusax.models.caches.step_cache import Evaluation
 from diffusax.models.layers.rngs import ShapeRngs
 from diffusax.models.parameter_tree import (
     fill,
@@ -63,6 +64,11 @@ class Network:
         return getattr(self.module_class, "adapter_groups", ())
 
     @property
+    def skeleton(self) -> Any:
+        """The Flax module with shapes in the place of parameters."""
+        return _with_shapes(self.module_class, self.config)
+
+    @property
     def shapes(self) -> Params:
         """The parameter tree as shapes; computes nothing."""
         return _abstract(self.module_class, self.config)[1]
@@ -75,13 +81,15 @@ class Network:
         adapters: Attachable | None = None,
         image_prompts: ImagePrompts | None = None,
         context_keys: Mapping[str, Any] | None = None,
+        step_cache: Evaluation | None = None,
         **kwargs: Any,
     ) -> Any:
         """Calls the named method of the network with these parameters, and with adapters, if any.
 
         adapters: LoRAs of any network, or those in training. image_prompts: IP-Adapters of a UNet
         and their images. context_keys: the keys and values of the context that were computed
-        before, see `context_keys.project_context`.
+        before, see `context_keys.project_context`. step_cache: what a cache of steps has kept of
+        earlier calls; the result is then a pair of the method's own and of what it keeps.
 
         Raises:
             ValueError: the parameters are not the network's, adapters have a layer that it lacks,
@@ -89,7 +97,7 @@ class Network:
         """
         with standard_promotion():
             run = functools.partial(self._apply, method)
-            beside = adapters, image_prompts, context_keys
+            beside = adapters, image_prompts, context_keys, step_cache
             return in_auto_axes(run, params, args, kwargs, *beside, rows=(args, kwargs))
 
     def _apply(
@@ -101,7 +109,26 @@ class Network:
         adapters: Attachable | None,
         image_prompts: ImagePrompts | None,
         context_keys: Mapping[str, Any] | None,
+        step_cache: Evaluation | None,
     ) -> Any:
+        def build() -> Any:
+            return self._attached(params, adapters, image_prompts, context_keys)
+
+        def call(module: Any) -> Any:
+            return getattr(module, method)(*args, **kwargs)
+
+        if step_cache is None:
+            return call(build())
+        return step_cache.cache.run(build, call, step_cache.memory, step_cache.active)
+
+    def _attached(
+        self,
+        params: Params,
+        adapters: Attachable | None,
+        image_prompts: ImagePrompts | None,
+        context_keys: Mapping[str, Any] | None,
+    ) -> Any:
+        """Returns the module with its parameters and with all that is attached to its layers."""
         module = self.module(params)
         if adapters is not None:
             attach(module, adapters)
@@ -110,7 +137,7 @@ class Network:
         for path, own in (context_keys or {}).items():
             # An attribute of this trace's module alone, which is no part of Flax's state.
             object.__setattr__(layer_at(module, path), "keys_values", own)
-        return getattr(module, method)(*args, **kwargs)
+        return module
 
     def module(self, params: Params) -> Any:
         """Returns the Flax module with these parameters.

@@ -1,8 +1,9 @@
 """A network with its parameters: what is loaded, called, saved and put into a pipeline."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -14,6 +15,7 @@ from diffusax.boundary.messages import NETWORK, hinting
 from diffusax.boundary.tensors import for_reader
 from diffusax.checkpoints.networks import LeftOut, check_saveable, read_parameters
 from diffusax.models.adapters.freeu import FreeU, check_freeu
+from diffusax.models.caches.configs import as_config
 from diffusax.models.network import (
     Network,
     Params,
@@ -52,6 +54,8 @@ class Switches:
     """The rows of a text encoder's table of embeddings before it grew; None if it has not grown."""
     trainable: bool = True
     """Whether `requires_grad_` says that the model is to be trained."""
+    cache: Any = None
+    """The options of a denoiser's cache of steps, if one is on."""
 
 
 @hinting(NETWORK)
@@ -321,6 +325,46 @@ class Model(Pretrained, ModuleMethods):
     def disable_freeu(self) -> None:
         """Runs the UNet without FreeU."""
         self.switches.freeu = None
+
+    @property
+    def is_cache_enabled(self) -> bool:
+        """Whether a cache of steps is on, see `enable_cache`."""
+        return self.switches.cache is not None
+
+    def enable_cache(self, config: Any) -> None:
+        """Lets pipelines leave out a part of the network in some steps, like diffusers' method.
+
+        It holds for calls of pipelines until `disable_cache`. Turning it on or off compiles their
+        programs once, and other numbers of the options compile nothing. A call of the network by
+        itself computes all of it.
+
+        Args:
+            config: a `FirstBlockCacheConfig` or `TaylorSeerCacheConfig` for a transformer, a
+                `DeepCacheConfig` for a UNet; or diffusers' own of these names.
+
+        Raises:
+            ValueError: the network has no such cache, or one is on already.
+        """
+        if self.is_cache_enabled:
+            name = type(self.switches.cache).__name__
+            raise ValueError(f"a cache is on already, of {name}; call disable_cache first")
+        self.switches.cache = as_config(config, self.network)
+
+    def disable_cache(self) -> None:
+        """Computes all of the network in every step again."""
+        self.switches.cache = None
+
+    @contextlib.contextmanager
+    def cache_context(self, name: str, **about: Any) -> Iterator[None]:
+        """Does nothing, for code that is written for diffusers, where it says which branch is next.
+
+        A pipeline here knows the branches of guidance, each of which has its own cache.
+
+        Args:
+            name: has no effect.
+            **about: has no effect.
+        """
+        yield
 
     def __repr__(self) -> str:
         if not jax.tree.leaves(self.params):

@@ -42,12 +42,48 @@ def run(
             each row; signal and noise level are those of x there, each a scalar or b 1 1 1.
     """
 
-    def body(i: jax.Array, state: jax.Array) -> jax.Array:
+    return run_with_memory(
+        lambda x, t, i, memory: (model(x, t, i), memory),
+        *(state, None, table, start, stop, noise, constrain),
+    )[0]
+
+
+def run_with_memory(
+    model: Callable[[jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, Any]],
+    state: jax.Array,
+    memory: Any,
+    table: Table,
+    start: jax.Array | int,
+    stop: jax.Array | int,
+    noise: Callable[[jax.Array], jax.Array],
+    constrain: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array] | None = None,
+) -> tuple[jax.Array, Any]:
+    """Runs rows as `run`, by a model that remembers something from row to row.
+
+    Args:
+        model: as that of `run`, with what it remembers as a last argument, and as a second result.
+        state: see `run`.
+        memory: what it remembers at first, a tree of arrays whose shapes stay; None for nothing.
+        table: see `run`.
+        start: see `run`.
+        stop: see `run`.
+        noise: see `run`.
+        constrain: see `run`.
+
+    Returns:
+        The state and what is remembered after the rows.
+    """
+
+    def body(i: jax.Array, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        state, memory = carry
         row = jax.tree.map(lambda column: jnp.asarray(column)[i], table)
         at_row = None if constrain is None else functools.partial(_at_row, constrain, i)
-        return step(lambda x, t: model(x, t, i), state, row, lambda: noise(i), at_row)
+        return step_with_memory(
+            lambda x, t: model(x, t, i, memory), state, row, lambda: noise(i), at_row
+        )
 
-    return jax.lax.fori_loop(start, stop, body, state)
+    carry: tuple[jax.Array, Any] = jax.lax.fori_loop(start, stop, body, (state, memory))
+    return carry
 
 
 def step(
@@ -67,9 +103,20 @@ def step(
         noise: () -> standard normal noise, b h w c; called only for rows that use noise.
         constrain: (x, signal, noise level) -> x, applied to the latents after the row.
     """
+    return step_with_memory(lambda x, t: (model(x, t), None), state, row, noise, constrain)[0]
+
+
+def step_with_memory(
+    model: Callable[[jax.Array, jax.Array], tuple[jax.Array, Any]],
+    state: jax.Array,
+    row: Any,
+    noise: Callable[[], jax.Array],
+    constrain: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] | None = None,
+) -> tuple[jax.Array, Any]:
+    """Evaluates one row as `step`, and also returns the second result of the model."""
     x = state[0]
-    raw = model(_spread(row.in_scale, x) * x, row.timestep).astype(jnp.float32)
-    raw = raw[..., : x.shape[-1]]
+    raw, memory = model(_spread(row.in_scale, x) * x, row.timestep)
+    raw = raw.astype(jnp.float32)[..., : x.shape[-1]]
     p = _spread(row.prediction[..., 0], x) * x + _spread(row.prediction[..., 1], x) * raw
     clip = _spread(row.clip, x)
     p = jnp.clip(p, -clip, clip)
@@ -83,10 +130,11 @@ def step(
     terms = jnp.concatenate([state, raw[None], p[None], drawn[None]])
     state = _mix(row.update, terms)
     if constrain is None:
-        return state
+        return state, memory
     signal, level = (_spread(row.level[..., k], x) for k in range(2))
     # Not `state.at[0].set`: XLA for GPUs (jaxlib 0.11) cannot update a library's product in place.
-    return jnp.concatenate([constrain(state[0], signal, level)[None], state[1:]])
+    state = jnp.concatenate([constrain(state[0], signal, level)[None], state[1:]])
+    return state, memory
 
 
 def _at_row(constrain: Callable[..., jax.Array], i: jax.Array, *values: jax.Array) -> jax.Array:

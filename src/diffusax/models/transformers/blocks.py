@@ -38,6 +38,9 @@ TENSOR_RULES: Rules = (
 )
 """The tensor axis splits the heads, the feed-forward's inner channels, and the modulations'."""
 
+TRANSFORMER_CACHES = ("FirstBlockCacheConfig", "TaylorSeerCacheConfig")
+"""The caches of steps that all transformers have, by their options; see `models.caches`."""
+
 
 def rotary_table(
     length: int, dim: int, theta: float, *, first: int = 0, angle_dtype: Any = np.float32

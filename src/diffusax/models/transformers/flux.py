@@ -3,6 +3,7 @@
 Upstream: diffusers models/transformers/transformer_flux.py.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.caches.first_block import through_blocks
 from diffusax.models.layers.embeddings import TimestepEmbedding, timestep_embedding
 from diffusax.models.layers.inputs import check_rows, check_tokens, check_width
 from diffusax.models.layers.layers import Linear
@@ -20,6 +22,7 @@ from diffusax.models.ops.modulation import add_gated, gated_layer, modulate
 from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
+    TRANSFORMER_CACHES,
     GELUFeedForward,
     JoinedLinear,
     JointAttention,
@@ -167,6 +170,9 @@ class FluxTransformer2DModel(FluxBlocks):
     """Predicts the flow from images to noise for the tokens of images and texts."""
 
     config_class = FluxTransformer2DConfig
+    step_caches = TRANSFORMER_CACHES
+    step_cache: Any = None
+    """The cache of steps in an evaluation with one, see `models.caches.step_cache.Session`."""
 
     def __init__(self, config: FluxTransformer2DConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
@@ -217,19 +223,30 @@ class FluxTransformer2DModel(FluxBlocks):
         blocks, singles = len(self.transformer_blocks), len(self.single_transformer_blocks)
         of_x, of_context, of_both, (last,) = activations(temb, blocks, blocks, singles, 1)
         x, context = map(split_tokens, (self.x_embedder(x), self.context_embedder(context)))
-        for i, block in enumerate(self.transformer_blocks):
+
+        def controlled(x: jax.Array, i: int) -> jax.Array:
+            return add_residual(x, block_residuals, i, 0 if cycle_residuals else blocks)
+
+        def double(i: int, x: jax.Array, context: jax.Array) -> tuple[jax.Array, jax.Array]:
+            # What steers a block is added before the next, so that it is no part of its own.
+            x = controlled(x, i - 1) if i else x
             active = of_x[i], of_context[i]
-            x, context = rematerialized(block, remat)(x, context, active, rotation)
-            count = 0 if cycle_residuals else blocks
-            x = add_residual(x, block_residuals, i, count)
-        joined = split_tokens(jnp.concatenate([context, x], axis=1))
-        for i, single in enumerate(self.single_transformer_blocks):
-            joined = rematerialized(single, remat)(joined, of_both[i], rotation)
-            if single_residuals:
-                x = add_residual(joined[:, s:], single_residuals, i, singles)
-                joined = jnp.concatenate([joined[:, :s], x], axis=1)
+            return rematerialized(self.transformer_blocks[i], remat)(x, context, active, rotation)
+
+        def last_blocks(x: jax.Array, context: jax.Array) -> jax.Array:
+            x = controlled(x, blocks - 1) if blocks else x
+            joined = split_tokens(jnp.concatenate([context, x], axis=1))
+            for i, single in enumerate(self.single_transformer_blocks):
+                joined = rematerialized(single, remat)(joined, of_both[i], rotation)
+                if single_residuals:
+                    x = add_residual(joined[:, s:], single_residuals, i, singles)
+                    joined = jnp.concatenate([joined[:, :s], x], axis=1)
+            return joined[:, s:]
+
+        steps = [functools.partial(double, i) for i in range(blocks)]
+        x = through_blocks(self, (x, context), steps, last_blocks)
         scale, shift = self.norm_out(last)
-        return self.proj_out(modulate(joined[:, s:], shift, scale))
+        return self.proj_out(modulate(x, shift, scale))
 
     def with_cycled_residuals(self, *args: Any, **kwargs: Any) -> jax.Array:
         """Returns what a call with cycle_residuals returns."""

@@ -3,6 +3,7 @@
 Upstream: diffusers models/transformers/transformer_flux2.py.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.caches.first_block import through_blocks
 from diffusax.models.layers.embeddings import TimestepEmbedding, timestep_embedding
 from diffusax.models.layers.inputs import check_map, check_rows, check_tokens
 from diffusax.models.layers.layers import Linear, RMSNorm, SplitLinear
@@ -23,6 +25,7 @@ from diffusax.models.ops.modulation import add_gated, gated_layer, modulate
 from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
+    TRANSFORMER_CACHES,
     JoinedLinear,
     JointAttention,
     Modulation,
@@ -163,6 +166,12 @@ class Flux2ParallelSelfAttention(nnx.Module):
 
     def __call__(
         self, x: jax.Array, rotation: Rotation, before: KeysValues | None = None
+    ) -> jax.Array:
+        """Returns what the tokens read. before: further keys and values."""
+        return self.with_keys(x, rotation, before)[0]
+
+    def with_keys(
+        self, x: jax.Array, rotation: Rotation, before: KeysValues | None = None
     ) -> tuple[jax.Array, KeysValues]:
         """Returns what the tokens read, and their keys and values. before: further ones."""
         *qkv, gate, h = self.to_qkv_mlp_proj(x)
@@ -192,18 +201,16 @@ class Flux2SingleTransformerBlock(nnx.Module):
 
         modulation: shift, scale and gate, b 1 c each. before: see `Flux2TransformerBlock`.
         """
-        return self.of_references(x, modulation, rotation, before)[0]
+        shift, scale, gate = modulation
+        y = self.attn(modulate(x, shift, scale), rotation, before)
+        return within_range(add_gated(x, gate, y))
 
     def of_references(
-        self,
-        x: jax.Array,
-        modulation: Sequence[jax.Array],
-        rotation: Rotation,
-        before: KeysValues | None = None,
+        self, x: jax.Array, modulation: Sequence[jax.Array], rotation: Rotation
     ) -> tuple[jax.Array, KeysValues]:
         """Returns the next block's tokens and this one's keys and values; see a call."""
         shift, scale, gate = modulation
-        y, read = self.attn(modulate(x, shift, scale), rotation, before)
+        y, read = self.attn.with_keys(modulate(x, shift, scale), rotation)
         return within_range(add_gated(x, gate, y)), read
 
 
@@ -211,6 +218,9 @@ class Flux2Transformer2DModel(nnx.Module):
     """Predicts the flow from images to noise in latents, for a text and images to look at."""
 
     config_class = Flux2Transformer2DConfig
+    step_caches = TRANSFORMER_CACHES
+    step_cache: Any = None
+    """The cache of steps in an evaluation with one, see `models.caches.step_cache.Session`."""
     tensor_rules = FLUX2_RULES
     adapter_groups = (
         r".*\.attn\.(to_(q|k|v|out|out\.0|add_out|qkv_mlp_proj)|add_(q|k|v)_proj)",
@@ -345,14 +355,22 @@ class Flux2Transformer2DModel(nnx.Module):
         of_both = self.single_stream_modulation(each[2])
         x, context = map(split_tokens, (self.x_embedder(x), self.context_embedder(context)))
         before, before_single = prefix or (itertools.repeat(None), itertools.repeat(None))
-        for block, known in zip(self.transformer_blocks, before):
+
+        def double(block: Any, known: Any, x: jax.Array, context: jax.Array) -> Any:
             given = x, context, of_x, of_context, rotation, known
-            x, context = rematerialized(block, remat)(*given)
-        joined = split_tokens(jnp.concatenate([context, x], axis=1))
-        for single, known in zip(self.single_transformer_blocks, before_single):
-            joined = rematerialized(single, remat)(joined, of_both, rotation, known)
+            return rematerialized(block, remat)(*given)
+
+        def last_blocks(x: jax.Array, context: jax.Array) -> jax.Array:
+            joined = split_tokens(jnp.concatenate([context, x], axis=1))
+            for single, known in zip(self.single_transformer_blocks, before_single):
+                joined = rematerialized(single, remat)(joined, of_both, rotation, known)
+            return joined[:, s:]
+
+        pairs = zip(self.transformer_blocks, before)
+        steps = [functools.partial(double, *pair) for pair in pairs]
+        x = through_blocks(self, (x, context), steps, last_blocks)
         scale, shift = self.norm_out(last)
-        return self.proj_out(modulate(joined[:, s:], shift, scale))
+        return self.proj_out(modulate(x, shift, scale))
 
 
 def image_ids(rows: int, columns: int, time: int = 0) -> np.ndarray:

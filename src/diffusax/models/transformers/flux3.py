@@ -3,6 +3,7 @@
 Upstream: diffusers models/transformers/transformer_flux3.py.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.caches.first_block import through_blocks
 from diffusax.models.layers.embeddings import TimestepEmbedding, timestep_embedding
 from diffusax.models.layers.inputs import check_map, check_rows, check_tokens
 from diffusax.models.layers.layers import Linear
@@ -19,6 +21,7 @@ from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.ops.modulation import add_gated, modulate
 from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.blocks import (
+    TRANSFORMER_CACHES,
     Modulation,
     RotaryAttention,
     activations,
@@ -84,6 +87,9 @@ class Flux3Transformer2DModel(nnx.Module):
     """
 
     config_class = Flux3Transformer2DConfig
+    step_caches = TRANSFORMER_CACHES
+    step_cache: Any = None
+    """The cache of steps in an evaluation with one, see `models.caches.step_cache.Session`."""
     tensor_rules = FLUX3_RULES
     adapter_groups = (
         r".*\.attn\.to_(q|k|v|out\.0)",
@@ -217,8 +223,13 @@ class Flux3Transformer2DModel(nnx.Module):
         modulation = [by_stream(one, counts) for one in zip(*each)]
         attended = None if lengths is None else sum(counts[:-1]) + lengths
         joined = split_tokens(jnp.concatenate(parts, axis=1))
-        for block in self.single_transformer_blocks:
-            joined = rematerialized(block, remat)(joined, modulation, rotation, attended)
+
+        def call(block: Any, joined: jax.Array) -> tuple[jax.Array]:
+            return (rematerialized(block, remat)(joined, modulation, rotation, attended),)
+
+        seen = None if attended is None else lambda: attended
+        steps = [functools.partial(call, block) for block in self.single_transformer_blocks]
+        joined = through_blocks(self, (joined,), steps, lambda joined: joined, seen)
         scale, shift = self.norm_out(last)
         return self.proj_out(modulate(joined[:, :n], shift, scale))
 

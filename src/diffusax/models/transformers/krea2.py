@@ -4,6 +4,7 @@ Upstream: diffusers models/transformers/transformer_krea2.py. The image's tokens
 and those of the text after them, so that padding stands at the end of all.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from flax import nnx
 from jax.nn.initializers import zeros
 
 from diffusax.models.autoencoders.latents import patchify, unpatchify
+from diffusax.models.caches.first_block import through_blocks
 from diffusax.models.layers.embeddings import timestep_embedding
 from diffusax.models.layers.inputs import check_map, check_rows, check_tokens
 from diffusax.models.layers.layers import CentredRMSNorm, Linear
@@ -22,7 +24,7 @@ from diffusax.models.ops.activations import approximate_gelu, gated_silu
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.modulation import add_gated, shifted
 from diffusax.models.ops.rotation import Rotation, rotate
-from diffusax.models.transformers.blocks import rotation_at
+from diffusax.models.transformers.blocks import TRANSFORMER_CACHES, rotation_at
 from diffusax.models.transformers.configs import Krea2Transformer2DConfig
 from diffusax.runtime.devices.mesh import Rule, Rules, gather_channels, split_tokens
 
@@ -216,6 +218,9 @@ class Krea2Transformer2DModel(nnx.Module):
     """Predicts the flow from images to noise in latents, for texts of any length."""
 
     config_class = Krea2Transformer2DConfig
+    step_caches = TRANSFORMER_CACHES
+    step_cache: Any = None
+    """The cache of steps in an evaluation with one, see `models.caches.step_cache.Session`."""
     tensor_rules = KREA2_RULES
     adapter_groups = (
         r"transformer_blocks\.\d+\.attn\.to_(q|k|v|out\.0)",
@@ -327,8 +332,15 @@ class Krea2Transformer2DModel(nnx.Module):
         image = split_tokens(self.img_in(x))
         text = split_tokens(text.astype(image.dtype))
         joined = split_tokens(jnp.concatenate([image, text], axis=1))
-        for block in self.transformer_blocks:
-            joined = rematerialized(block, remat)(joined, modulation, t + lengths, rotation)
+
+        def call(block: Any, joined: jax.Array) -> tuple[jax.Array]:
+            return (rematerialized(block, remat)(joined, modulation, t + lengths, rotation),)
+
+        def seen() -> jax.Array:
+            return t + lengths
+
+        steps = [functools.partial(call, block) for block in self.transformer_blocks]
+        joined = through_blocks(self, (joined,), steps, lambda joined: joined, seen)
         return self.final_layer(joined[:, :t], temb)
 
 

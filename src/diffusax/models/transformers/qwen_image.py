@@ -4,6 +4,7 @@ Upstream: diffusers models/transformers/transformer_qwenimage.py. The images' to
 here, and those of the text after them, so that padding stands at the end of all.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from diffusax.models.autoencoders.latents import patchify, unpatchify
+from diffusax.models.caches.first_block import through_blocks
 from diffusax.models.layers.inputs import check_map, check_rows, check_tokens
 from diffusax.models.layers.layers import Linear, RMSNorm
 from diffusax.models.layers.resnet import rematerialized
@@ -20,6 +22,7 @@ from diffusax.models.ops.modulation import add_gated, gated_layer, modulate
 from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
+    TRANSFORMER_CACHES,
     GELUFeedForward,
     JointAttention,
     Modulation,
@@ -98,6 +101,9 @@ class QwenImageTransformer2DModel(nnx.Module):
     """Predicts the flow from images to noise in latents, for a text and images to look at."""
 
     config_class = QwenImageTransformer2DConfig
+    step_caches = TRANSFORMER_CACHES
+    step_cache: Any = None
+    """The cache of steps in an evaluation with one, see `models.caches.step_cache.Session`."""
     tensor_rules = QWEN_IMAGE_RULES
     adapter_groups = (
         r".*\.attn\.(to_(q|k|v|out\.0|add_out)|add_(q|k|v)_proj)",
@@ -161,9 +167,13 @@ class QwenImageTransformer2DModel(nnx.Module):
         *active, last = self._activations(timestep, still=bool(references))
         remat, count = gradient_checkpointing != "none", tokens[0].shape[1]
         own = np.arange(y.shape[1])[:, None] < count
-        for block, *given in zip(self.transformer_blocks, *active, strict=True):
-            step = rematerialized(block, remat)
-            y, text = step(y, text, given, rotation, lengths, own)
+
+        def call(block: Any, given: Any, y: jax.Array, text: jax.Array) -> Any:
+            return rematerialized(block, remat)(y, text, given, rotation, lengths, own)
+
+        pairs = zip(self.transformer_blocks, zip(*active, strict=True), strict=True)
+        steps = [functools.partial(call, *pair) for pair in pairs]
+        y = through_blocks(self, (y, text), steps, lambda y, text: y)
         scale, shift = self.norm_out(last[0])
         y = self.proj_out(modulate(y[:, :count], shift, scale))
         return unpatchify(y, PATCH, *x.shape[1:3], channels_first=True)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.caches.first_block import through_blocks
 from diffusax.models.layers.embeddings import TimestepEmbedding, timestep_embedding
 from diffusax.models.layers.inputs import check_map, check_rows, check_tokens
 from diffusax.models.layers.layers import CentredRMSNorm, Linear, RMSNorm
@@ -28,6 +29,7 @@ from diffusax.models.ops.norms import normalized
 from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
+    TRANSFORMER_CACHES,
     rotary_positions,
     rotation_at,
     split_heads,
@@ -118,6 +120,22 @@ class PrefixAttention(nnx.Module):
         self.norm_q = RMSNorm(d, eps=config.eps, rngs=rngs)
         self.norm_k = RMSNorm(d, eps=config.eps, rngs=rngs)
 
+    def __call__(
+        self,
+        x: jax.Array,
+        rotation: Rotation,
+        before: tuple[jax.Array, jax.Array],
+        length: jax.Array,
+    ) -> jax.Array:
+        """Returns what the tokens read of themselves and of those before them, b t c.
+
+        before, length: see `QwenImage21TransformerBlock`.
+        """
+        q, k, v = self.heads_of(x, rotation)
+        # Padding comes last, so that lengths say what is seen.
+        keys, values = (concatenate(pair, axis=1) for pair in zip((k, v), before))
+        return self.join(attention(q, keys, values, key_lengths=length + x.shape[1]))
+
     def heads_of(self, x: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns rotated queries and keys, and values, b t h d each."""
         q, k, v = split_heads(x, (self.to_q, self.to_k, self.to_v), self.heads)
@@ -155,10 +173,7 @@ class QwenImage21TransformerBlock(nnx.Module):
             length: how many of these are no padding, b.
         """
         scale, gate, *rest = modulation
-        q, k, v = self.attn.heads_of(self._scaled(x, scale), rotation)
-        # Padding comes last, so that lengths say what is seen.
-        keys, values = (concatenate(pair, axis=1) for pair in zip((k, v), before))
-        y = attention(q, keys, values, key_lengths=length + x.shape[1])
+        y = self.attn(self._scaled(x, scale), rotation, before, length)
         return self._finish(x, gate, y, rest)
 
     def of_prefix(
@@ -179,7 +194,8 @@ class QwenImage21TransformerBlock(nnx.Module):
         scale, gate, *rest = modulation
         q, k, v = self.attn.heads_of(self._scaled(x, scale), rotation)
         parts = [_attend_before(q, k, v, segment) for segment in segments]
-        return self._finish(x, gate, jnp.concatenate(parts, axis=1), rest), k, v
+        y = self.attn.join(jnp.concatenate(parts, axis=1))
+        return self._finish(x, gate, y, rest), k, v
 
     def _scaled(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         return scaled(normalized(x, eps=self.eps), 1 + scale)
@@ -187,7 +203,7 @@ class QwenImage21TransformerBlock(nnx.Module):
     def _finish(
         self, x: jax.Array, gate: jax.Array, y: jax.Array, rest: Sequence[jax.Array]
     ) -> jax.Array:
-        x = add_gated(x, jnp.tanh(gate), self.attn.join(y))
+        x = add_gated(x, jnp.tanh(gate), y)
         scale, gate = rest
         return within_range(add_gated(x, jnp.tanh(gate), self.img_mlp(self._scaled(x, scale))))
 
@@ -222,6 +238,9 @@ class QwenImage21Transformer2DModel(nnx.Module):
     """Predicts the flow from images to noise in latents, for a text and images to look at."""
 
     config_class = QwenImage21Transformer2DConfig
+    step_caches = TRANSFORMER_CACHES
+    step_cache: Any = None
+    """The cache of steps in an evaluation with one, see `models.caches.step_cache.Session`."""
     tensor_rules = QWEN_IMAGE21_RULES
     adapter_groups = (r".*\.attn\.to_(q|k|v|out\.0)", r"transformer_blocks\..*")
 
@@ -279,9 +298,14 @@ class QwenImage21Transformer2DModel(nnx.Module):
         of_blocks, last = apart(nnx.silu(temb), 2)
         modulation = self._modulation(of_blocks)
         y = split_tokens(self.img_in(x.reshape(b, h * w, c)))
-        for block, *before in zip(self.transformer_blocks, prefix.keys, prefix.values):
-            given = y, modulation, rotation, tuple(before), prefix.length
-            y = rematerialized(block, remat)(*given)
+
+        def call(block: Any, before: tuple[jax.Array, jax.Array], y: jax.Array) -> Any:
+            given = y, modulation, rotation, before, prefix.length
+            return (rematerialized(block, remat)(*given),)
+
+        pairs = zip(self.transformer_blocks, zip(prefix.keys, prefix.values))
+        steps = [functools.partial(call, *pair) for pair in pairs]
+        y = through_blocks(self, (y,), steps, lambda y: y)
         return self.proj_out(self.norm_out(y, last)).reshape(b, h, w, -1)
 
     def prefix(

@@ -1,5 +1,6 @@
 """Z-Image's transformer: image and caption tokens in one stream (Z-Image Team 2025)."""
 
+import functools
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ from flax import nnx
 from jax.nn.initializers import normal
 
 from diffusax.models.autoencoders.latents import patchify, unpatchify
+from diffusax.models.caches.first_block import through_blocks
 from diffusax.models.layers.embeddings import timestep_embedding
 from diffusax.models.layers.inputs import check_map, check_rows, check_tokens
 from diffusax.models.layers.layers import Linear, RMSNorm
@@ -19,6 +21,7 @@ from diffusax.models.ops.norms import normalized
 from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
+    TRANSFORMER_CACHES,
     RotaryAttention,
     SwiGLU,
     rotary_positions,
@@ -117,6 +120,9 @@ class ZImageTransformer2DModel(nnx.Module):
     """
 
     config_class = ZImageTransformer2DConfig
+    step_caches = TRANSFORMER_CACHES
+    step_cache: Any = None
+    """The cache of steps in an evaluation with one, see `models.caches.step_cache.Session`."""
     tensor_rules = TENSOR_RULES
     adapter_groups = (
         r".*\.attention\.to_(q|k|v|out\.0)",
@@ -197,9 +203,15 @@ class ZImageTransformer2DModel(nnx.Module):
         joined = split_tokens(jnp.concatenate([image, caption], axis=1))
         rotations = image_rotation, self._caption_rotation(*caption.shape[:2])
         rotation = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *rotations)
-        for block in self.layers:
-            attended = image.shape[1] + known
-            joined = rematerialized(block, remat)(joined, rotation, attended, next(tembs))
+
+        def attended() -> jax.Array:
+            return image.shape[1] + known
+
+        def call(block: Any, temb: jax.Array, joined: jax.Array) -> tuple[jax.Array]:
+            return (rematerialized(block, remat)(joined, rotation, attended(), temb),)
+
+        steps = [functools.partial(call, *pair) for pair in zip(self.layers, tembs)]
+        joined = through_blocks(self, (joined,), steps, lambda joined: joined, attended)
         y = final_layer(joined[:, :n], temb)
         return unpatchify(y, _PATCH, *x.shape[1:3])
 

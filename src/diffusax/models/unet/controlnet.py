@@ -141,12 +141,10 @@ class ControlNetModel(UNetEncoder):
         sample, context = sample.astype(dtype), encoder_hidden_states.astype(dtype)
         timestep = jnp.broadcast_to(timestep, sample.shape[:1])
         temb = self.embed(timestep, class_labels, timestep_cond, added_cond).astype(dtype)
-        x, skips = self.descend(
-            self.conv_in(sample) + cond_embedding.astype(dtype),
-            temb,
-            context,
-            gradient_checkpointing=gradient_checkpointing,
-        )
+        x = self.conv_in(sample) + cond_embedding.astype(dtype)
+        given = temb, context, (), gradient_checkpointing
+        skips = [x, *self.down_maps(x, *given)]
+        x = self.middle(skips[-1], *given)
         down = (conv(skip) for conv, skip in zip(self.controlnet_down_blocks, skips, strict=True))
         return tuple(down), self.controlnet_mid_block(x)
 

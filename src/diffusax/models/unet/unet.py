@@ -11,6 +11,7 @@ from flax import nnx
 
 from diffusax.boundary.config import EMA_OPTIONS, Channels, Size
 from diffusax.models.adapters.freeu import of_level
+from diffusax.models.caches.deep import deep_map
 from diffusax.models.layers import resnet, transformer
 from diffusax.models.layers.inputs import check_residuals
 from diffusax.models.layers.layers import Conv2d, GroupNorm
@@ -23,7 +24,9 @@ from diffusax.models.unet.unet_encoder import (
     UNetEncoder,
     UNetEncoderConfig,
     make_level,
+    ranges_by_level,
     resnet_options,
+    skip_widths,
 )
 
 Kernel = Literal[1, 3, 5, 7]
@@ -115,6 +118,9 @@ class UNet2DConditionModel(UNetEncoder):
     """
 
     config_class = UNet2DConditionConfig
+    step_caches = ("DeepCacheConfig",)
+    step_cache: Any = None
+    """The cache of steps in an evaluation with one, see `models.caches.step_cache.Session`."""
     tensor_rules = (*transformer.TENSOR_RULES, *resnet.TENSOR_RULES)
     adapter_groups = transformer.ADAPTER_GROUPS
 
@@ -192,28 +198,102 @@ class UNet2DConditionModel(UNetEncoder):
         timestep = jnp.broadcast_to(timestep, sample.shape[:1])
         temb = self.embed(timestep, class_labels, timestep_cond, added_cond).astype(dtype)
 
-        x, skips = self.descend(
-            self.conv_in(sample),
-            temb,
-            context,
-            residuals=down_intrablock_additional_residuals or (),
-            gradient_checkpointing=gradient_checkpointing,
-        )
-        if down_block_additional_residuals is not None:
-            check_residuals(
-                "down_block_additional_residuals", down_block_additional_residuals, skips
-            )
-            skips = [s + r for s, r in zip(skips, down_block_additional_residuals, strict=True)]
-        if mid_block_additional_residual is not None:
-            mid = [mid_block_additional_residual]
-            check_residuals("mid_block_additional_residual", mid, [x])
-            x = x + mid_block_additional_residual
+        down = temb, context, down_intrablock_additional_residuals or (), gradient_checkpointing
+        up = temb, context, freeu, gradient_checkpointing
+        steering = down_block_additional_residuals, mid_block_additional_residual
+        x = self.conv_in(sample)
+        if self.step_cache is None:
+            skips = [x, *self.down_maps(x, *down)]
+            x, skips = _steered(self.middle(skips[-1], *down), skips, *steering)
+            x = self.up_map(x, skips, *up)
+        else:
+            x = self._with_deep_cache(x, down, up, *steering)
+        return self.conv_out(silu(self.conv_norm_out(x)))
 
+    def up_map(
+        self,
+        x: jax.Array,
+        skips: Sequence[jax.Array],
+        temb: jax.Array,
+        context: jax.Array,
+        freeu: jax.Array | None = None,
+        gradient_checkpointing: str = "none",
+        layers: range | None = None,
+    ) -> jax.Array:
+        """Runs layers on the way up, and returns the map after them, b h w c.
+
+        Args:
+            x: the map before them, b h w c.
+            skips: skip connections, of which each layer reads the last one that is left.
+            temb: the embedded time, b t.
+            context: see a call.
+            freeu: see a call.
+            gradient_checkpointing: see a call.
+            layers: those to run, counted from 0 over all levels; None for all.
+        """
         inner, whole = gradient_checkpointing != "none", gradient_checkpointing == "full"
-        for level, up in enumerate(self.up_blocks):
-            taken = [skips.pop() for _ in up.resnets]
-            size = (skips[-1].shape[1], skips[-1].shape[2]) if skips else None
-            run_up = functools.partial(up, size=size, remat=inner)
+        counts, left = [len(up.resnets) for up in self.up_blocks], list(skips)
+        for level, own in enumerate(ranges_by_level(counts, layers)):
+            if not own:
+                continue
+            taken = [left.pop() for _ in own]
+            size = (left[-1].shape[1], left[-1].shape[2]) if left else None
+            run_up = functools.partial(self.up_blocks[level], size=size, layers=own, remat=inner)
             numbers = None if freeu is None else of_level(freeu, level)
             x = rematerialized(run_up, whole)(x, taken, temb, context, numbers)
-        return self.conv_out(silu(self.conv_norm_out(x)))
+        return x
+
+    def _with_deep_cache(
+        self,
+        x: jax.Array,
+        down: tuple[Any, ...],
+        up: tuple[Any, ...],
+        residuals: Sequence[jax.Array] | None,
+        mid_residual: jax.Array | None,
+    ) -> jax.Array:
+        """Returns the map before the last layers, whose deep part a cache may know, b h w c.
+
+        Args:
+            x: the map after the first layer, b h w c.
+            down: the further arguments of `down_maps`.
+            up: the further arguments of `up_map`.
+            residuals: a ControlNet's, for each skip connection.
+            mid_residual: a ControlNet's, for the middle.
+        """
+        cut, last = self.step_cache.cache.branch, self.last_skip(self.config)
+        shallow = [x, *self.down_maps(x, *down, layers=range(cut))]
+        of_shallow, of_deep = (
+            None if residuals is None else residuals[own]
+            for own in (slice(cut + 1), slice(cut + 1, None))
+        )
+
+        def deep() -> jax.Array:
+            skips = self.down_maps(shallow[-1], *down, layers=range(cut, last))
+            y = self.middle((skips or shallow)[-1], *down)
+            y, skips = _steered(y, skips, of_deep, mid_residual)
+            return self.up_map(y, [*shallow, *skips], *up, layers=range(last - cut))
+
+        y = deep_map(self.step_cache, deep)
+        y, skips = _steered(y, shallow, of_shallow, None)
+        return self.up_map(y, skips, *up, layers=range(last - cut, last + 1))
+
+    @staticmethod
+    def last_skip(config: UNet2DConditionConfig) -> int:
+        """Returns the number of the last skip connection, counted from 0."""
+        return len(skip_widths(config)) - 1
+
+
+def _steered(
+    x: jax.Array,
+    skips: list[jax.Array],
+    residuals: Sequence[jax.Array] | None,
+    mid_residual: jax.Array | None,
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Returns the middle's map and skip connections with a ControlNet's residuals added."""
+    if residuals is not None:
+        check_residuals("down_block_additional_residuals", residuals, skips)
+        skips = [s + r for s, r in zip(skips, residuals, strict=True)]
+    if mid_residual is not None:
+        check_residuals("mid_block_additional_residual", [mid_residual], [x])
+        x = x + mid_residual
+    return x, skips

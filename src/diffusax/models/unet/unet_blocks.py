@@ -37,26 +37,39 @@ class DownBlock(nnx.Module):
             else None
         )
 
+    @property
+    def layers(self) -> int:
+        """The layers, each of which makes a skip connection."""
+        return len(self.resnets) + (self.downsamplers is not None)
+
     def __call__(
         self,
         x: jax.Array,
         temb: jax.Array,
         context: jax.Array,
         residual: jax.Array | None = None,
+        layers: range | None = None,
         remat: bool = False,
     ) -> tuple[jax.Array, list[jax.Array]]:
+        """Returns the map for the next level, and the skip connections.
+
+        residual: see the class. layers: those to run, of which the downsampler is the last; None
+        for all.
+        """
         skips = []
         last = len(self.resnets) - 1
-        for i, resnet in enumerate(self.resnets):
-            x = rematerialized(resnet, remat)(x, temb)
+        layers = range(self.layers) if layers is None else layers
+        for i in layers[: len(self.resnets) - layers.start]:
+            x = rematerialized(self.resnets[i], remat)(x, temb)
             if self.attentions is not None:
                 x = rematerialized(self.attentions[i], remat)(x, context)
                 x = _add(x, residual) if i == last else x
             skips.append(x)
-        if self.downsamplers is not None:
+        ends = layers.stop == self.layers
+        if self.downsamplers is not None and ends:
             x = self.downsamplers[0](x)
             skips.append(x)
-        if self.attentions is None and residual is not None:
+        if self.attentions is None and residual is not None and ends:
             # Upstream adds in place, to the last skip connection too (unet_2d_condition.py).
             x = skips[-1] = _add(x, residual)
         return x, skips
@@ -112,20 +125,24 @@ class UpBlock(nnx.Module):
         context: jax.Array,
         freeu: jax.Array | None = None,
         size: tuple[int, int] | None = None,
+        layers: range | None = None,
         remat: bool = False,
     ) -> jax.Array:
         """Returns the map for the next level, b h' w' d.
 
         skips: one skip connection for each resnet, the last one first. freeu: this level's numbers,
-        see `apply_freeu`. size: h w after upsampling.
+        see `apply_freeu`. size: h w after upsampling. layers: the resnets to run; None for all.
         """
-        for i, (resnet, skip) in enumerate(zip(self.resnets, skips, strict=True)):
+        layers = range(len(self.resnets)) if layers is None else layers
+        for i, skip in zip(layers, skips, strict=True):
+            resnet = self.resnets[i]
             if freeu is not None:
                 x, skip = apply_freeu(x, skip, freeu)
             x = rematerialized(resnet, remat)(jnp.concatenate([x, skip], axis=-1), temb)
             if self.attentions is not None:
                 x = rematerialized(self.attentions[i], remat)(x, context)
-        return x if self.upsamplers is None else self.upsamplers[0](x, size)
+        ends = layers.stop == len(self.resnets)
+        return x if self.upsamplers is None or not ends else self.upsamplers[0](x, size)
 
 
 def _add(x: jax.Array, residual: jax.Array | None) -> jax.Array:

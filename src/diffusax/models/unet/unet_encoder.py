@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -308,35 +308,55 @@ class UNetEncoder(nnx.Module):
             temb = temb + self.add_embedding(self._text_time(**added_cond))
         return temb
 
-    def descend(
+    def down_maps(
         self,
         x: jax.Array,
         temb: jax.Array,
         context: jax.Array,
-        *,
         residuals: Sequence[jax.Array] = (),
         gradient_checkpointing: str = "none",
-    ) -> tuple[jax.Array, list[jax.Array]]:
-        """Runs the way down and the middle block; also returns the skip connections.
+        layers: range | None = None,
+    ) -> list[jax.Array]:
+        """Runs layers on the way down, and returns the map after each, a skip connection.
 
-        x: b h w c, temb: b t, context: b s k -> b h' w' d and one map for each skip connection.
-        residuals: a T2I-Adapter's maps, one for each level; one more of the middle block's shape is
-        added after it, as upstream does for SDXL.
+        Args:
+            x: the map after the first layer, b h w c.
+            temb: the embedded time, b t.
+            context: b s k.
+            residuals: a T2I-Adapter's maps, one for each level; one more of the middle block's
+                shape is added after it, as upstream does for SDXL.
+            gradient_checkpointing: see a call of the network.
+            layers: those to run, counted from 0 over all levels; None for all.
         """
-        skips = [x]
         inner, whole = gradient_checkpointing != "none", gradient_checkpointing == "full"
-        left = list(residuals)
-        for down in self.down_blocks:
-            run_down = functools.partial(down, remat=inner)
+        maps, left = list[jax.Array](), list(residuals)
+        counts = [down.layers for down in self.down_blocks]
+        for down, own in zip(self.down_blocks, ranges_by_level(counts, layers), strict=True):
             residual = left.pop(0) if left else None
-            x, outputs = rematerialized(run_down, whole)(x, temb, context, residual)
-            skips += outputs
-        if self.mid_block is not None:
-            run_mid = functools.partial(self.mid_block, remat=inner)
-            x = rematerialized(run_mid, whole)(x, temb, context)
-            if left and left[0].shape[1:] == x.shape[1:]:
-                x = x + left[0].astype(x.dtype)
-        return x, skips
+            if own:
+                run_down = functools.partial(down, layers=own, remat=inner)
+                x, outputs = rematerialized(run_down, whole)(x, temb, context, residual)
+                maps += outputs
+        return maps
+
+    def middle(
+        self,
+        x: jax.Array,
+        temb: jax.Array,
+        context: jax.Array,
+        residuals: Sequence[jax.Array] = (),
+        gradient_checkpointing: str = "none",
+    ) -> jax.Array:
+        """Runs the middle block, if there is one. Arguments as those of `down_maps`."""
+        if self.mid_block is None:
+            return x
+        inner, whole = gradient_checkpointing != "none", gradient_checkpointing == "full"
+        run_mid = functools.partial(self.mid_block, remat=inner)
+        x = rematerialized(run_mid, whole)(x, temb, context)
+        left = residuals[len(self.down_blocks) :]
+        if left and left[0].shape[1:] == x.shape[1:]:
+            x = x + left[0].astype(x.dtype)
+        return x
 
     def _sinusoids(self, values: jax.Array, dim: int | None = None) -> jax.Array:
         return timestep_embedding(
@@ -352,6 +372,20 @@ class UNetEncoder(nnx.Module):
         width = self.config.projection_class_embeddings_input_dim or 0
         check_width("added_cond's text_embeds", text_embeds, width - times.shape[-1])
         return jnp.concatenate([text_embeds, times], axis=-1)
+
+
+def ranges_by_level(counts: Sequence[int], layers: range | None) -> Iterator[range]:
+    """Yields which layers of each level are among some of all levels; None for all.
+
+    counts: the layers of each level.
+    """
+    begin = 0
+    for count in counts:
+        own = range(begin, begin + count)
+        if layers is not None:
+            own = range(max(own.start, layers.start), min(own.stop, layers.stop))
+        yield range(own.start - begin, own.stop - begin)
+        begin += count
 
 
 def _identity(x: jax.Array) -> jax.Array:

@@ -260,6 +260,12 @@ class Components:
         return self.models[self.denoiser.components[0]].switches.freeu
 
     @property
+    def step_cache(self) -> Any:
+        """The cache of steps with which the denoiser runs, as data of a plan; None without one."""
+        config = self.models[self.denoiser.components[0]].switches.cache
+        return None if config is None else config.method()
+
+    @property
     def dtype(self) -> Any:
         """The dtype of the denoiser's parameters; without it, of the first network's."""
         return self.first_leaf.dtype

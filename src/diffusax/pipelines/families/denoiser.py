@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from diffusax.checkpoints.files import numbered
+from diffusax.models.caches import Evaluation, Memory
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.plan.guidance import apply_guidance
 from diffusax.pipelines.plan.plan import Conditions, StepInputs
@@ -139,12 +140,46 @@ class Denoiser:
         given = DenoiserInputs(x, timestep, conditions, inputs or StepInputs(None, None))
         return self.predict(params, given, options)
 
+    def with_memory(
+        self,
+        params: Params,
+        x: jax.Array,
+        timestep: jax.Array,
+        conditions: Conditions,
+        inputs: StepInputs | None,
+        evaluation: Evaluation,
+    ) -> tuple[jax.Array, Memory]:
+        """Predicts as a call by a network with a cache of steps; also returns what this keeps.
+
+        evaluation: the cache, and what it has kept of each entry of the batch.
+        """
+        network: Any = _WithCache(self.network, evaluation)
+        y = dataclasses.replace(self, network=network)(params, x, timestep, conditions, inputs)
+        assert network.kept is not None
+        return y, network.kept
+
     def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
         """Combines the predictions of the branches by guidance: b k ... -> b ..., float32.
 
         By default by classifier-free guidance or InstructPix2Pix's; see `apply_guidance`.
         """
         return apply_guidance(predictions, inputs.weights, inputs.rescale)
+
+
+class _WithCache:
+    """A network in one evaluation with a cache of steps, which denoisers call as the network."""
+
+    def __init__(self, network: Network, evaluation: Evaluation):
+        self._network, self._evaluation = network, evaluation
+        self.kept: Memory | None = None
+        """What the cache has kept, once the network was called."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        result, self.kept = self._network.apply(*args, step_cache=self._evaluation, **kwargs)
+        return result
 
 
 def beside(networks: Mapping[str, Network], name: str) -> tuple[Network, ...]:

@@ -71,4 +71,5 @@ def image_axes(plan: Plan) -> Plan:
     axes = jax.tree.map(lambda _: 0, plan)
     tables = jax.tree.map(lambda _: table, plan.table)
     rule = jax.tree.map(lambda _: NO_IMAGES, plan.guide)
-    return axes._replace(table=tables, step_inputs=of_rows, guide=rule)
+    cache = jax.tree.map(lambda _: NO_IMAGES, plan.cache)
+    return axes._replace(table=tables, step_inputs=of_rows, guide=rule, cache=cache)

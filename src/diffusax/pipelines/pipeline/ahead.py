@@ -220,6 +220,7 @@ def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
         "adapters": lambda: tree_sharding(mesh, x, _tensor_rules(request)),
         "plan": lambda: placement.plan_sharding(mesh, x),
         "state": lambda: batch_sharding(mesh, axis=1),
+        "memory": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
         "latents": lambda: batch_sharding(mesh),
         "condition": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
         "weights": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),

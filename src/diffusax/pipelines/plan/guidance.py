@@ -64,6 +64,16 @@ def weights_by_row(
     return table
 
 
+def active_branches(weights: jax.Array, b: int) -> jax.Array:
+    """Returns which branches of guidance a row reads, b k: without weights only the first.
+
+    weights: k-1, or b k-1.
+    """
+    each = jnp.broadcast_to(weights, (b, weights.shape[-1]))
+    guided = jnp.broadcast_to((each != 0).any(1, keepdims=True), each.shape)
+    return jnp.concatenate([jnp.ones((b, 1), bool), guided], axis=1)
+
+
 def last_guided_row(weights: np.ndarray) -> int:
     """Returns the row after the last one with guidance, 0 without any. weights: n k-1."""
     guided = np.flatnonzero(np.any(weights, axis=1))

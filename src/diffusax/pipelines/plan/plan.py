@@ -184,6 +184,8 @@ class Plan(NamedTuple):
     guide: Any = None
     """The call's own rule of guidance as a tree of numbers, see `guidance.as_rule`; None for the
     denoiser's."""
+    cache: Any = None
+    """The cache of steps, a `models.caches.StepCache` whose numbers are data; None without one."""
     row_noise: Any = None
     """PyTorch's numbers for the row that is run next, b h w c; None where the keys are used."""
 

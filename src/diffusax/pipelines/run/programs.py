@@ -21,12 +21,13 @@ from diffusax.models.autoencoders.latents import (
     to_unit,
     unscale_latents,
 )
+from diffusax.models.caches import Evaluation, zero_memory
 from diffusax.models.layers.layers import ArrangedLinear
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.models.parameter_tree import first_parameter
 from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.plan.branches import AdjacentLanes, Branches, lane_inputs
-from diffusax.pipelines.plan.guidance import guidance_by
+from diffusax.pipelines.plan.guidance import active_branches, guidance_by
 from diffusax.pipelines.plan.plan import (
     Conditions,
     DecoderCondition,
@@ -34,22 +35,46 @@ from diffusax.pipelines.plan.plan import (
     Plan,
     StepInputs,
 )
-from diffusax.runtime.devices.mesh import split_images, tensor_parts
+from diffusax.runtime.devices.mesh import split_images, split_lanes, tensor_parts
 from diffusax.runtime.programs.program import Program
 from diffusax.runtime.random.noise import draw_rows
-from diffusax.samplers import Schedule, Table, init_state, run
+from diffusax.samplers import Schedule, Table, init_state, run_with_memory
+
+RowModel = Callable[[jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
+"""A function (x: b h w c, timestep, row, what a cache of steps has kept) -> (prediction b h w c,
+what it keeps)."""
 
 
-@functools.partial(Program, static=("denoiser",), donate=("state",), shape_of="state")
+@functools.partial(
+    Program, static=("denoiser",), donate=("state", "memory"), shape_of="state"
+)
 def denoise(
-    denoiser: Denoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
-) -> jax.Array:
+    denoiser: Denoiser,
+    params: Params,
+    state: jax.Array,
+    plan: Plan,
+    start: Any,
+    stop: Any,
+    memory: Any = None,
+) -> Any:
     """Runs the rows start..stop of the plan's table, compiled; see `run_rows`.
 
-    state: 6 b h w c, the latents in slot 0. The plan's control images are embedded by
-    `embed_control`.
+    Returns the state, and with a cache of steps the pair of it and of what the cache keeps.
+
+    state: 6 b h w c, the latents in slot 0. memory: what a cache of steps has kept, from
+    `first_memory` or an earlier call. The plan's control images are embedded by `embed_control`.
     """
-    return run_rows(denoiser, params, state, plan, start, stop)
+    if plan.cache is None:
+        return run_rows(denoiser, params, state, plan, start, stop)
+    model = _row_model(denoiser, params, state, plan)
+    state, memory = _run(model, state, memory, plan, start, stop)
+    return state, split_lanes(memory)
+
+
+@functools.partial(Program, static=("denoiser",), shape_of="state")
+def first_memory(denoiser: Denoiser, params: Params, state: jax.Array, plan: Plan) -> Any:
+    """Returns what a cache of steps keeps before the first row; arguments as those of `denoise`."""
+    return split_lanes(_first_memory(_row_model(denoiser, params, state, plan), state, plan))
 
 
 def run_rows(
@@ -64,12 +89,47 @@ def run_rows(
 ) -> jax.Array:
     """Runs the rows start..stop of the plan's table and returns the sampler's state, 6 b h w c.
 
-    This is the pure function that `denoise` compiles. Static bounds allow gradients in reverse.
+    This is the pure function that `denoise` compiles. Static bounds allow gradients in reverse. A
+    cache of steps begins with nothing kept.
 
     rematerialize: whether to compute predictions again for a gradient, instead of keeping their
     activations in memory.
     """
-    predict = jax.checkpoint(denoiser) if rematerialize else denoiser
+    model = _row_model(denoiser, params, state, plan, rematerialize=rematerialize)
+    memory = None if plan.cache is None else _first_memory(model, state, plan)
+    return _run(model, state, memory, plan, start, stop)[0]
+
+
+def _run(
+    model: RowModel, state: jax.Array, memory: Any, plan: Plan, start: Any, stop: Any
+) -> tuple[jax.Array, Any]:
+    """Runs rows by a model; returns the state and what the model remembers."""
+
+    def draw(i: jax.Array) -> jax.Array:
+        given = plan.row_noise
+        return draw_rows(plan.noise, state.shape[2:], i + 1) if given is None else given
+
+    constrain = None if plan.inpainting is None else keep_known(plan.inpainting)
+    return run_with_memory(model, state, memory, plan.table, start, stop, draw, constrain)
+
+
+def _first_memory(model: RowModel, state: jax.Array, plan: Plan) -> Any:
+    timestep = jnp.asarray(plan.table.timestep)[0]
+    return zero_memory(jax.eval_shape(model, state[0], timestep, jnp.int32(0), None)[1])
+
+
+def _row_model(
+    denoiser: Denoiser,
+    params: Params,
+    state: jax.Array,
+    plan: Plan,
+    *,
+    rematerialize: bool = False,
+) -> RowModel:
+    """Returns the model of the rows of a plan; see `samplers.run_with_memory`."""
+    cached = plan.cache is not None
+    predict: Any = denoiser.with_memory if cached else denoiser
+    predict = jax.checkpoint(predict) if rematerialize else predict
     branches = AdjacentLanes(plan.step_inputs.weights.shape[-1] + 1)
     conditions = jax.tree.map(branches.from_branches, plan.conditions)
     params = arrange_kernels(denoiser, params)
@@ -79,17 +139,19 @@ def run_rows(
     given = lane_inputs(StepInputs(None, None, adapters=adapters), branches, state.shape[1])
     conditions = denoiser.prepare(params, conditions, given)
 
-    def model(x: jax.Array, timestep: jax.Array, i: jax.Array) -> jax.Array:
+    def model(
+        x: jax.Array, timestep: jax.Array, i: jax.Array, memory: Any
+    ) -> tuple[jax.Array, Any]:
         inputs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.step_inputs)
         combine = guidance_by(denoiser.guide, plan.guide, i, timestep, x)
-        return guided(predict, combine, params, x, timestep, conditions, inputs, branches)
+        evaluation = None
+        if cached:
+            active = branches.from_branches(active_branches(inputs.weights, len(x)))
+            evaluation = Evaluation(plan.cache, memory, active)
+        given = x, timestep, conditions, inputs, branches
+        return guided(predict, combine, params, *given, evaluation)
 
-    def draw(i: jax.Array) -> jax.Array:
-        given = plan.row_noise
-        return draw_rows(plan.noise, state.shape[2:], i + 1) if given is None else given
-
-    constrain = None if plan.inpainting is None else keep_known(plan.inpainting)
-    return run(model, state, plan.table, start, stop, draw, constrain)
+    return model
 
 
 def arrange_kernels(denoiser: Denoiser, params: Params) -> Params:
@@ -99,7 +161,7 @@ def arrange_kernels(denoiser: Denoiser, params: Params) -> Params:
 
 
 def guided(
-    predict: Callable[..., jax.Array],
+    predict: Callable[..., Any],
     combine: Callable[..., jax.Array],
     params: Params,
     x: jax.Array,
@@ -107,11 +169,12 @@ def guided(
     conditions: Conditions,
     inputs: StepInputs,
     branches: Branches,
-) -> jax.Array:
-    """Returns the guided prediction for images, b h w c, float32.
+    evaluation: Evaluation | None = None,
+) -> tuple[jax.Array, Any]:
+    """Returns the guided prediction for images, b h w c, float32, and what a cache of steps keeps.
 
     Args:
-        predict: a denoiser, or a function with its arguments.
+        predict: a denoiser, or a function with its arguments; with a cache its `with_memory`.
         combine: the denoiser's `guide`, or a rule with its arguments, see `guidance_by`.
         params: the parameters by component.
         x: b h w c, the scaled latents.
@@ -119,12 +182,17 @@ def guided(
         conditions: those of each lane.
         inputs: those of one row.
         branches: the lanes of the network's batch.
+        evaluation: the cache of steps; None without one, where nothing is kept.
     """
     # The number of images may be a symbol, where the program is exported.
     b = x.shape[0]
     t = branches.from_images(jnp.broadcast_to(timestep, (b,)))
-    y = predict(params, branches.from_images(x), t, conditions, lane_inputs(inputs, branches, b))
-    return combine(branches.to_branches(y.astype(jnp.float32)[..., : x.shape[-1]]), inputs)
+    given = branches.from_images(x), t, conditions, lane_inputs(inputs, branches, b)
+    if evaluation is None:
+        y, kept = predict(params, *given), None
+    else:
+        y, kept = predict(params, *given, evaluation)
+    return combine(branches.to_branches(y.astype(jnp.float32)[..., : x.shape[-1]]), inputs), kept
 
 
 def keep_known(known: Inpainting) -> Callable[..., jax.Array]:

@@ -81,7 +81,11 @@ def sample(model: LoadedDenoiser, plan: Plan, loop: Loop) -> jax.Array:
 
 def at_once(rows: int) -> Loop:
     """Returns a function that runs all rows in one dispatch of the compiled program."""
-    return functools.partial(_denoise, start=0, stop=rows)
+
+    def loop(model: LoadedDenoiser, state: jax.Array, plan: Plan) -> jax.Array:
+        return _denoise(model, state, plan, 0, rows, _first_memory(model, state, plan))[0]
+
+    return loop
 
 
 def differentiably(rows: int) -> Loop:
@@ -176,7 +180,7 @@ def _in_pieces(
     n, images, mesh = len(run.schedule.rows), len(run.plan.latents), model.mesh
     single = between.on_row is not None or between.row_noise is not None
     later = {one.row: one for one in run.later}
-    row, size = 0, 1
+    row, size, memory = 0, 1, _first_memory(model, state, placed)
     while row < n and not between.interrupted():
         if row in later:
             run, placed = _with_later_prompts(model, run, placed, later[row])
@@ -184,7 +188,7 @@ def _in_pieces(
         stop = min([stop, *(start for start in later if start > row)])
         if between.row_noise is not None:
             placed = placed._replace(row_noise=put(mesh, between.row_noise(row)))
-        state = _denoise(model, state, placed, row, stop)
+        state, memory = _denoise(model, state, placed, row, stop, memory)
         if between.on_row is not None:
             own = state if mesh is None else own_images(mesh, state, images, 1)
             changed, after, stopped = between.on_row(row, own, run)
@@ -214,13 +218,25 @@ def _with_later_prompts(
     return dataclasses.replace(run, plan=plan), place(model, plan, placed)
 
 
+def _first_memory(model: LoadedDenoiser, state: jax.Array, plan: Plan) -> Any:
+    """Returns what a cache of steps keeps before a run; None without one."""
+    if plan.cache is None:
+        return None
+    with in_mesh(model.mesh):
+        return programs.first_memory(model.denoiser, model.params, state, plan)
+
+
 def _denoise(
-    model: LoadedDenoiser, state: jax.Array, plan: Plan, start: int, stop: int
-) -> jax.Array:
-    """Runs the rows start..stop of a plan on the devices by the compiled program."""
+    model: LoadedDenoiser, state: jax.Array, plan: Plan, start: int, stop: int, memory: Any
+) -> tuple[jax.Array, Any]:
+    """Runs the rows start..stop of a plan on the devices by the compiled program.
+
+    Returns the state, and what a cache of steps keeps.
+    """
     rows = np.int32(start), np.int32(stop)
     with in_mesh(model.mesh):
-        return programs.denoise(model.denoiser, model.params, state, plan, *rows)
+        found = programs.denoise(model.denoiser, model.params, state, plan, *rows, memory)
+    return (found, None) if plan.cache is None else found
 
 
 def _first_weights(mesh: Mesh | None, plan: Plan) -> Any:

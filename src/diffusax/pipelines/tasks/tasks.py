@@ -152,6 +152,7 @@ def prepare_run(
         setup.noise.keys,
         inpainting,
         None if call.guide is None else _rule(c, call, weights),
+        c.step_cache,
     )
     return PreparedRun(
         plan,

@@ -345,6 +345,13 @@ def split_images(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(pad(x, parts), PartitionSpec(BATCH_AXES))
 
 
+def split_lanes(tree: Any) -> Any:
+    """Splits arrays m ... by entries of a batch, inside `jax.set_mesh`; the devices divide m."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, PartitionSpec(BATCH_AXES))
+
+
 def pad(x: jax.Array, parts: int, axis: int = 0) -> jax.Array:
     """Repeats an array's last image until `parts` divides the number of images."""
     extra = -x.shape[axis] % parts
