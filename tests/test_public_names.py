@@ -19,10 +19,10 @@ NAMES = {
         CLIPTextModelWithProjection CLIPTokenizer CLIPVisionModel CLIPVisionModelWithProjection
         ControlNetModel DDIMPipeline DDIMScheduler DDPMPipeline DDPMScheduler DEISMultistepScheduler
         DPMSolverMultistepScheduler DPMSolverSDEScheduler DPMSolverSinglestepScheduler
-        DiffusionPipeline EDMDPMSolverMultistepScheduler EDMEulerScheduler
-        EulerAncestralDiscreteScheduler EulerDiscreteScheduler FlowMatchEulerDiscreteScheduler
-        FlowMatchHeunDiscreteScheduler FlowMatchLCMScheduler Flux2KleinInpaintPipeline
-        Flux2KleinKVPipeline Flux2KleinPipeline Flux2Transformer2DModel
+        DeepCacheConfig DiffusionPipeline EDMDPMSolverMultistepScheduler EDMEulerScheduler
+        EulerAncestralDiscreteScheduler EulerDiscreteScheduler FirstBlockCacheConfig
+        FlowMatchEulerDiscreteScheduler FlowMatchHeunDiscreteScheduler FlowMatchLCMScheduler
+        Flux2KleinInpaintPipeline Flux2KleinKVPipeline Flux2KleinPipeline Flux2Transformer2DModel
         Flux3KleinInpaintPipeline Flux3KleinPipeline
         Flux3Transformer2DModel FluxControlNetModel FluxControlNetPipeline FluxFillPipeline
         FluxImg2ImgPipeline FluxInpaintPipeline FluxKontextPipeline FluxPipeline
@@ -46,7 +46,8 @@ NAMES = {
         StableDiffusionXLControlNetInpaintPipeline StableDiffusionXLControlNetPipeline
         StableDiffusionXLImg2ImgPipeline StableDiffusionXLInpaintPipeline
         StableDiffusionXLInstructPix2PixPipeline StableDiffusionXLPipeline T2IAdapter T5EncoderModel
-        T5Tokenizer TCDScheduler UNet2DConditionModel UNet2DModel UniPCMultistepScheduler
+        T5Tokenizer TCDScheduler TaylorSeerCacheConfig UNet2DConditionModel UNet2DModel
+        UniPCMultistepScheduler
         ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline ZImageTransformer2DModel
         __version__ count_compilations initialize kernel_shapes load_image load_network
         make_image_grid make_mesh pack_single_file resolve save_network

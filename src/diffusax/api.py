@@ -9,6 +9,11 @@ from diffusax.checkpoints.processors import *  # noqa: F403
 from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.models.caches.configs import (
+    DeepCacheConfig,
+    FirstBlockCacheConfig,
+    TaylorSeerCacheConfig,
+)
 from diffusax.networks import *  # noqa: F403
 from diffusax.networks import __all__ as _networks
 from diffusax.pipelines import *  # noqa: F403
@@ -55,7 +60,10 @@ __all__ = [
     *_networks,
     *_pipelines,
     *SCHEDULERS,
+    "DeepCacheConfig",
+    "FirstBlockCacheConfig",
     "RunningBatch",
+    "TaylorSeerCacheConfig",
     "__version__",
     "count_compilations",
     "initialize",

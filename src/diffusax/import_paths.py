@@ -59,6 +59,7 @@ PATHS = {
         transformers.transformer_qwenimage transformers.transformer_qwenimage21
         transformers.transformer_z_image adapter auto_model""",
     "loaders": "lora_pipeline lora_base textual_inversion single_file ip_adapter peft unet",
+    "hooks": "first_block_cache taylorseer_cache",
     "configuration_utils": "",
     "utils": "loading_utils pil_utils import_utils outputs testing_utils doc_utils",
 }

@@ -46,12 +46,14 @@ class Machine:
     def latents_at(self, state, place):
         return np.zeros((1, 16, 16, 4), np.float32)
 
-    def advance_batch(self, denoiser, params, state, batch, lanes, at, stop, rows, adapters):
+    def advance_batch(
+        self, denoiser, params, state, batch, lanes, at, stop, rows, adapters, memory
+    ):
         size, rows = state.shape[1], int(rows)
         self.rows[size] += rows
         took, self.held_up = rows * self.seconds[size] + self.held_up, 0.0
         self.busy_until = max(self.busy_until, self.now) + took
-        return state, Done(self, self.busy_until)
+        return state, Done(self, self.busy_until), None
 
 
 class Done:

@@ -203,7 +203,7 @@ def _prepared(
         later = {own.row: made[id(own.conditions)] for own in run.later}
     inputs = _step_inputs(plan.step_inputs, height, branches)
     table = _table(run.schedule, height)
-    entry = arrays._replace(table=table, step_inputs=inputs, guide=plan.guide)
+    entry = arrays._replace(table=table, step_inputs=inputs, guide=plan.guide, cache=plan.cache)
     until = last_guided_row(inputs.weights)
     shown = run.decoder_condition
     if shown is not None:

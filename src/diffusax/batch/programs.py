@@ -13,22 +13,25 @@ table.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from diffusax.models.caches import Evaluation, zero_memory
 from diffusax.models.network import Params
 from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.plan.branches import ScatteredLanes, lane_inputs
-from diffusax.pipelines.plan.guidance import guidance_by
+from diffusax.pipelines.plan.guidance import active_branches, guidance_by
 from diffusax.pipelines.plan.plan import Conditions, Inpainting, StepInputs
 from diffusax.pipelines.run.programs import arrange_kernels, guided, keep_known
+from diffusax.runtime.devices.mesh import split_lanes
 from diffusax.runtime.devices.shares import images_sharding
 from diffusax.runtime.programs.program import Program
 from diffusax.runtime.random.noise import draw_rows
-from diffusax.samplers import init_state, step
+from diffusax.samplers.step import init_state, step_with_memory
 
 MIN_ROWS = 128
 """The least rows of the tables in a running batch."""
@@ -53,6 +56,8 @@ class Entry(NamedTuple):
     """The inputs of its rows, `StepInputs` of r ... with k-1 weights of guidance."""
     guide: Any = None
     """Its rule of guidance, see `Plan`."""
+    cache: Any = None
+    """The cache of steps, see `Plan`."""
 
 
 class Batch(NamedTuple):
@@ -74,6 +79,10 @@ class Batch(NamedTuple):
     """The inputs of the rows of each place, `StepInputs` of s r ...."""
     guide: Any = None
     """The rule of guidance, with the numbers of each place, s ...; None for the denoiser's."""
+    cache: Any = None
+    """The cache of steps, with the numbers of each place, s; None without one."""
+    memory: Any = None
+    """What the cache has kept of each lane, m ...; None without one."""
 
 
 @functools.partial(jax.jit, static_argnames=("branches",))
@@ -134,6 +143,7 @@ def _empty(entry: Entry, places: int, lanes: int) -> Batch:
         rest.table,
         rest.step_inputs,
         rest.guide,
+        rest.cache,
     )
 
 
@@ -149,6 +159,8 @@ def _shardings(entry: Entry, mesh: Mesh) -> Batch:
 @functools.partial(Program, donate=("batch",), shape_of="batch")
 def insert(batch: Batch, entry: Entry, place: Any, lanes: Any) -> Batch:
     """Puts an image into a place, and the conditions of its branches into lanes.
+
+    A cache of steps begins with nothing kept there, unless the place is none of the batch's.
 
     Arrays are selected and not updated at an index, which on a mesh would move them.
 
@@ -169,6 +181,9 @@ def insert(batch: Batch, entry: Entry, place: Any, lanes: Any) -> Batch:
     def put_lanes(all_: jax.Array, one: jax.Array) -> jax.Array:
         return jnp.where(_aligned(taken.any(1), all_), one.astype(all_.dtype)[branch], all_)
 
+    def forget(kept: jax.Array) -> jax.Array:
+        return jnp.where(_aligned(taken.any(1) & here.any(), kept), 0, kept)
+
     state = jnp.where(here[None, :, None, None, None], init_state(entry.latents[None]), batch.state)
     known = jax.tree.map(put, batch.inpainting, entry.inpainting)
     return Batch(
@@ -180,10 +195,12 @@ def insert(batch: Batch, entry: Entry, place: Any, lanes: Any) -> Batch:
         jax.tree.map(put, batch.table, entry.table),
         jax.tree.map(put, batch.step_inputs, entry.step_inputs),
         jax.tree.map(put, batch.guide, entry.guide),
+        jax.tree.map(put, batch.cache, entry.cache),
+        jax.tree.map(forget, batch.memory),
     )
 
 
-@functools.partial(Program, static=("denoiser",), donate=("state",), shape_of="state")
+@functools.partial(Program, static=("denoiser",), donate=("state", "memory"), shape_of="state")
 def advance_batch(
     denoiser: Denoiser,
     params: Params,
@@ -194,50 +211,101 @@ def advance_batch(
     stop: Any,
     rows: Any,
     adapters: Any = None,
-) -> tuple[jax.Array, jax.Array]:
+    memory: Any = None,
+) -> tuple[jax.Array, jax.Array, Any]:
     """Runs the next rows of every image that has some left.
 
-    Returns the states, 6 s h w c, and the next row of each place, s, which tells that the rows are
-    computed after the states were donated to the next call.
+    Returns the states, 6 s h w c, the next row of each place, s, which tells that the rows are
+    computed after the states were donated to the next call, and what a cache of steps has kept.
 
     Args:
         denoiser: the denoiser.
         params: the parameters by component.
         state: 6 s h w c.
-        batch: the batch, whose own state is None.
+        batch: the batch, whose own state and memory are None.
         lanes: the lanes of the places.
         at: s, the next row of each place.
         stop: s, the row after the last of each place; a place without an image has `at` here.
         rows: the number of rows to run.
         adapters: s n, the weights of n adapters in each place, whose layers are among the
             parameters; None without adapters.
+        memory: what a cache of steps has kept of each lane, m ...; None without one.
+    """
+    model = _row_model(denoiser, params, state, batch, lanes, adapters)
+
+    def one(i: jax.Array, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        state, memory = carry
+        running = at + i < stop
+        row = jnp.minimum(at + i, jnp.maximum(stop - 1, 0))
+        table = _rows(batch.table, row)
+
+        def noise() -> jax.Array:
+            return draw_rows(batch.noise, state.shape[2:], row + 1)
+
+        own = functools.partial(model, row=row, running=running, memory=memory)
+        new, memory = step_with_memory(own, state, table, noise, keep_known(batch.inpainting))
+        return jnp.where(running[None, :, None, None, None], new, state), memory
+
+    state, memory = jax.lax.fori_loop(0, rows, one, (state, memory))
+    return state, jnp.minimum(jnp.asarray(at) + rows, stop), split_lanes(memory)
+
+
+@functools.partial(Program, static=("denoiser",))
+def empty_memory(
+    denoiser: Denoiser,
+    params: Params,
+    state: jax.Array,
+    batch: Batch,
+    lanes: ScatteredLanes,
+    adapters: Any = None,
+) -> Any:
+    """Returns what a cache of steps keeps of lanes at first; arguments as of `advance_batch`."""
+    model = _row_model(denoiser, params, state, batch, lanes, adapters)
+    first = jnp.zeros(state.shape[1], jnp.int32)
+    times = _rows(batch.table, first).timestep
+    shapes = jax.eval_shape(model, state[0], times, first, first == 0, None)
+    return split_lanes(zero_memory(shapes[1]))
+
+
+def _row_model(
+    denoiser: Denoiser,
+    params: Params,
+    state: jax.Array,
+    batch: Batch,
+    lanes: ScatteredLanes,
+    adapters: Any,
+) -> Callable[..., tuple[jax.Array, Any]]:
+    """Returns the model of the rows of a batch.
+
+    It is a function (x: s h w c, timestep: s, row: s, running: s, memory) -> (prediction s h w c,
+    memory); running says which places have an image with rows left.
     """
     hints = jax.tree.map(lanes.from_images, batch.control)
     conditions = batch.conditions._replace(control=hints)
     given = lane_inputs(StepInputs(None, None, adapters=adapters), lanes, state.shape[1])
     params = arrange_kernels(denoiser, params)
     conditions = denoiser.prepare(params, conditions, given)
+    cache = jax.tree.map(lanes.from_images, batch.cache)
+    predict: Any = denoiser if cache is None else denoiser.with_memory
 
-    def one(i: jax.Array, state: jax.Array) -> jax.Array:
-        row = jnp.minimum(at + i, jnp.maximum(stop - 1, 0))
-        table, inputs = jax.tree.map(
-            lambda x: jax.vmap(lambda column, r: column[r])(x, row),
-            (batch.table, batch.step_inputs),
-        )
-        inputs = inputs._replace(adapters=adapters)
+    def model(
+        x: jax.Array, t: jax.Array, row: jax.Array, running: jax.Array, memory: Any
+    ) -> tuple[jax.Array, Any]:
+        inputs = _rows(batch.step_inputs, row)._replace(adapters=adapters)
+        guide = guidance_by(denoiser.guide, batch.guide, row, t, x, per_image=True)
+        evaluation = None
+        if cache is not None:
+            active = lanes.from_branches(active_branches(inputs.weights, len(x)))
+            active &= lanes.from_images(running) & lanes.taken()
+            evaluation = Evaluation(cache, memory, active)
+        return guided(predict, guide, params, x, t, conditions, inputs, lanes, evaluation)
 
-        def model(x: jax.Array, t: jax.Array) -> jax.Array:
-            guide = guidance_by(denoiser.guide, batch.guide, row, t, x, per_image=True)
-            return guided(denoiser, guide, params, x, t, conditions, inputs, lanes)
+    return model
 
-        def noise() -> jax.Array:
-            return draw_rows(batch.noise, state.shape[2:], row + 1)
 
-        new = step(model, state, table, noise, keep_known(batch.inpainting))
-        return jnp.where((at + i < stop)[None, :, None, None, None], new, state)
-
-    state = jax.lax.fori_loop(0, rows, one, state)
-    return state, jnp.minimum(jnp.asarray(at) + rows, stop)
+def _rows(columns: Any, row: jax.Array) -> Any:
+    """Returns the row of each place of a tree of columns s r .... row: s."""
+    return jax.tree.map(lambda x: jax.vmap(lambda column, r: column[r])(x, row), columns)
 
 
 @functools.partial(Program, shape_of="batch")
@@ -246,9 +314,10 @@ def rearrange(batch: Batch, places: Any, lanes: Any) -> Batch:
 
     places, lanes: for each place and lane of the new batch, the index of the old one that it takes.
     """
-    rest = jax.tree.map(lambda x: x[places], batch._replace(state=None, conditions=None))
-    conditions = jax.tree.map(lambda x: x[lanes], batch.conditions)
-    return rest._replace(state=batch.state[:, places], conditions=conditions)
+    of_places = batch._replace(state=None, conditions=None, memory=None)
+    rest = jax.tree.map(lambda x: x[places], of_places)
+    conditions, memory = jax.tree.map(lambda x: x[lanes], (batch.conditions, batch.memory))
+    return rest._replace(state=batch.state[:, places], conditions=conditions, memory=memory)
 
 
 @jax.jit

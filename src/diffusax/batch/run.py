@@ -175,6 +175,10 @@ class BatchRun:
         """An array that is ready when the rows that were dispatched last are computed."""
         with in_mesh(c.mesh):
             self._batch = programs.empty(prepared.entry, size, size, c.mesh)
+            if prepared.entry.cache is not None:
+                *given, _, _, _, adapters, _ = self._advance_arguments(0)
+                memory = programs.empty_memory(*given, adapters)
+                self._batch = self._batch._replace(memory=memory)
 
     @property
     def size(self) -> int:
@@ -234,8 +238,8 @@ class BatchRun:
         """
         given = self._advance_arguments(rows)
         with in_mesh(self._c.mesh):
-            state, self.done = programs.advance_batch(*given)
-        self._batch = self._batch._replace(state=state)
+            state, self.done, memory = programs.advance_batch(*given)
+        self._batch = self._batch._replace(state=state, memory=memory)
         self._move(rows)
         return [place for place, image in self._images.items() if not image.rows]
 
@@ -310,7 +314,7 @@ class BatchRun:
         at, stop = np.zeros((2, self.lanes.size), np.int32)
         for place, image in self._images.items():
             at[place], stop[place] = image.at, image.prepared.rows
-        rest = self._batch._replace(state=None)
+        rest = self._batch._replace(state=None, memory=None)
         return (
             self._c.denoiser,
             self._params,
@@ -321,6 +325,7 @@ class BatchRun:
             stop,
             np.int32(rows),
             self._adapter_weights(),
+            self._batch.memory,
         )
 
     def _has_room_for(self, adapters: tuple[Lora, ...]) -> bool:

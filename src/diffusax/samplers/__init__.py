@@ -28,13 +28,7 @@ from diffusax.samplers.schedulers.sa_scheduler import *  # noqa: F403
 from diffusax.samplers.schedulers.scheduler import SCHEDULERS, Scheduler
 from diffusax.samplers.schedulers.sigma_schedulers import *  # noqa: F403
 from diffusax.samplers.schedulers.snr_schedulers import *  # noqa: F403
-from diffusax.samplers.step import (
-    init_state,
-    run,
-    run_with_memory,
-    step,
-    step_with_memory,
-)
+from diffusax.samplers.step import init_state, run, step
 
 __all__ = [
     "SAMPLER_CLASSES",
@@ -48,14 +42,12 @@ __all__ = [
     "fitting_samplers",
     "init_state",
     "run",
-    "run_with_memory",
     "sampler_name",
     "scheduler_from_config",
     "scheduler_from_function",
     "scheduler_from_name",
     "stack_tables",
     "step",
-    "step_with_memory",
 ]
 __all__ += alpha_schedulers.__all__
 __all__ += edm_schedulers.__all__

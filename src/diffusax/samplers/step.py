@@ -41,7 +41,6 @@ def run(
         constrain: (x: b h w c, signal, noise level, row number) -> x, applied to the latents after
             each row; signal and noise level are those of x there, each a scalar or b 1 1 1.
     """
-
     return run_with_memory(
         lambda x, t, i, memory: (model(x, t, i), memory),
         *(state, None, table, start, stop, noise, constrain),

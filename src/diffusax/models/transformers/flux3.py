@@ -227,9 +227,9 @@ class Flux3Transformer2DModel(nnx.Module):
         def call(block: Any, joined: jax.Array) -> tuple[jax.Array]:
             return (rematerialized(block, remat)(joined, modulation, rotation, attended),)
 
-        seen = None if attended is None else lambda: attended
+        known = None if attended is None else lambda: attended
         steps = [functools.partial(call, block) for block in self.single_transformer_blocks]
-        joined = through_blocks(self, (joined,), steps, lambda joined: joined, seen)
+        joined = through_blocks(self, (joined,), steps, lambda joined: joined, known)
         scale, shift = self.norm_out(last)
         return self.proj_out(modulate(joined[:, :n], shift, scale))
 

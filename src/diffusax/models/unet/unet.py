@@ -246,8 +246,8 @@ class UNet2DConditionModel(UNetEncoder):
     def _with_deep_cache(
         self,
         x: jax.Array,
-        down: tuple[Any, ...],
-        up: tuple[Any, ...],
+        down: tuple[Any, Any, Any, Any],
+        up: tuple[Any, Any, Any, Any],
         residuals: Sequence[jax.Array] | None,
         mid_residual: jax.Array | None,
     ) -> jax.Array:

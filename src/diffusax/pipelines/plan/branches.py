@@ -75,6 +75,14 @@ class ScatteredLanes:
         """Gives each lane the value of its branch, b k ... -> m ...."""
         return _on_each_device(lambda y, i, j: y[i, j], y, self.owner, self.branch)
 
+    def taken(self) -> jax.Array:
+        """Returns which lanes are a branch of an image, m."""
+
+        def own(owner: jax.Array, lanes: jax.Array) -> jax.Array:
+            return (lanes.reshape(-1) == jnp.arange(len(owner))[:, None]).any(1)
+
+        return _on_each_device(own, self.owner, self.lanes)
+
     def to_branches(self, y: jax.Array) -> jax.Array:
         """Returns the lanes' values by image and branch, m ... -> b k ....
 

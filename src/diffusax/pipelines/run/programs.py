@@ -38,16 +38,15 @@ from diffusax.pipelines.plan.plan import (
 from diffusax.runtime.devices.mesh import split_images, split_lanes, tensor_parts
 from diffusax.runtime.programs.program import Program
 from diffusax.runtime.random.noise import draw_rows
-from diffusax.samplers import Schedule, Table, init_state, run_with_memory
+from diffusax.samplers import Schedule, Table, init_state
+from diffusax.samplers.step import run_with_memory
 
 RowModel = Callable[[jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
 """A function (x: b h w c, timestep, row, what a cache of steps has kept) -> (prediction b h w c,
 what it keeps)."""
 
 
-@functools.partial(
-    Program, static=("denoiser",), donate=("state", "memory"), shape_of="state"
-)
+@functools.partial(Program, static=("denoiser",), donate=("state", "memory"), shape_of="state")
 def denoise(
     denoiser: Denoiser,
     params: Params,

@@ -235,8 +235,12 @@ def _denoise(
     """
     rows = np.int32(start), np.int32(stop)
     with in_mesh(model.mesh):
-        found = programs.denoise(model.denoiser, model.params, state, plan, *rows, memory)
-    return (found, None) if plan.cache is None else found
+        if plan.cache is None:
+            return programs.denoise(model.denoiser, model.params, state, plan, *rows), None
+        found: tuple[jax.Array, Any] = programs.denoise(
+            model.denoiser, model.params, state, plan, *rows, memory
+        )
+        return found
 
 
 def _first_weights(mesh: Mesh | None, plan: Plan) -> Any:
