@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from diffusax.models.quantized import (
     rotate,
 )
 from diffusax.models.transformers.blocks import JoinedLinear
+from diffusax.runtime.devices.memory import array_bytes
 
 
 def normal(*shape, seed=0):
@@ -99,6 +101,9 @@ def forms(c, d):
             fine=rng.integers(0, 64, (8, d)).astype(np.int8),
             least=(normal(2, d, seed=2), rng.integers(0, 64, (8, d)).astype(np.int8)),
         ),
+        "four bits": Quantized(
+            rng.integers(0, 16, (c, d)).astype(ml_dtypes.uint4), normal(4, d), np.dtype("float32")
+        ),
         "fine": Quantized(numbers, np.float32(0.1), np.dtype("float32"), fine=normal(4, d)),
     }
 
@@ -165,11 +170,12 @@ def test_the_dtype_of_computation_is_that_of_the_result():
     assert rotate(jnp.ones((2, 32), jnp.bfloat16), 16).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("form", ["channels", "one", "rotated", "parts", "fp8"])
+@pytest.mark.parametrize("form", ["channels", "one", "rotated", "parts", "four bits", "fp8"])
 def test_another_kernel_takes_the_same_form(form):
     kernel, other = forms(32, 24)[form], normal(32, 24)
     new = kernel.refilled(other)
-    assert (new.values.dtype, new.rotation) == (kernel.values.dtype, kernel.rotation)
+    eight = np.int8 if form == "four bits" else kernel.values.dtype
+    assert (new.values.dtype, new.rotation) == (eight, kernel.rotation)
     assert np.abs(np.asarray(new) - other).max() < (0.2 if form == "fp8" else 0.03)
 
 
@@ -254,3 +260,16 @@ def test_other_kinds_are_refused():
     assert parse_weights("file", loading=True) == "file"
     with pytest.raises(ValueError, match="got 'file'"):
         parse_weights("file")
+
+
+def test_four_bits_are_counted_as_half_a_byte_where_they_are_packed():
+    device = SimpleNamespace(platform="tpu")
+    place = SimpleNamespace(
+        device_set={device}, shard_shape=lambda shape: (shape[0] // 2, shape[1])
+    )
+    four = jax.ShapeDtypeStruct((32, 24), jnp.uint4)
+    assert array_bytes(four, place) == 16 * 24 / 2
+    assert array_bytes(jax.ShapeDtypeStruct((32, 24), jnp.int8), place) == 16 * 24
+    # CPUs and NumPy give each number a byte.
+    assert array_bytes(jnp.zeros((32, 24), jnp.uint4)) == 32 * 24
+    assert array_bytes(np.zeros((32, 24), ml_dtypes.uint4)) == 32 * 24

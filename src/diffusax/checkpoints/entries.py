@@ -20,7 +20,7 @@ class Kept(NamedTuple):
     """
 
     values: np.ndarray
-    """int8 or float8, in the tensor's own shape (d, ...), d outputs first."""
+    """int8, float8, or integers of four bits, in the tensor's own shape (d, ...), outputs first."""
     scale: np.ndarray
     """() for all, (d,) one for each output, or one for each block."""
     rotation: int = 0

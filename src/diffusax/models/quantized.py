@@ -17,6 +17,8 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from diffusax.runtime.devices.memory import array_bytes
+
 Weights = Literal["int8", "fp8"]
 """What kernels are stored as: integers, or floating-point numbers of four bits of exponent and
 three of mantissa (float8_e4m3fn, Micikevicius et al. 2022)."""
@@ -46,7 +48,8 @@ class Quantized:
     """
 
     values: Any
-    """The numbers, int8 or float8, in the kernel's shape: c d, or h w c d."""
+    """The numbers, int8 or float8, in the kernel's shape: c d, or h w c d. Those of GGUF's Q4 are
+    integers of four bits, of which two share a byte, but on CPUs."""
     scale: Any
     """What they are multiplied by: () one number, (d,) one for each output channel, or that of each
     block of inputs as well."""
@@ -80,7 +83,7 @@ class Quantized:
     @property
     def nbytes(self) -> int:
         """The bytes of all arrays."""
-        return sum(int(leaf.nbytes) for leaf in jax.tree.leaves(self))
+        return sum(map(array_bytes, jax.tree.leaves(self)))
 
     @property
     def sharding(self) -> Any:
@@ -149,7 +152,7 @@ class Quantized:
 
     def refilled(self, kernel: Any) -> Self:
         """Returns another kernel in the same bits, with one scale for each output channel."""
-        kind: Weights = "int8" if self.values.dtype == np.int8 else "fp8"
+        kind: Weights = "int8" if jnp.issubdtype(self.values.dtype, jnp.integer) else "fp8"
         kernel = jnp.asarray(kernel, jnp.float32)
         if self.rotation:
             kernel = rotate(kernel.T, self.rotation).T

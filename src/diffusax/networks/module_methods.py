@@ -24,6 +24,7 @@ from diffusax.checkpoints.tree import (
 from diffusax.models.encoders.token_table import has_table, replace_table
 from diffusax.models.parameter_tree import fill, ordered_leaves, path_name
 from diffusax.networks.parameters import Embedding, IncompatibleKeys, Parameter, like
+from diffusax.runtime.devices.memory import array_bytes
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class ModuleMethods:
 
     def get_memory_footprint(self, return_buffers: bool = True) -> int:
         """Returns the number of bytes of the parameters."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
+        return sum(map(array_bytes, jax.tree.leaves(self.params)))
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Returns the parameters by their names in the checkpoint, in PyTorch's layout.

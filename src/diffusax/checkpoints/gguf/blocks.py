@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from diffusax.checkpoints.entries import Entry, Kept, Shape, View
@@ -123,6 +124,8 @@ BLOCKS: dict[str, tuple[int, int, Callable[[np.ndarray], Parts]]] = {
     "Q4_0": (32, 18, _q4_0),
 }
 """For each type the numbers and the bytes of a block, and what reads blocks."""
+_FOUR_BITS = {"Q4_0": ml_dtypes.int4, "Q4_1": ml_dtypes.uint4, "Q4_K": ml_dtypes.uint4}
+"""The dtypes of codes of four bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,12 +157,15 @@ class Blocks:
         return own[first - begin * self.length : last - begin * self.length]
 
     def keep(self, stored: np.ndarray, view: View, first: int, shape: Shape) -> Kept | None:
-        """Returns matrices with their codes in eight bits, see `Encoding.keep`."""
+        """Returns matrices with their codes in eight bits or in four, see `Encoding.keep`."""
         if len(shape) != 2 or shape[1] % self.length:
             return None
         begin, end = first // self.length, (first + shape[0] * shape[1]) // self.length
         blocks = stored[begin * self.size : end * self.size].reshape(-1, self.size)
         codes, scale, fine, least = BLOCKS[self.name][2](blocks)
+
+        # What has four bits in the file has four on devices that have such numbers.
+        codes = codes.astype(_FOUR_BITS.get(self.name, codes.dtype))
 
         def rows(x: np.ndarray) -> np.ndarray:
             return x.reshape(shape[0], -1)

@@ -29,6 +29,7 @@ from diffusax.pipelines.tasks.tasks import Task, text_to_image
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.layouts import place_of, tree_places
 from diffusax.runtime.devices.lowering import lowering_for, lowering_platforms
+from diffusax.runtime.devices.memory import array_bytes
 from diffusax.runtime.devices.mesh import Rules, batch_sharding, batch_size, tree_sharding
 from diffusax.runtime.devices.shares import NO_IMAGES, pad_images
 from diffusax.runtime.programs.cost import Cost, cost_of
@@ -359,4 +360,4 @@ def resident_parameters(request: Request, c: Components, shares: dict[str, float
 
 
 def _share(x: Any, place: Any) -> float:
-    return float(math.prod(place.shard_shape(x.shape)) * x.dtype.itemsize / 1e9)
+    return array_bytes(x, place) / 1e9

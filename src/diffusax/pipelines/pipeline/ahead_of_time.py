@@ -3,7 +3,6 @@
 They import what they need themselves, which calls need not.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from diffusax.pipelines.components.components import Components
+from diffusax.runtime.devices.memory import array_bytes
 from diffusax.runtime.programs.program import (
     PROGRAMS,
     Request,
@@ -156,8 +156,7 @@ def memory_of(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     from diffusax.runtime.programs.cost import cost_of
 
     def share(x: Any) -> float:
-        shape = x.sharding.shard_shape(x.shape) if isinstance(x, jax.Array) else x.shape
-        return math.prod(shape) * x.dtype.itemsize / 1e9
+        return array_bytes(x, getattr(x, "sharding", None)) / 1e9
 
     report: dict[str, dict[str, float]] = {"parameters": {}}
     for name, tree in params.items():

@@ -4,8 +4,10 @@ import contextlib
 import ctypes
 import functools
 import gc
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -14,6 +16,9 @@ _LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
+
+
+_FOUR_BITS = ("int4", "uint4")
 
 
 @functools.cache
@@ -39,6 +44,22 @@ def device_memory(device: jax.Device) -> int | None:
         return total and total // jax.local_device_count("cpu")
     stats = device.memory_stats() or {}
     return stats.get("bytes_limit")
+
+
+def array_bytes(x: Any, place: Any = None) -> int:
+    """Returns the bytes of an array, or of its part on each device of a sharding.
+
+    Two numbers of four bits share a byte, but on CPUs and in NumPy's arrays.
+
+    Args:
+        x: an array, or its shape.
+        place: the sharding.
+    """
+    shape = x.shape if place is None else place.shard_shape(x.shape)
+    count = math.prod(shape) * x.dtype.itemsize
+    devices = getattr(place or getattr(x, "sharding", None), "device_set", None)
+    packs = devices and next(iter(devices)).platform != "cpu"
+    return -(-count // 2) if packs and x.dtype.name in _FOUR_BITS else count
 
 
 def return_memory() -> None:

@@ -12,7 +12,7 @@ import jax
 
 from diffusax.checkpoints.single_file import is_single_file
 from diffusax.networks import ControlNetModel, Model
-from diffusax.runtime.devices.memory import device_memory
+from diffusax.runtime.devices.memory import array_bytes, device_memory
 from diffusax.serving.catalogue.entries import AUTOS, Checkpoint, FileEntry
 from diffusax.serving.requests.errors import Refused
 from diffusax.text.extra_networks import add_weights
@@ -279,7 +279,7 @@ class LoadedControlNet:
 
 def count_bytes(params: Any) -> int:
     """Returns the bytes of a tree of parameters."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    return sum(map(array_bytes, jax.tree.leaves(params)))
 
 
 def _load_embeddings(pipe: Any, entries: Sequence[FileEntry]) -> None:
