@@ -265,7 +265,7 @@ def test_other_kinds_are_refused():
 def test_four_bits_are_counted_as_half_a_byte_where_they_are_packed():
     device = SimpleNamespace(platform="tpu")
     place = SimpleNamespace(
-        device_set={device}, shard_shape=lambda shape: (shape[0] // 2, shape[1])
+        device_set=[device], shard_shape=lambda shape: (shape[0] // 2, shape[1])
     )
     four = jax.ShapeDtypeStruct((32, 24), jnp.uint4)
     assert array_bytes(four, place) == 16 * 24 / 2
