@@ -77,6 +77,8 @@ class TensorFile:
         if entry.encoding is not None:
             own = self._stored(entry), self._beside, entry.start, shape
             found = entry.encoding.keep(*own)
+            if found is not None and not np.may_share_memory(found.values, own[0]):
+                self.release(entry)
         elif entry.dtype in _FLOAT8:
             stored = np.frombuffer(self._map, entry.dtype, math.prod(shape), entry.offset)
             found = Kept(stored.reshape(shape), np.ones((), np.float32))
@@ -124,6 +126,8 @@ class TensorFile:
             # Broken scales make infinities, which are no warning's matter.
             with np.errstate(all="ignore"):
                 made[first:last] = entry.encoding.decode(stored, self._beside, *own)
+        # What is decoded would otherwise be in memory twice until its user is done.
+        self.release(entry)
         return made
 
     def _beside(self, entry: Entry) -> np.ndarray:
