@@ -42,7 +42,6 @@ from diffusax.training import (
     DreamBoothConfig,
     EMAConfig,
     FineTuningOptimizerConfig,
-    InstructPix2PixConfig,
     InstructPix2PixValidationConfig,
     LoRAConfig,
     OptimizerConfig,
@@ -71,8 +70,8 @@ class Case:
     """Of the pipeline."""
     texts: tuple[int, int] | None = None
     """The shape of embeddings that take the place of prompts."""
-    edits: bool = False
-    """Whether another image is looked at (train_dreambooth_lora_flux2_klein_img2img.py)."""
+    edits: int = 0
+    """The images that are looked at (train_dreambooth_lora_flux2_klein_img2img.py)."""
 
 
 CASES = {
@@ -81,12 +80,14 @@ CASES = {
     "z-image-full-logit-normal": Case("z-image", "logit_normal", False),
     "flux-lora-guided": Case("flux", "cosmap", True),
     "flux-lora": Case("flux", "cosmap", True, {"guidance_embeds": False}),
+    "kontext-edits": Case("kontext", "cosmap", True, edits=1),
     "klein-lora": Case("klein", "none", True, {"layers": 4}, (40, 48)),
     "klein-full": Case("klein", "cosmap", False),
-    "klein-edits": Case("klein", "cosmap", True, {"layers": 4}, (40, 48), edits=True),
+    "klein-edits": Case("klein", "cosmap", True, {"layers": 4}, (40, 48), edits=1),
+    "klein-edits-of-two": Case("klein", "cosmap", False, {"layers": 4}, (40, 48), edits=2),
     "flux3-lora": Case("flux3", "none", True),
     "flux3-full": Case("flux3", "logit_normal", False),
-    "flux3-edits": Case("flux3", "cosmap", True, edits=True),
+    "flux3-edits": Case("flux3", "cosmap", True, edits=1),
     "krea2-lora": Case("krea2", "none", True),
     "krea2-full": Case("krea2", "cosmap", False),
     "qwen-image-lora": Case("qwen-image", "none", True),
@@ -102,7 +103,7 @@ def data(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", few(CASES, "z-image-lora-cosmap", "klein-lora", "krea2-lora", "qwen-image21-lora")
+    "name", few(CASES, "z-image-lora-cosmap", "klein-lora", "krea2-lora", "kontext-edits")
 )
 def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, name):
     case = CASES[name]
@@ -295,7 +296,6 @@ def test_cached_latents_and_captions_have_the_same_loss(tmp_path, data, family):
 @pytest.mark.parametrize(
     ("recipe", "config", "message"),
     [
-        (instruct_pix2pix, InstructPix2PixConfig, "is FLUX.1, which cannot be trained to edit"),
         (controlnet, ControlNetConfig, "is FLUX.1, for which diffusax trains no ControlNets"),
         (textual_inversion, TextualInversionConfig, "is FLUX.1, whose encoders take no new words"),
     ],
@@ -331,7 +331,8 @@ def test_a_scale_that_nothing_is_guided_by_is_refused(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "family"), [("dreambooth", "klein"), ("edits", "klein"), ("edits", "flux3")]
+    ("kind", "family"),
+    [("dreambooth", "klein"), ("edits", "klein"), ("edits", "flux3"), ("edits", "kontext")],
 )
 def test_other_recipes_draw_and_write_adapters_for_pytorch(tmp_path, kind, family):
     flow = FLOWS[family]
@@ -381,6 +382,18 @@ def test_other_recipes_draw_and_write_adapters_for_pytorch(tmp_path, kind, famil
     train(recipe, config)
     images = recipe.validate(recipe.trained(), recipe.frozen())
     assert len(images) == 2
+    if family == "kontext":
+        # The image beside its edit is the one that PyTorch draws before the training.
+        first = recipe.images[0]
+        size = {"height": 64, "width": 80, "max_area": 64 * 80, "max_sequence_length": 512}
+        call = {**flow.call, **size, "guidance_scale": config.validation.guidance}
+        ours = diffusax.FluxKontextPipeline.from_pretrained(tmp_path / "model")
+        expected, found = (draw(pipe, {**call, "image": first}) for pipe in (theirs, ours))
+        assert np.abs(found - expected).max() < 1e-4
+        edited = recipe._edited(recipe.trained(), recipe.frozen(), recipe.images * 2)
+        own = {**call, "image": first, "seed": 0, "prompt": "a red apple"}
+        drawn = ours(**own, num_inference_steps=2).images[0]
+        assert np.abs(np.asarray(edited[0], int) - np.asarray(drawn, int)).max() <= 1
     plain = draw(theirs, flow.call)
     theirs.load_lora_weights(tmp_path / "out" / "model")
     assert np.abs(draw(theirs, flow.call) - plain).max() > 0.01

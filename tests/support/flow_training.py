@@ -24,6 +24,7 @@ from diffusax.training import (
     InstructPix2PixConfig,
     TextToImageConfig,
 )
+from diffusax.training.data.examples import numbered_names
 from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped
 from support.lora import ATTENTION
 from support.lora_training import trained_tree
@@ -52,7 +53,8 @@ def nchw(x: np.ndarray) -> torch.Tensor:
 
 def _shifted_and_scaled(pipe: Any, batch: Arrays) -> torch.Tensor:
     found = pipe.vae.encode(nchw(batch["pixel_values"] / 127.5 - 1)).latent_dist
-    sample = found.mean + found.std * nchw(batch["latent_noise"])
+    drawn = batch.get("latent_noise")
+    sample = found.mode() if drawn is None else found.mean + found.std * nchw(drawn)
     return (sample - pipe.vae.config.shift_factor) * pipe.vae.config.scaling_factor
 
 
@@ -93,15 +95,26 @@ def _flux(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays
     texts, pooled, text_ids = pipe.encode_prompt(list(PROMPTS), None)
     kind, (b, c, h, w) = diffusers.FluxPipeline, noisy.shape
     reads = pipe.transformer.config.guidance_embeds
+    tokens = kind._pack_latents(noisy, b, c, h, w)
+    ids = kind._prepare_latent_image_ids(b, h // 2, w // 2, "cpu", torch.float32)
+    count = tokens.shape[1]
+    if "original_pixel_values" in batch:
+        found = pipe.vae.encode(nchw(batch["original_pixel_values"] / 127.5 - 1)).latent_dist
+        config = pipe.vae.config
+        seen = (found.mode() - config.shift_factor) * config.scaling_factor
+        seen_ids = ids.clone()
+        seen_ids[..., 0] = 1
+        tokens = torch.cat([tokens, kind._pack_latents(seen, b, c, h, w)], dim=1)
+        ids = torch.cat([ids, seen_ids])
     pred = pipe.transformer(
-        hidden_states=kind._pack_latents(noisy, b, c, h, w),
+        hidden_states=tokens,
         timestep=timesteps / 1000,
         guidance=torch.tensor([SCALE]).expand(b) if reads else None,
         pooled_projections=pooled,
         encoder_hidden_states=texts,
         txt_ids=text_ids,
-        img_ids=kind._prepare_latent_image_ids(b, h // 2, w // 2, "cpu", torch.float32),
-    ).sample
+        img_ids=ids,
+    ).sample[:, :count]
     factor = pipe.vae_scale_factor
     return kind._unpack_latents(pred, h * factor, w * factor, factor)
 
@@ -112,10 +125,10 @@ def _klein(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Array
     kind, own = diffusers.Flux2KleinPipeline, diffusers.Flux2KleinPipeline._prepare_latent_ids
     tokens, ids = kind._pack_latents(noisy), own(noisy)
     count = tokens.shape[1]
-    if "original_pixel_values" in batch:
-        seen = _klein_latents(pipe, batch["original_pixel_values"])
-        seen_ids = kind._prepare_image_ids([seen[:1]]).expand(len(seen), -1, -1)
-        tokens = torch.cat([tokens, kind._pack_latents(seen)], dim=1)
+    seen = [_klein_latents(pipe, batch[k]) for k in sorted(batch) if k.startswith("original")]
+    if seen:
+        seen_ids = kind._prepare_image_ids([x[:1] for x in seen]).expand(len(tokens), -1, -1)
+        tokens = torch.cat([tokens, *map(kind._pack_latents, seen)], dim=1)
         ids = torch.cat([ids, seen_ids], dim=1)
     pred = pipe.transformer(
         hidden_states=tokens,
@@ -239,8 +252,20 @@ def _flux3_pipeline(folder: Any, **options: Any) -> Any:
     return flux3_pipeline(folder, **{"layers": 32, **options})
 
 
+def _kontext_pipeline(folder: Any, **options: Any) -> Any:
+    return flux_pipeline(folder, "FluxKontextPipeline", **options)
+
+
 FLOWS = {
     "flux": Flow(flux_pipeline, _shifted_and_scaled, _flux, FLUX_SIZE, (12, 20, 16)),
+    "kontext": Flow(
+        _kontext_pipeline,
+        _shifted_and_scaled,
+        _flux,
+        {**FLUX_SIZE, "max_area": 24 * 40, "_auto_resize": False},
+        (12, 20, 16),
+        sampled=False,
+    ),
     "z-image": Flow(
         z_image_pipeline,
         _shifted_and_scaled,
@@ -300,11 +325,11 @@ FLOWS = {
 
 
 def draw_batches(
-    flow: Flow, *, edits: bool = False, texts: tuple[int, int] | None = None
+    flow: Flow, *, edits: int = 0, texts: tuple[int, int] | None = None
 ) -> list[Arrays]:
     """Images, and every random number of each step.
 
-    edits: with images before an edit. texts: with embeddings of this shape in the place of prompts.
+    edits: the images before an edit. texts: with embeddings of this shape in the place of prompts.
     """
     rng = np.random.default_rng(0)
 
@@ -312,8 +337,8 @@ def draw_batches(
         batch = {"pixel_values": rng.integers(0, 256, (2, *flow.size, 3), np.uint8)}
         if flow.sampled:
             batch["latent_noise"] = rng.standard_normal((2, *flow.shape), np.float32)
-        if edits:
-            batch["original_pixel_values"] = rng.integers(0, 256, (2, *flow.size, 3), np.uint8)
+        for name in numbered_names("original_pixel_values", edits):
+            batch[name] = rng.integers(0, 256, (2, *flow.size, 3), np.uint8)
         if texts is not None:
             batch["texts"] = rng.standard_normal((2, *texts), np.float32)
         batch["noise"] = rng.standard_normal((2, *flow.shape), np.float32)
@@ -368,7 +393,7 @@ def our_losses(
     @jax.jit
     def value_and_grad(trained: Any, frozen: Any, batch: Any) -> Any:
         drawn = (batch.get(name) for name in ("latent_noise", "noise", "timesteps"))
-        given = {k: x for k, x in batch.items() if k.endswith("pixel_values")} | text
+        given = {k: x for k, x in batch.items() if "pixel_values" in k} | text
         if "texts" in batch:
             given["encoder_hidden_states"] = batch["texts"]
             frozen = {**frozen, "empty": {"encoder_hidden_states": batch["texts"][0]}}

@@ -245,6 +245,22 @@ def encode(
     return Prompt(hidden, pooled)
 
 
+@dataclasses.dataclass(frozen=True)
+class Kontext(policies.References):
+    """Kontext looks at one image, for which it has a task of its own; others look at none."""
+
+    most: int = 1
+
+    def arguments(self, height: int, width: int) -> dict[str, Any]:
+        return {"max_area": height * width, "auto_resize": False}
+
+    def references(self, call: Any, multiple: int) -> Sequence[np.ndarray]:
+        return ()
+
+    def inpainted(self, latents: Any) -> Sequence[Any]:
+        return ()
+
+
 FLUX = Family(
     name="FLUX.1",
     components=diffusers_components(
@@ -268,6 +284,7 @@ FLUX = Family(
     start=policies.FlowSteps(),
     encoding=policies.sample_once,
     resize=policies.ModelSize(),
+    edits=Kontext(),
     callback_view=policies.prompts_alone,
 )
 """FLUX.1-dev, -schnell, Fill and Kontext."""

@@ -237,17 +237,34 @@ class Channels:
         """Returns which conditions training drops; see `DenoisingLoss`."""
         return {"conditioning_dropout": share}
 
+    def encoding(self, usual: Any) -> Any:
+        """Returns how training samples the latents of edited images, see `Family.encoding`.
+
+        usual: how it samples those of images without another one.
+        """
+        return usual
+
+    def arguments(self, height: int, width: int) -> dict[str, Any]:
+        """Returns arguments of a call that shows images to look at in the size of the result.
+
+        Args:
+            height: that of the result in pixels.
+            width: that of the result in pixels.
+        """
+        return {}
+
     def condition(
-        self, given: Conditions, latents: Any, scaled: Callable[[Any], Any]
+        self, given: Conditions, latents: Sequence[Any], scaled: Callable[[Any], Any]
     ) -> Conditions:
-        """Returns conditions with the image that is edited.
+        """Returns conditions with the images that are edited or looked at.
 
         Args:
             given: the other conditions.
-            latents: the modes of the image's latents, b h w z, as the autoencoder has them.
+            latents: the modes of each image's latents, b h w z, as the autoencoder has them.
             scaled: a function from these to latents as the denoiser has them.
         """
-        return given._replace(channels=latents)
+        (channels,) = latents
+        return given._replace(channels=channels)
 
     def references(self, call: Any, multiple: int) -> Sequence[np.ndarray]:
         """Returns the images that text to image looks at, 1 H W 3 in [-1, 1] each.
@@ -287,10 +304,15 @@ class References(Channels):
         # Pipelines show the image in all branches.
         return {"caption_dropout": share}
 
+    def encoding(self, usual: Any) -> Any:
+        # As in diffusers' examples/dreambooth, for FLUX.1 Kontext and for klein.
+        return take_mode
+
     def condition(
-        self, given: Conditions, latents: Any, scaled: Callable[[Any], Any]
+        self, given: Conditions, latents: Sequence[Any], scaled: Callable[[Any], Any]
     ) -> Conditions:
-        return given._replace(added={**(given.added or {}), "references": (scaled(latents),)})
+        references = tuple(map(scaled, latents))
+        return given._replace(added={**(given.added or {}), "references": references})
 
     def references(self, call: Any, multiple: int) -> Sequence[np.ndarray]:
         images = () if call.image is None else as_images(call.image)

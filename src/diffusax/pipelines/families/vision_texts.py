@@ -29,7 +29,7 @@ class ReadWithText(References):
     """The denoiser looks at images that the text encoder reads with the prompt."""
 
     def condition(
-        self, given: Conditions, latents: Any, scaled: Callable[[Any], Any]
+        self, given: Conditions, latents: Sequence[Any], scaled: Callable[[Any], Any]
     ) -> Conditions:
         raise ValueError(
             "models whose text encoder reads the images with the prompt cannot be trained on edits "

@@ -310,8 +310,21 @@ LENGTHS = "lengths"
 """The name in a batch of the number of tokens that are not padding, where the family has it."""
 
 
+PIXELS, LATENTS = "original_pixel_values", "original_latents"
+"""The names in a batch of an image before the edit, and of its latents in a cache."""
+
+
+MOST_ORIGINALS = 10
+"""The most images before an edit, of which further ones have numbers: original_latents_2."""
+
+
 PRIOR = "prior"
 """The name in a batch of whether an example is of DreamBooth's class, not of its subject."""
+
+
+def numbered_names(name: str, count: int) -> list[str]:
+    """Returns the names in a batch of so many images of a kind, in order."""
+    return [name, *(f"{name}_{i}" for i in range(2, count + 1))][:count]
 
 
 def is_text(name: str) -> bool:

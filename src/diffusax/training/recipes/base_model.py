@@ -17,6 +17,7 @@ from diffusax.models.unet.derived import controlnet_of, widen_network, widen_par
 from diffusax.networks import Model, load_network
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.classes import (
+    FluxKontextPipeline,
     StableDiffusionInstructPix2PixPipeline,
     StableDiffusionXLInstructPix2PixPipeline,
 )
@@ -111,7 +112,7 @@ class BaseModel:
         if widens and instruct_class(family) is None:
             raise ValueError(
                 f"{path_or_repo} is {family.name}, which cannot be trained to edit images; start "
-                "from Stable Diffusion, FLUX.2 klein or FLUX.3 klein"
+                "from Stable Diffusion, FLUX.1 Kontext, FLUX.2 klein or FLUX.3 klein"
             )
         check_channels(path_or_repo, channels, latents, edits=widens)
         if widens:
@@ -280,6 +281,7 @@ _NO_BAR = {"disable": True}
 
 
 _INSTRUCT = (StableDiffusionInstructPix2PixPipeline, StableDiffusionXLInstructPix2PixPipeline)
+_EDITORS = (*_INSTRUCT, FluxKontextPipeline)
 
 
 def instruct_class(family: Family) -> Any:
@@ -288,6 +290,11 @@ def instruct_class(family: Family) -> Any:
     A family that looks at images needs no class of its own for that.
     """
     return next((cls for cls in _INSTRUCT if cls.family is family), None)
+
+
+def edit_class(family: Family) -> Any:
+    """Returns the class that edits with a family's checkpoints; None where each class does."""
+    return next((cls for cls in _EDITORS if cls.family is family), None)
 
 
 def to_instruct_pix2pix(pipe: DiffusionPipeline) -> DiffusionPipeline:

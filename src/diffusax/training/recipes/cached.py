@@ -25,7 +25,7 @@ from diffusax.runtime.devices.mesh import batch_sharding, make_mesh, replicated
 from diffusax.runtime.devices.processes import of_all_processes
 from diffusax.training.data.batches import Broken, Element, Tally
 from diffusax.training.data.buckets import Buckets, buckets_of
-from diffusax.training.data.examples import image_size, is_text
+from diffusax.training.data.examples import LATENTS, PIXELS, image_size, is_text
 from diffusax.training.data.opening import open_images, own_share
 from diffusax.training.data.options import ControlDataConfig, EditDataConfig
 from diffusax.training.data.sources import ArrowSource, Source
@@ -39,7 +39,6 @@ from diffusax.training.recipes.base_model import (
 from diffusax.training.step.denoising import embedding_entries, encode_captions, encode_pixels
 
 _INDEX = "cache.json"
-_ORIGINAL = "original_latents"
 _STEERING = "conditioning_pixel_values"
 
 
@@ -290,7 +289,7 @@ def _index(
 
 def _recipe_of(index: Mapping[str, Any]) -> str:
     """Returns the recipe that a cache was written for."""
-    names = {_ORIGINAL: "instruct-pix2pix", _STEERING: "controlnet"}
+    names = {LATENTS: "instruct-pix2pix", _STEERING: "controlnet"}
     return next((names[k] for k in names if k in index["shapes"]), "text-to-image")
 
 
@@ -368,8 +367,8 @@ def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
         encode = functools.partial(encode_pixels, base.networks[vae], params[vae])
         arrays = dict(batch)
         arrays["moments"] = jnp.concatenate(encode(arrays.pop("pixel_values")), axis=-1)
-        if "original_pixel_values" in arrays:
-            arrays[_ORIGINAL], _ = encode(arrays.pop("original_pixel_values"))
+        for name in [name for name in arrays if name.startswith(PIXELS)]:
+            arrays[name.replace(PIXELS, LATENTS)], _ = encode(arrays.pop(name))
         if text_embeddings:
             encoded = encode_captions(base.family, base.networks, params, batch, base.hidden_layers)
             arrays = {k: v for k, v in arrays.items() if not is_text(k)}

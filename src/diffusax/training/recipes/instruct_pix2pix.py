@@ -3,7 +3,7 @@
 The denoising loss of the edited image, with the latents of the original image as further input
 channels and the instruction as the caption, as in diffusers' examples/instruct_pix2pix. A family
 that looks at images learns to look at the original one instead, as in diffusers'
-examples/dreambooth/train_dreambooth_lora_flux2_klein_img2img.py.
+examples/dreambooth/train_dreambooth_lora_flux_kontext.py and _flux2_klein_img2img.py.
 """
 
 import dataclasses
@@ -17,10 +17,11 @@ from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.models.network import Params
 from diffusax.pipelines.tasks import tasks
+from diffusax.pipelines.tasks.tasks import Task
 from diffusax.training.config import DenoiserConfig, ImagesValidationConfig
 from diffusax.training.data.examples import prepare_images
 from diffusax.training.data.options import EditDataConfig
-from diffusax.training.recipes.base_model import edit_example, instruct_class
+from diffusax.training.recipes.base_model import edit_class, edit_example, instruct_class
 from diffusax.training.recipes.denoiser import Denoiser
 
 
@@ -84,10 +85,11 @@ class InstructPix2Pix(Denoiser):
         dropout: dict[str, Any] = family.edits.dropout(config.conditioning_dropout)
         self.denoising = dataclasses.replace(self.denoising, **dropout)
         self.guides_by_image = instruct_class(family) is not None
-        if self.guides_by_image:
-            self.pipeline_class = instruct_class(family)
-        else:
+        if not self.guides_by_image:
             _check_guidance(config, family.name)
+        if (editor := edit_class(family)) is not None:
+            self.pipeline_class = editor
+        self.task: Task = getattr(editor, "task", tasks.text_to_image)
         self.images = [self._cut(path) for path in config.validation.images]
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
@@ -114,10 +116,11 @@ class InstructPix2Pix(Denoiser):
         if self.guides_by_image:
             scale = self.config.validation.image_guidance
             own = {"image": before, "image_guidance_scale": scale}
-            return self.draw(trained, frozen, tasks.instruct, **own)
+            return self.draw(trained, frozen, self.task, **own)
+        more = self.base.family.edits.arguments(*self.validation_size)
         # All images of a call are looked at for each of its prompts.
         return [
-            self.draw(trained, frozen, tasks.text_to_image, prompt=prompt, image=image)[0]
+            self.draw(trained, frozen, self.task, prompt=prompt, image=image, **more)[0]
             for prompt, image in zip(self.config.validation.prompts, before, strict=True)
         ]
 

@@ -24,7 +24,15 @@ from diffusax.runtime.random.noise import seed_key
 from diffusax.samplers import Scheduler
 from diffusax.samplers.processes import Process, add_noise
 from diffusax.training.config import DenoisingConfig, TimestepBiasConfig
-from diffusax.training.data.examples import LENGTHS, PRIOR, ids_name
+from diffusax.training.data.examples import (
+    LATENTS,
+    LENGTHS,
+    MOST_ORIGINALS,
+    PIXELS,
+    PRIOR,
+    ids_name,
+    numbered_names,
+)
 from diffusax.training.step.step import Batch
 
 STATISTICS = "statistics"
@@ -97,7 +105,8 @@ class DenoisingLoss:
         time_ids: b 6, where the family has micro-conditioning.
         original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. For edits alone:
             the images before them, further channels of the input as in InstructPix2Pix, or
-            images to look at in a family that has these.
+            images to look at in a family that has these; further ones of these are
+            original_pixel_values_2, or original_latents_2, and so on.
         prior: b bool. For DreamBooth alone: which examples are of the class; `snr_gamma` does not
             weigh them (diffusers examples/dreambooth/train_dreambooth.py).
         conditioning_pixel_values: b H W 3 uint8. For ControlNet alone: the control images.
@@ -177,7 +186,9 @@ class DenoisingLoss:
 
     def draw(self, batch: Batch, keys: jax.Array) -> Draws:
         """Draws the random numbers of each example from its key alone."""
-        shape = self._latent_shape(batch)
+        shape, encoding = self._latent_shape(batch), self.family.encoding
+        if original_names(batch):
+            encoding = self.family.edits.encoding(encoding)
         dropout = self.lora is not None and self.lora.dropout > 0
         normal = functools.partial(jax.random.normal, dtype=jnp.float32)
 
@@ -187,7 +198,7 @@ class DenoisingLoss:
             u = jax.random.uniform(drop, dtype=jnp.float32)
             text, image = drop_conditions(u, self.conditioning_dropout)
             return Draws(
-                self.family.encoding(lambda n: normal(latent, shape), 1, 1),
+                encoding(lambda n: normal(latent, shape), 1, 1),
                 normal(noise, shape) + mean,
                 self.process.sample_time(timestep, self.timestep_probabilities),
                 Dropped(text | (u < self.caption_dropout), image),
@@ -281,11 +292,12 @@ class DenoisingLoss:
             images = batch["conditioning_pixel_values"].astype(self.compute_dtype) / 255
             control = self._denoiser.embed(weights, (images[:, None],))
             control = tuple(hint[:, 0] for hint in control)
-        image = self._image(weights, batch, dropped.image)
         given = Conditions(*prompt[:3], added=added or None, control=control)
-        if image is None:
+        names = original_names(batch)
+        if not names:
             return given
-        return self.family.edits.condition(given, image, lambda x: self._scaled(weights, x))
+        originals = [self._image(weights, name, batch[name], dropped.image) for name in names]
+        return self.family.edits.condition(given, originals, lambda x: self._scaled(weights, x))
 
     def _text(self, weights: Params, batch: Batch, dropped: jax.Array) -> Prompt:
         empty = weights["empty"]
@@ -304,16 +316,22 @@ class DenoisingLoss:
             return Prompt(**own, lengths=text.get(LENGTHS))
         return encode_captions(self.family, self.networks, weights, text, self.layers)
 
-    def _image(self, weights: Params, batch: Batch, dropped: jax.Array) -> jax.Array | None:
-        """Returns the modes of the latents before the edit, unscaled, as a denoiser takes them."""
-        if "original_latents" in batch:
-            latents = batch["original_latents"].astype(jnp.float32)
-        elif "original_pixel_values" in batch:
-            vae, pixels = self._autoencoder or "", batch["original_pixel_values"]
-            latents, _ = encode_pixels(self.networks[vae], weights[vae], pixels)
-        else:
-            return None
+    def _image(self, weights: Params, name: str, given: jax.Array, dropped: jax.Array) -> jax.Array:
+        """Returns the modes of an image's latents before the edit, unscaled.
+
+        name: the name in a batch of its pixels or latents, which are given.
+        """
+        latents = given.astype(jnp.float32)
+        if name.startswith(PIXELS):
+            vae = self._autoencoder or ""
+            latents, _ = encode_pixels(self.networks[vae], weights[vae], given)
         return _replace(dropped, jnp.float32(0), latents)
+
+
+def original_names(batch: Batch) -> list[str]:
+    """Returns the names in a batch of the images before the edit, in order."""
+    kind = LATENTS if LATENTS in batch else PIXELS
+    return [name for name in numbered_names(kind, MOST_ORIGINALS) if name in batch]
 
 
 def encode_pixels(vae: Network, params: Params, pixels: jax.Array) -> tuple[jax.Array, jax.Array]:
