@@ -23,7 +23,9 @@ from diffusax.models.parameter_tree import (
     replaces,
     texts_as_keys,
 )
+from diffusax.models.streaming import ordered, stream_parameters, streamed
 from diffusax.runtime.compat import unchecked_modules
+from diffusax.runtime.devices.host import in_host_memory
 from diffusax.runtime.devices.mesh import Rule, Rules, counted_rules
 from diffusax.runtime.switches import in_auto_axes, standard_promotion
 
@@ -115,11 +117,14 @@ class Network:
             return self._attached(params, adapters, image_prompts, context_keys)
 
         def call(module: Any) -> Any:
-            return getattr(module, method)(*args, **kwargs)
+            return streamed(getattr(module, method))(*args, **kwargs)
 
-        if step_cache is None:
-            return call(build())
-        return step_cache.cache.run(build, call, step_cache.memory, step_cache.active)
+        def run() -> Any:
+            if step_cache is None:
+                return call(build())
+            return step_cache.cache.run(build, call, step_cache.memory, step_cache.active)
+
+        return ordered(run) if any(map(in_host_memory, jax.tree.leaves(params))) else run()
 
     def _attached(
         self,
@@ -142,11 +147,17 @@ class Network:
     def module(self, params: Params) -> Any:
         """Returns the Flax module with these parameters.
 
+        Its layers copy those that lie in the host's memory to the device, see `streaming`.
+
         Raises:
             ValueError: the parameters are not the network's; see `fitted`.
         """
         graphdef, _ = _abstract(self.module_class, self.config)
-        return nnx.merge(graphdef, numbers_as_keys(self.fitted(params)))
+        params = self.fitted(params)
+        module = nnx.merge(graphdef, numbers_as_keys(params))
+        if any(map(in_host_memory, jax.tree.leaves(params))):
+            stream_parameters(module)
+        return module
 
     def fitted(self, params: Params) -> Params:
         """Returns parameters in the network's own form, see `parameter_tree.fitted_tree`.

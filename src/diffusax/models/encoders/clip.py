@@ -12,6 +12,7 @@ from diffusax.models.layers.inputs import check_ids, check_token_ids
 from diffusax.models.layers.layers import Embedding, LayerNorm, Linear
 from diffusax.models.ops.activations import gelu, quick_gelu
 from diffusax.models.ops.attention import attention
+from diffusax.models.streaming import streamed
 from diffusax.runtime.devices.mesh import Rule, Rules
 
 TowerConfig = CLIPTextConfig | CLIPVisionConfig
@@ -111,7 +112,7 @@ class CLIPEncoder(nnx.Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, ...]:
         hidden_states = [x]
         for layer in self.layers:
-            hidden_states.append(layer(hidden_states[-1]))
+            hidden_states.append(streamed(layer)(hidden_states[-1]))
         return tuple(hidden_states)
 
 

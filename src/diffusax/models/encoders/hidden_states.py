@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from diffusax.models.layers.inputs import check_ids, check_token_ids
+from diffusax.models.streaming import streamed
 
 
 class LanguageOutput(NamedTuple):
@@ -89,7 +90,7 @@ def chosen_states(
     wanted = [index % (count + 1) for index in layers]
     states = [x]
     for block in blocks[: max(wanted, default=0)]:
-        states.append(block(states[-1]))
+        states.append(streamed(block)(states[-1]))
     if count in wanted:
         states[count] = norm(states[count])
     return tuple(states[index] for index in wanted)

@@ -23,6 +23,7 @@ from diffusax.models.layers.inputs import check_tokens
 from diffusax.models.layers.layers import Linear, RMSNorm
 from diffusax.models.ops.activations import gelu
 from diffusax.models.ops.attention import attention
+from diffusax.models.streaming import streamed
 from diffusax.runtime.devices.mesh import Rule, Rules
 
 VISION_RULES: Rules = (
@@ -155,6 +156,6 @@ class Qwen2_5_VisionTransformerPretrainedModel(nnx.Module):
         windows = find_windows(grid, count, config.window_squares, merge)
         x = self.patch_embed(pixel_values)
         for i, block in enumerate(self.blocks):
-            x = block(x, rotary, None if i in config.fullatt_block_indexes else windows)
+            x = streamed(block)(x, rotary, None if i in config.fullatt_block_indexes else windows)
         order = jnp.argsort(windows.slots, axis=1)[..., None]
         return VisionOutput(jnp.take_along_axis(x, order, 1), self.merger(x), ())

@@ -20,6 +20,7 @@ from diffusax.models.layers.rngs import shaped
 from diffusax.models.ops.activations import approximate_gelu, gelu
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.matmul import matmul
+from diffusax.models.streaming import streamed
 from diffusax.runtime.devices.mesh import Rule, Rules
 
 VISION_RULES: Rules = (
@@ -246,7 +247,7 @@ class Qwen3VLVisionModel(nnx.Module):
         rotary = axial_rotary(rows, columns, config.hidden_size // config.num_heads)
         indices, deepstack = config.deepstack_visual_indexes, dict[int, jax.Array]()
         for i, block in enumerate(self.blocks):
-            x = block(x, rotary)
+            x = streamed(block)(x, rotary)
             if i in indices:
                 deepstack[i] = self.deepstack_merger_list[indices.index(i)](x)
         return VisionOutput(x, self.merger(x), tuple(deepstack.values()))

@@ -19,6 +19,7 @@ from diffusax.models.ops.conv import conv2d
 from diffusax.models.ops.matmul import apart, columns, matmul, split_matmul
 from diffusax.models.ops.norms import group_norm, layer_norm, rms_norm
 from diffusax.models.quantized import Kernel, Quantized
+from diffusax.runtime.devices.host import in_host_memory
 from diffusax.runtime.devices.mesh import split_columns, tensor_parts
 
 _DENSE: dict[str, Any] = {"kernel_init": shaped(lecun_normal()), "bias_init": shaped(zeros)}
@@ -73,6 +74,11 @@ class ArrangedLinear(Linear):
     def differs(self) -> bool:
         """Whether the devices of the mesh read it otherwise than it is stored."""
         return tensor_parts() > 1
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the kernel lies in the host's memory, and is copied where it is read."""
+        return in_host_memory(self.kernel.get_raw_value())
 
     def arranged(self) -> Arranged:
         """Returns the kernel as the devices read it, which may stand in the kernel's place."""

@@ -9,6 +9,7 @@ from flax import nnx
 
 from diffusax.models.layers.layers import Conv2d, GroupNorm, Linear
 from diffusax.models.ops.activations import silu
+from diffusax.models.streaming import streamed, unordered
 from diffusax.runtime.devices.mesh import Rules
 
 TENSOR_RULES: Rules = (
@@ -128,5 +129,15 @@ def _resampled(x: jax.Array, how: Literal["down", "up"]) -> jax.Array:
 
 
 def rematerialized(module: Callable[..., Any], on: bool) -> Callable[..., Any]:
-    """Makes gradients compute the module's activations again, if `on`, instead of keeping them."""
-    return jax.checkpoint(lambda *args: module(*args)) if on else module
+    """Returns a block as a network calls it.
+
+    on: whether gradients compute its activations again, instead of keeping them.
+    """
+    if not on:
+        return streamed(module)
+
+    def call(*args: Any) -> Any:
+        with unordered():
+            return module(*args)
+
+    return jax.checkpoint(call)

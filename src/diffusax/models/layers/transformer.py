@@ -9,6 +9,7 @@ from diffusax.models.adapters.image_prompts import LayerImagePrompts
 from diffusax.models.layers.layers import Conv2d, GroupNorm, LayerNorm, Linear, SplitLinear, project
 from diffusax.models.ops.activations import gated_gelu
 from diffusax.models.ops.attention import attention
+from diffusax.models.streaming import streamed
 from diffusax.runtime.devices.mesh import Rule, Rules
 
 TENSOR_RULES: Rules = (
@@ -170,7 +171,7 @@ class Transformer2DModel(nnx.Module):
         b, height, width, _ = x.shape
         # A 1x1 convolution and a linear layer over channels are the same product in this layout.
         h = self.proj_in(self.norm(x)).reshape(b, height * width, -1)
-        for block in self.transformer_blocks:
+        for block in map(streamed, self.transformer_blocks):
             h = block(h, context)
         return x + self.proj_out(h.reshape(b, height, width, -1))
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from diffusax.models.ops.matmul import matmul
 from diffusax.models.quantized import Kernel, dense
+from diffusax.models.streaming import computed
 from diffusax.runtime.devices.lowering import by_platform, is_plain, known_sizes
 from diffusax.runtime.devices.mesh import batch_size
 
@@ -22,7 +23,7 @@ def conv2d(x: jax.Array, kernel: Kernel, *, stride: int = 1, padding: Padding) -
     kernel = dense(kernel)
     if is_plain():
         return _direct(x, kernel, stride, padding)
-    return _by_platform(x, kernel, stride=stride, padding=padding)
+    return computed(_by_platform(x, kernel, stride=stride, padding=padding))
 
 
 # As for attention, layers of one shape are traced once.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from diffusax.models.quantized import Kernel, Quantized
+from diffusax.models.streaming import computed
 from diffusax.runtime.devices.lowering import barrier_on, by_platform, is_plain
 from diffusax.runtime.devices.mesh import context_parts
 
@@ -32,7 +33,7 @@ def matmul(x: jax.Array, kernel: Kernel, bias: jax.Array | None = None) -> jax.A
         y = _in_float32(rows, kernel, *biases)
     else:
         y = by_platform(lambda p: _FORMS.get(p, "float32"), PRODUCTS, rows, kernel, *biases)
-    return y.reshape(*x.shape[:-1], kernel.shape[-1])
+    return computed(y.reshape(*x.shape[:-1], kernel.shape[-1]))
 
 
 def _in_float32(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:

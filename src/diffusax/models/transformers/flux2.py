@@ -23,6 +23,7 @@ from diffusax.models.ops.attention import attention
 from diffusax.models.ops.matmul import concatenate
 from diffusax.models.ops.modulation import add_gated, gated_layer, modulate
 from diffusax.models.ops.rotation import Rotation, rotate
+from diffusax.models.streaming import streamed
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
     TRANSFORMER_CACHES,
@@ -311,11 +312,11 @@ class Flux2Transformer2DModel(nnx.Module):
         ((of_images, of_both),) = activations(temb, 2)
         modulation, read = self.double_stream_modulation_img(of_images), list[Any]()
         for block in self.transformer_blocks:
-            x, own = block.of_references(x, modulation, rotation)
+            x, own = streamed(block.of_references)(x, modulation, rotation)
             read.append(own)
         modulation, read_single = self.single_stream_modulation(of_both), list[Any]()
         for single in self.single_transformer_blocks:
-            x, own = single.of_references(x, modulation, rotation)
+            x, own = streamed(single.of_references)(x, modulation, rotation)
             read_single.append(own)
         return Prefix(tuple(read), tuple(read_single))
 

@@ -13,6 +13,7 @@ from diffusax.models.autoencoders.latents import patchify
 from diffusax.models.layers.inputs import check_map, check_tokens
 from diffusax.models.layers.layers import Embedding, Linear
 from diffusax.models.ops.rotation import Rotation
+from diffusax.models.streaming import streamed
 from diffusax.models.transformers.blocks import activations
 from diffusax.models.transformers.configs import FluxControlNetConfig
 from diffusax.models.transformers.flux import FluxBlocks
@@ -107,12 +108,12 @@ class FluxControlNetModel(FluxBlocks):
         of_x, of_context, of_both = activations(temb, blocks, blocks, singles)
         each = zip(self.transformer_blocks, self.controlnet_blocks, zip(of_x, of_context))
         for block, output, pair in each:
-            x, context = block(x, context, pair, rotation)
+            x, context = streamed(block)(x, context, pair, rotation)
             found.append(output(x))
         joined = jnp.concatenate([context, x], axis=1)
         rest = zip(self.single_transformer_blocks, self.controlnet_single_blocks, of_both)
         for one, output, active in rest:
-            joined = one(joined, active, rotation)
+            joined = streamed(one)(joined, active, rotation)
             single.append(output(joined[:, s:]))
         return tuple(found), tuple(single)
 

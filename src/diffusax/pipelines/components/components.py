@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from diffusax.models.adapters.freeu import FreeU
 from diffusax.models.autoencoders.latents import LatentFormat
@@ -20,14 +20,20 @@ from diffusax.models.parameter_tree import first_parameter
 from diffusax.networks import Model
 from diffusax.pipelines.components.adapters import ROLES, AdapterStore
 from diffusax.pipelines.components.ip_adapters import IPAdapterStore
+from diffusax.pipelines.components.offload import Offload, Stay
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role
-from diffusax.pipelines.families.placement import device_of, put_params, to_host
+from diffusax.pipelines.families.placement import (
+    device_of,
+    param_places,
+    put_params,
+    put_streamed,
+    to_host,
+)
 from diffusax.pipelines.plan.plan import Decoding
+from diffusax.runtime.devices.host import first_place, in_host_memory
 from diffusax.runtime.devices.layouts import in_order
 from diffusax.samplers.processes import Kind, check_process
 
-OFFLOADED = ("text_encoder", "autoencoder", "image_encoder")
-"""The roles of components that may stay in the host's memory except for their turn."""
 _DERIVED = (
     *("adaptable", "denoiser", "local_mesh", "context_dim", "text_encoders"),
     *("autoencoder_name", "autoencoder", "latents", "decoding", "_fitting"),
@@ -68,8 +74,8 @@ class Components:
     """The adapters that calls may name."""
     fused: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What adapters were merged into each component, a `Fused`."""
-    offloaded: bool = False
-    """Whether text encoders and autoencoder stay in the host's memory except for their turn."""
+    offload: Offload | None = None
+    """What stays in the host's memory; None where all is on the devices."""
     ip_adapters: IPAdapterStore = dataclasses.field(default_factory=IPAdapterStore)
     """The IP-Adapters that are loaded."""
     latent_config: Any = None
@@ -225,9 +231,12 @@ class Components:
         # Text encoders that were freed have none.
         if params or self.params.get(name):
             params = self.fitted(name, params)
-        if self.offloaded and self.family.role(name) in OFFLOADED:
+        stay, mesh = self.stay(name), self.mesh_for(name)
+        if stay == "turn":
             return to_host(params)
-        mesh = self.mesh_for(name)
+        streams = self.offload is not None and self.offload.method != "model"
+        if streams or any(map(in_host_memory, jax.tree.leaves(params))):
+            return put_streamed(params, self._place(name, params), stay)
         return in_order(params) if mesh is None else self._on_mesh(mesh, name, params)
 
     def fitted(self, name: str, params: Params) -> Params:
@@ -242,8 +251,25 @@ class Components:
         encodes = self.family.role(name) == "text_encoder"
         return self.encoder_mesh if encodes and self.encoder_mesh is not None else self.mesh
 
+    def stay(self, name: str) -> Stay:
+        """Returns where a component's parameters are between calls."""
+        if self.offload is None:
+            return "device"
+        return self.offload.stay(name, self.family.role(name), self.models[name].network)
+
+    def _place(self, name: str, params: Params) -> Any:
+        """Returns the place on the devices of each of a component's parameters, or of all."""
+        if (mesh := self.mesh_for(name)) is not None:
+            return param_places(mesh, self.family.role(name), self.models[name].network, params)
+        if self.offload is not None and self.offload.device is not None:
+            return SingleDeviceSharding(self.offload.device)
+        return device_of(params) or device_of(self.denoiser_params) or first_place()
+
     def ready(self, name: str) -> Params:
-        """Returns a component's parameters on its devices, copied there if it is offloaded."""
+        """Returns a component's parameters as its programs take them.
+
+        Those that come for their turn are copied to its devices.
+        """
         params = self.params[name]
         if not on_host(params):
             return params

@@ -14,7 +14,8 @@ from diffusax.lora.stacks import WeightGroups
 from diffusax.models.network import Params
 from diffusax.models.parameter_tree import replaces
 from diffusax.pipelines.plan.arguments import as_list
-from diffusax.runtime.devices.layouts import in_order
+from diffusax.runtime.devices.host import on_device
+from diffusax.runtime.devices.layouts import place_of
 from diffusax.runtime.devices.mesh import tree_name
 
 
@@ -135,7 +136,7 @@ def _merged(
     for name, (_, leaf) in zip(names, leaves):
         if name in changes:
             own, scales = zip(*changes[name])
-            new = merge(leaf, own, scales, name.endswith(".kernel"))
+            new = merge(on_device(leaf), own, scales, name.endswith(".kernel"))
             leaf = jax.tree.map(_placed_like, leaf, new)
         merged.append(leaf)
     return jax.tree.unflatten(structure, merged)
@@ -175,7 +176,7 @@ def _placed_like(leaf: Any, new: Any) -> Any:
     """Returns an array where another one lies; what is offloaded lies on the host."""
     if isinstance(leaf, np.ndarray):
         return np.asarray(new)
-    return in_order(jax.device_put(new, leaf.sharding))
+    return jax.device_put(new, place_of(new, leaf.sharding))
 
 
 def _check_finite(found: Mapping[str, Params]) -> None:

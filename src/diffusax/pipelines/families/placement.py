@@ -4,13 +4,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
 from diffusax.pipelines.plan.plan import Plan
-from diffusax.runtime.devices.layouts import in_order
-from diffusax.runtime.devices.mesh import tree_sharding
+from diffusax.runtime.devices.host import device_place, host_place, in_host_memory, placed_shape
+from diffusax.runtime.devices.layouts import in_order, place_of
+from diffusax.runtime.devices.mesh import tree_name, tree_sharding
 from diffusax.runtime.devices.shares import NO_IMAGES, images_sharding, put
 from diffusax.runtime.switches import is_traced
 
@@ -26,8 +27,41 @@ def component_mesh(mesh: Mesh, role: Role) -> Mesh:
 
 def put_params(mesh: Mesh, role: Role, network: Network, params: Params) -> Params:
     """Puts a component's parameters on the mesh; those that lie there already are not copied."""
-    shardings = tree_sharding(component_mesh(mesh, role), params, network.tensor_rules)
-    return in_order(jax.device_put(params, shardings))
+    return in_order(jax.device_put(params, param_places(mesh, role, network, params)))
+
+
+def param_places(mesh: Mesh, role: Role, network: Network, params: Params) -> Any:
+    """Returns the place of each of a component's parameters on the mesh."""
+    return tree_sharding(component_mesh(mesh, role), params, network.tensor_rules)
+
+
+def put_streamed(params: Params, places: Any, stay: str) -> Params:
+    """Puts a component's parameters where they are between calls that stream them.
+
+    What programs copy goes to the host's memory, the rest to the devices. Shapes are placed, too.
+
+    Args:
+        params: the parameters, which may lie anywhere.
+        places: the place on the devices of each of them, or of all.
+        stay: "blocks" or "everything" for what goes to the host's memory; "device" for nothing.
+    """
+    if isinstance(places, Sharding):
+        single = places
+        places = jax.tree.map(lambda _: single, params)
+
+    def put_one(path: Any, x: Any, place: Sharding) -> Any:
+        numbered = any(key.isdecimal() for key in tree_name(path).split("."))
+        # Copies of biases, norms and scales would take the turns of kernels.
+        streams = x.ndim > 1 and (stay == "everything" or (stay == "blocks" and numbered))
+        wanted = host_place(place) if streams else place
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return placed_shape(x, wanted)
+        there = isinstance(x, jax.Array) and x.sharding.device_set == wanted.device_set
+        if there and x.sharding.is_equivalent_to(wanted, x.ndim) and in_host_memory(x) == streams:
+            return x
+        return jax.device_put(x, place_of(x, wanted))
+
+    return jax.tree_util.tree_map_with_path(put_one, params, places)
 
 
 def to_host(params: Params) -> Params:
@@ -48,7 +82,7 @@ def device_of(params: Params) -> Any:
     leaf = jax.tree.leaves(params)[0]
     sharding = None if is_traced(leaf) else getattr(leaf, "sharding", None)
     first = sharding is None or sharding.device_set == {jax.local_devices()[0]}
-    return None if first else sharding
+    return None if first else device_place(sharding)
 
 
 def put_plan(mesh: Mesh, plan: Plan) -> Plan:

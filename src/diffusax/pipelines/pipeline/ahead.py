@@ -27,6 +27,7 @@ from diffusax.pipelines.run.images import decode
 from diffusax.pipelines.run.sample import at_once, load_denoiser, sample
 from diffusax.pipelines.tasks.tasks import Task, text_to_image
 from diffusax.runtime.devices.chips import chip_of
+from diffusax.runtime.devices.host import first_place, host_place, in_host_memory, placed_shape
 from diffusax.runtime.devices.layouts import place_of, tree_places
 from diffusax.runtime.devices.lowering import lowering_for, lowering_platforms
 from diffusax.runtime.devices.memory import array_bytes
@@ -40,6 +41,7 @@ from diffusax.runtime.programs.program import (
     lower,
     operations_of,
     recorded_requests,
+    streams,
 )
 from diffusax.runtime.programs.topology import (
     DoesNotFitError,
@@ -97,7 +99,7 @@ def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) ->
     """
     encoder_mesh = c.encoder_mesh if mesh is None else mesh
     mesh = mesh or c.mesh
-    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), c.params)
+    params = jax.tree.map(_shape_of, c.params)
     with recorded_requests() as found, lowering_for(lowering_platforms(mesh)):
         jax.eval_shape(functools.partial(_whole_call, c, task, call, mesh), params)
     device = None if mesh is not None else placement.device_of(c.denoiser_params)
@@ -197,10 +199,26 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
 def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]:
     """Returns the arguments' shapes, with their places on a mesh or on a device not the first."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), request.dynamic)
-    named = zip(request.program.dynamic, shapes)
+    named = [*zip(request.program.dynamic, shapes)]
     if mesh is None:
-        return tuple(_on_device(x, device, name) for name, x in named)
-    return tuple(_at(x, _place_of(request, name, x, mesh)) for name, x in named)
+        placed = [_on_device(x, device, name) for name, x in named]
+    else:
+        placed = [_at(x, _place_of(request, name, x, mesh)) for name, x in named]
+    return jax.tree.map(_where_it_lies, request.dynamic, tuple(placed))
+
+
+def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    """Returns a parameter's shape, and where it lies if programs copy it from the host's memory."""
+    return placed_shape(x, host_place(first_place()) if in_host_memory(x) else None)
+
+
+def _where_it_lies(given: Any, placed: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Returns a placed shape, in the host's memory of its devices if the argument lies there."""
+    if not in_host_memory(given):
+        return placed
+    place = host_place(placed.sharding or first_place())
+    # The place on a mesh, if only of one device, has room for an order of bytes.
+    return placed_shape(placed, place_of(placed, placed_shape(placed, place).sharding))
 
 
 def _tensor_rules(request: Request) -> Rules:
@@ -320,21 +338,23 @@ def compiled_cost(request: Request, mesh: Mesh) -> Cost:
     mesh = mesh_of_program(request, mesh)
     with in_mesh(mesh):
         lowered = lower(request, lowering_platforms=lowering_platforms(mesh))
-        compiled = compile_there(lowered, mesh)
+        compiled = compile_there(lowered, mesh, streams=streams(request))
     return cost_of(compiled, needed=operations_of(request) / mesh.size)
 
 
 def parameter_shares(c: Components, mesh: Mesh) -> dict[str, float]:
     """Returns the GB of each component's parameters that a device of the mesh holds.
 
-    Components that stay in the host's memory but for their turn are left out.
+    Components that stay in the host's memory but for their turn are left out, and so are parameters
+    that programs copy from there.
     """
     shares = {}
     for name, params in c.params.items():
         if not on_host(params):
             part = placement.component_mesh(mesh, c.family.role(name))
             places = tree_sharding(part, params, c.models[name].network.tensor_rules)
-            shares[name] = sum(map(_share, jax.tree.leaves(params), jax.tree.leaves(places)))
+            both = zip(jax.tree.leaves(params), jax.tree.leaves(places))
+            shares[name] = sum(_share(x, place) for x, place in both if not in_host_memory(x))
     return shares
 
 
@@ -356,7 +376,7 @@ def resident_parameters(request: Request, c: Components, shares: dict[str, float
     named = zip(request.program.dynamic, request.dynamic)
     leaves = jax.tree.leaves([x for name, x in named if name == "params"])
     there = sum(share for name, share in shares.items() if c.family.role(name) in roles)
-    return min(float(sum(_share(x, x.sharding) for x in leaves)), there)
+    return min(float(sum(_share(x, x.sharding) for x in leaves if not in_host_memory(x))), there)
 
 
 def _share(x: Any, place: Any) -> float:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from diffusax.pipelines.components.components import Components
+from diffusax.runtime.devices.host import in_host_memory
 from diffusax.runtime.devices.memory import array_bytes
 from diffusax.runtime.programs.program import (
     PROGRAMS,
@@ -100,8 +101,8 @@ class AheadOfTime:
         """Returns the memory of parameters by component and of compiled programs by shape, in GB.
 
         The figures are per device: its share of the parameters, and each program's temporary
-        buffers and code. Components that `enable_model_cpu_offload` keeps in the host's memory are
-        listed under "host".
+        buffers and code. What `enable_model_cpu_offload` or `enable_group_offload` keeps in the
+        host's memory is listed under "host".
 
         With a topology, the programs of a call are compiled for its devices, which may be
         elsewhere, and nothing is kept. Then "pipeline" has the GB of all parameters, the peak of a
@@ -151,7 +152,7 @@ def compile_all(found: Sequence[Request], mesh: Mesh | None, *, threads: int = 4
 def memory_of(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Returns GB on each device: of parameters by component, and of programs by shape.
 
-    Parameters that lie in the host's memory, as NumPy arrays, are listed under "host".
+    Parameters that lie in the host's memory are listed under "host".
     """
     from diffusax.runtime.programs.cost import cost_of
 
@@ -160,9 +161,10 @@ def memory_of(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
     report: dict[str, dict[str, float]] = {"parameters": {}}
     for name, tree in params.items():
-        leaves = jax.tree.leaves(tree)
-        place = "host" if isinstance(leaves[0], np.ndarray) else "parameters"
-        report.setdefault(place, {})[name] = sum(map(share, leaves))
+        for x in jax.tree.leaves(tree):
+            host = isinstance(x, np.ndarray) or in_host_memory(x)
+            shares = report.setdefault("host" if host else "parameters", {})
+            shares[name] = shares.get(name, 0.0) + share(x)
     for program in PROGRAMS.values():
         for request_key, executable in program.executables.items():
             cost = cost_of(executable.compiled)

@@ -62,7 +62,7 @@ def generate(pipe: Any, call: Call) -> Any:
         c, run, on_row, interrupted=lambda: pipe._interrupt, bar=pipe.progress_bar_options
     )
     result = decode_result(c, call, run, latents, flags=pipe.returns_flags)
-    if c.offloaded:
+    if c.offload is not None:
         pipe.maybe_free_model_hooks()
     return result
 

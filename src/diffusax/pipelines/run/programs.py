@@ -426,13 +426,14 @@ def _with_arranged_kernels(network: Any, params: Params) -> Params:
     """Returns a network's parameters with the kernels that are exchanged between devices arranged.
 
     The parameters are for calls of the network under the same mesh. Without a tensor axis, and
-    those of other libraries' networks, they are returned as they are.
+    those of other libraries' networks, they are returned as they are; so are kernels in the host's
+    memory, which each step arranges.
     """
     if tensor_parts() == 1 or not isinstance(network, Network):
         return params
     params = network.fitted(params)
     for path, layer in nnx.iter_modules(network.module(params)):
-        if isinstance(layer, ArrangedLinear) and layer.differs:
+        if isinstance(layer, ArrangedLinear) and layer.differs and not layer.is_streamed:
             params = _replaced(params, (*map(str, path), "kernel"), layer.arranged())
     return params
 

@@ -15,12 +15,19 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Sharding
 
 from diffusax.runtime.devices.chips import capability_of
+from diffusax.runtime.devices.host import KIND
 from diffusax.runtime.devices.lowering import platform_of
 
 ORDERS = {"cuda": (3, 0, 1, 2)}
 """The axes of a kernel h w c d from the slowest to the quickest, by platform (`platform_of`).
 
 AMD's MIOpen has none here: XLA gives it the order in which it would convolve images b c h w.
+"""
+_TILES_OF_BYTES = ((8, 128), (4, 1))
+"""How TPUs' programs tile numbers of eight bits that they copy from the host's memory.
+
+XLA stores them in tiles of 32 rows, and would send each kernel to the TPU, back to the host in
+these tiles, and to the TPU again.
 """
 _CHANNELS_FIRST = (3, 2, 0, 1)
 _CHANNELS_LAST = {"float16": (7, 0), "bfloat16": (8, 0), "float32": (8, 0)}
@@ -49,8 +56,15 @@ def kernel_order(shape: Sequence[int], dtype: Any, device: Any) -> tuple[int, ..
 def place_of(x: Any, sharding: Sharding) -> Any:
     """Returns where and in which order a parameter, or its shape, lies on a sharding's devices."""
     device: Any = next(iter(sharding.device_set))
+    if platform_of(device) == "tpu" and _in_bytes_on_host(x, sharding):
+        return Format(Layout(tuple(range(x.ndim)), tiling=_TILES_OF_BYTES), sharding)
     order = kernel_order(x.shape, x.dtype, device)
     return sharding if order is None else Format(Layout(order), sharding)
+
+
+def _in_bytes_on_host(x: Any, sharding: Sharding) -> bool:
+    """Returns whether a parameter of eight bits lies in the host's memory."""
+    return sharding.memory_kind == KIND and x.dtype.itemsize == 1 and x.ndim > 1
 
 
 def tree_places(tree: Any, shardings: Any) -> Any:

@@ -21,6 +21,12 @@ not inside a sampler's loop, where each such sum is a kernel of its own; and XLA
 tilings for each of them, to time them on the device.
 """
 
+_STREAMING: dict[str, dict[str, str | bool]] = {
+    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True}
+}
+"""Further options of programs that copy parameters while they compute. Without this one cards
+before Hopper wait for each copy."""
+
 # JAX keeps what it traces by the values of these, too.
 _PLATFORM: Any = jax.make_user_context(None)
 _PLAIN: Any = jax.make_user_context(False)
@@ -131,11 +137,14 @@ def is_plain() -> bool:
     return _PLAIN.value
 
 
-def compiler_options(mesh: Mesh | None = None) -> dict[str, str | bool]:
+def compiler_options(mesh: Mesh | None = None, *, streams: bool = False) -> dict[str, str | bool]:
     """Returns XLA's options for the devices of a mesh, by default those of this process.
 
     An option that the variable XLA_FLAGS has is the user's.
+
+    streams: whether the program copies parameters from the host's memory while it computes.
     """
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     flags = os.environ.get("XLA_FLAGS", "")
-    return {name: on for name, on in OPTIONS.get(platform, {}).items() if name not in flags}
+    wanted = {**OPTIONS.get(platform, {}), **(_STREAMING.get(platform, {}) if streams else {})}
+    return {name: on for name, on in wanted.items() if name not in flags}

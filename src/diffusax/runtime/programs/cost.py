@@ -56,6 +56,8 @@ class Cost(NamedTuple):
     """The GB of arguments, results, temporaries and code together."""
     kernels: int | None = None
     """On GPUs the number of kernels and calls of libraries."""
+    host: float = 0.0
+    """The GB of arguments in the host's memory, which a loop copies in each of its rounds."""
 
     @property
     def results(self) -> float:
@@ -78,6 +80,8 @@ class Cost(NamedTuple):
         found: dict[str, float] = {name: getattr(self, name) for name in names}
         if self.kernels is not None:
             found["kernels"] = self.kernels
+        if self.host:
+            found["host"] = self.host
         if chip is not None:
             found |= {"seconds": self.seconds(chip), "fits": self.fits(chip)}
         return found
@@ -112,6 +116,7 @@ def cost_of(compiled: jax.stages.Compiled, *, needed: float = 0.0) -> Cost:
         code,
         arguments + results + temporaries + code,
         kernels,
+        gigabytes("host_argument"),
     )
 
 

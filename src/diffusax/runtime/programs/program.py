@@ -16,6 +16,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from diffusax.runtime.compat import is_tracing
+from diffusax.runtime.devices.host import KIND, in_host_memory
 from diffusax.runtime.devices.layouts import ORDERS, order_of
 from diffusax.runtime.devices.lowering import (
     compiler_options,
@@ -242,7 +243,8 @@ class Program:
             watcher()
         room.make_room()
         check_compilation_cache()
-        jitted, code = self._jit(compiler_options=compiler_options() or None), 0
+        options = compiler_options(streams=streams(request))
+        jitted, code = self._jit(compiler_options=options or None), 0
         given = request.static, *request.dynamic
         if room.counts_bytes():
             # The call uses the program that this compiles.
@@ -304,9 +306,15 @@ def compile_request(request: Request, mesh: Mesh | None = None) -> jax.stages.Co
     """Compiles a program for the request; calls with the same shapes use the executable."""
     check_compilation_cache()
     with in_mesh(mesh):
-        compiled = lower(request).compile(compiler_options(mesh) or None)
+        options = compiler_options(mesh, streams=streams(request))
+        compiled = lower(request).compile(options or None)
     request.program.keep(key(request), Executable(compiled, request, mesh))
     return compiled
+
+
+def streams(request: Request) -> bool:
+    """Returns whether the program copies parameters from the host's memory while it computes."""
+    return any(map(in_host_memory, jax.tree.leaves(request.dynamic)))
 
 
 def call_shape(request: Request) -> Shape:
@@ -341,6 +349,7 @@ def key(request: Request, shape: Shape | None = None) -> Key:
         tuple([(getattr(x, "shape", ()), _dtype(x)) for x in leaves]),
         tuple(sorted(device.id for device in single)),
         tuple([placements.get(id(sharding)) for sharding in shardings]),
+        *_hosted(shardings),
         *_orders(leaves),
     )
     return Key(request.program.name, shape or call_shape(request), arrays)
@@ -354,6 +363,12 @@ def _dtype(x: Any) -> str:
 @functools.cache
 def _name(kind: Any) -> str:
     return str(kind)
+
+
+def _hosted(shardings: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the numbers of the arrays in the host's memory, if there are some."""
+    found = [i for i, s in enumerate(shardings) if getattr(s, "memory_kind", None) == KIND]
+    return (("host", *found),) if found else ()
 
 
 def _orders(leaves: Sequence[Any]) -> tuple[Any, ...]:

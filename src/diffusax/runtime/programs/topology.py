@@ -114,6 +114,7 @@ def compile_there(
     mesh: Mesh | None = None,
     *,
     effort: float | None = -1.0,
+    streams: bool = False,
     **options: Any,
 ) -> jax.stages.Compiled:
     """Compiles a program for the devices of a topology, or for those of this machine.
@@ -124,12 +125,13 @@ def compile_there(
         effort: XLA's effort for a short execution time, from -1 to 1; None is that of real runs.
             The least effort compiles much faster, and gives the same operations and about the same
             memory.
+        streams: whether the program copies parameters from the host's memory while it computes.
         options: XLA's compiler options, besides those of all programs (`compiler_options`).
 
     Raises:
         DoesNotFitError: their memory does not hold it.
     """
-    options = {**compiler_options(mesh), **options}
+    options = {**compiler_options(mesh, streams=streams), **options}
     if effort is not None:
         options |= effort_options(effort)
     # What is compiled for devices that are elsewhere cannot be read from the cache again.
