@@ -1,5 +1,6 @@
 """Parameters in the host's memory: equal results, and copies one block ahead."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -18,8 +19,8 @@ from diffusax.runtime.devices.host import in_host_memory
 
 CONFIG = FluxTransformer2DConfig(
     in_channels=16,
-    num_layers=3,
-    num_single_layers=6,
+    num_layers=2,
+    num_single_layers=5,
     attention_head_dim=16,
     num_attention_heads=2,
     joint_attention_dim=32,
@@ -67,12 +68,16 @@ def test_the_same_bits(params, inputs, kind):
         np.testing.assert_array_equal(run(there, *inputs), expected)
 
 
-def test_gradients_compute_activations_again(params, inputs):
+def test_gradients_compute_activations_again(inputs):
+    network = Network(
+        FluxTransformer2DModel, dataclasses.replace(CONFIG, num_layers=1, num_single_layers=1)
+    )
+    params = initialize_params(network.shapes, seed=1)
     there = streamed(params, "blocks")
 
     def total(params: Any, x: jax.Array) -> jax.Array:
         given = {"gradient_checkpointing": "blocks"}
-        return NETWORK.apply(params, x, *inputs[1:], **given).sum()
+        return network.apply(params, x, *inputs[1:], **given).sum()
 
     found, expected = (jax.jit(jax.grad(total, 1))(own, inputs[0]) for own in (there, params))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
@@ -81,7 +86,7 @@ def test_gradients_compute_activations_again(params, inputs):
 def test_about_one_block_is_on_the_device(params, inputs):
     there = streamed(params, "blocks")
     closed = jax.make_jaxpr(NETWORK.apply)(there, *inputs)
-    assert sum(map(in_host_memory, jax.tree.leaves(there))) == 3 * 14 + 6 * 6
+    assert sum(map(in_host_memory, jax.tree.leaves(there))) == 2 * 14 + 5 * 6
     sizes = [
         sum(x.nbytes for x in jax.tree.leaves(block) if x.ndim > 1)
         for name in ("transformer_blocks", "single_transformer_blocks")
@@ -90,12 +95,13 @@ def test_about_one_block_is_on_the_device(params, inputs):
     most, copied, total = held(closed.jaxpr)
     assert total == copied == sum(sizes)
     # Copies for a block begin with its first layers' turn in the block before.
-    assert 0.5 * max(sizes) < most < 1.6 * max(sizes) < 0.3 * total
+    assert 0.5 * max(sizes) < most < 1.6 * max(sizes) < 0.4 * total
 
 
 def held(jaxpr: Any) -> tuple[int, int, int]:
     """The most bytes of copies that are alive at once, those that come after what a layer has
-    computed, and those of all copies, if each operation runs at its place."""
+    computed, and those of all copies, if each operation runs at its place.
+    """
     last = {}
     for i, eqn in enumerate(jaxpr.eqns):
         for x in eqn.invars:
@@ -104,8 +110,7 @@ def held(jaxpr: Any) -> tuple[int, int, int]:
     ordered = {
         x
         for eqn in jaxpr.eqns
-        if eqn.primitive.name == "optimization_barrier"
-        and all(y in last for y in eqn.outvars)
+        if eqn.primitive.name == "optimization_barrier" and all(y in last for y in eqn.outvars)
         for x in eqn.outvars
     }
     alive: dict[Any, int] = {}

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from diffusax.models.streaming import reordered
+
 Build = Callable[[], Any]
 """A function () -> the Flax module of a network, with its parameters and all that is attached."""
 Call = Callable[[Any], jax.Array]
@@ -78,7 +80,11 @@ def unless_kept(wanted: jax.Array, compute: Callable[[], Any], kept: Any) -> Any
         compute: computes it for all lanes, a tree of arrays m ....
         kept: a tree like it.
     """
-    return jax.lax.cond(wanted.any(), lambda: select(wanted, compute(), kept), lambda: kept)
+
+    def some() -> Any:
+        return select(wanted, reordered(compute), kept)
+
+    return jax.lax.cond(wanted.any(), some, lambda: kept)
 
 
 def zero_memory(shapes: Any) -> Any:

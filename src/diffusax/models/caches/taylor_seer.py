@@ -17,6 +17,7 @@ from flax import nnx
 
 from diffusax.models.adapters.low_rank import layer_at
 from diffusax.models.caches.step_cache import Build, Call, Memory, counted, select
+from diffusax.models.streaming import reordered, unordered
 
 
 class Series(NamedTuple):
@@ -75,9 +76,10 @@ class TaylorSeerCache:
             def output(name: str, own: Callable[[], Any]) -> Any:
                 return self._known(name, jax.eval_shape(own), memory)
 
-            return self._evaluate(build, call, output)[0], series.factors
+            with unordered():
+                return self._evaluate(build, call, output)[0], series.factors
 
-        y, factors = jax.lax.cond(wanted.any(), computed, left_out)
+        y, factors = jax.lax.cond(wanted.any(), lambda: reordered(computed), left_out)
         last = jnp.where(wanted, calls, series.last)
         after = Series(last, series.computed + wanted, factors)
         return y, Memory(counted(memory, active), after)
