@@ -1,16 +1,24 @@
-"""Peak host memory while a full-size UNet (860 M parameters, 3.4 GB) is loaded.
+"""Peak host memory while a full-size UNet (860 M parameters, 3.4 GB) is loaded, and FLUX.1 of less.
 
 The resident memory gained, over the size of the loaded parameters, sampled every 2 ms; in a fresh
-process for each dtype.
+process for each dtype. FLUX.1's transformer with few of its blocks is in a single file of some
+2 GB in eight or four bits, whose numbers are zeros.
     python benchmarks/loading_cpu.py
+    python benchmarks/loading_cpu.py --encoded
 """
 
 import argparse
+import json
+import math
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +26,17 @@ from full_size import SD1
 from machine import describe
 
 from diffusax.checkpoints import save_network
+from diffusax.checkpoints.networks import network_of
+from diffusax.checkpoints.original.transformers import transformer_names
+from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
-from diffusax.networks import initialize, load_network
+from diffusax.networks import FluxTransformer2DModel, initialize, load_network
+
+BLOCK = 141_557_760
+"""The weights of one of FLUX.1's single blocks."""
+FLUX = "FluxTransformer2DModel"
+GGUF = {"Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144)}
+"""For each type its number, and the numbers and bytes of a block."""
 
 
 def resident() -> int:
@@ -28,9 +45,9 @@ def resident() -> int:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) * 1024
 
 
-def measure(folder: str, dtype: str) -> None:
-    """Loads the network and prints a line."""
-    jax.block_until_ready(jnp.ones(3) + 1)
+def measure(what: str, load: Callable[[], Any]) -> None:
+    """Loads a network and prints a line."""
+    jax.block_until_ready(jnp.ones(2**20) + 1)
     before = resident()
     peak, done = before, threading.Event()
 
@@ -42,26 +59,115 @@ def measure(folder: str, dtype: str) -> None:
     thread = threading.Thread(target=watch)
     thread.start()
     start = time.perf_counter()
-    params = jax.block_until_ready(load_network(folder, dtype=dtype).params)
+    params = jax.block_until_ready(load())
     seconds = time.perf_counter() - start
     done.set()
     thread.join()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     print(
-        f"float32 file loaded as {dtype}: {size / 1e9:.2f} GB of parameters in {seconds:.1f} s, "
+        f"{what}: {size / 1e9:.2f} GB of parameters in {seconds:.1f} s, "
         f"peak {(peak - before) / 1e9:.2f} GB, {(peak - before) / size:.3f} of them"
+    )
+
+
+def flux_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a transformer's tensors by their names in Black Forest Labs' code."""
+    network = network_of("FluxTransformer2DModel", config, source="a benchmark")
+    shapes, found = torch_shapes(network.shapes), {}
+    for name, (paths, _) in transformer_names(network).items():
+        for leaf in ("weight", "bias"):
+            parts = [shapes[key] for path in paths if (key := f"{path}.{leaf}") in shapes]
+            end = "scale" if name.endswith(("query_norm", "key_norm")) else leaf
+            if parts:
+                found[f"{name}.{end}"] = (sum(part[0] for part in parts), *parts[0][1:])
+    return found
+
+
+def write_gguf(path: Path, shapes: dict[str, tuple[int, ...]], kind: str) -> None:
+    """Writes zeros in blocks of one of ggml's types."""
+    number, length, size = GGUF[kind]
+    head, end = struct.pack("<4sIQQ", b"GGUF", 3, len(shapes), 0), 0
+    for name, shape in shapes.items():
+        blocks = len(shape) > 1 and shape[-1] % length == 0
+        head += struct.pack("<Q", len(name)) + name.encode()
+        head += struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
+        head += struct.pack("<IQ", number if blocks else 0, end)
+        count = math.prod(shape)
+        end += -(-(count // length * size if blocks else 4 * count) // 32) * 32
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(-(-len(head) // 32) * 32 + end)
+
+
+def write_convrot(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Writes zeros as ComfyUI's int8 with groups of 64 and its JSON."""
+    told = b'{"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": 64}'
+    header, end = {}, 0
+
+    def add(name: str, dtype: str, shape: tuple[int, ...], size: int) -> None:
+        nonlocal end
+        begin, end = end, end + size * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+    texts = []
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            add(name, "F32", shape, 4)
+            continue
+        add(name, "I8", shape, 1)
+        add(f"{name}_scale", "F32", (shape[0], 1), 4)
+        texts.append(end)
+        add(f"{name.removesuffix('weight')}comfy_quant", "U8", (len(told),), 1)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for place in texts:
+            file.seek(8 + len(text) + place)
+            file.write(told)
+        file.truncate(8 + len(text) + end)
+
+
+def measure_encoded(root: Path, kind: str, weights: str) -> None:
+    """Writes a single file and loads it."""
+    blocks = round(2.1e9 / BLOCK / (0.5625 if kind == "Q4_K" else 1.05))
+    config = {"num_layers": 1, "num_single_layers": blocks, "guidance_embeds": True}
+    path = root / ("flux.safetensors" if kind == "ConvRot" else "flux.gguf")
+    if kind == "ConvRot":
+        write_convrot(path, flux_shapes(config))
+    else:
+        write_gguf(path, flux_shapes(config), kind)
+    (root / "config.json").write_text(json.dumps({"_class_name": FLUX, **config}))
+    own = weights if weights == "file" else None
+    size = path.stat().st_size / 1e9
+    load = FluxTransformer2DModel.from_single_file
+    measure(
+        f"{size:.2f} GB of {kind} loaded as {own or 'bfloat16'}",
+        lambda: load(path, config=root, dtype="bfloat16", weights=own).params,
     )
 
 
 def main() -> None:
     """Writes a checkpoint and measures it in processes of their own."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--encoded", action="store_true", help="files of eight and four bits")
     parser.add_argument("--measure", nargs=2, metavar=("FOLDER", "DTYPE"))
+    parser.add_argument("--one", nargs=2, metavar=("KIND", "WEIGHTS"))
     args = parser.parse_args()
     if args.measure:
-        measure(*args.measure)
+        folder, dtype = args.measure
+        measure(f"float32 file loaded as {dtype}", lambda: load_network(folder, dtype=dtype).params)
+        return
+    if args.one:
+        with tempfile.TemporaryDirectory() as root:
+            measure_encoded(Path(root), *args.one)
         return
     print(describe())
+    if args.encoded:
+        for kind in ("Q8_0", "Q4_K", "ConvRot"):
+            for weights in ("bfloat16", "file"):
+                subprocess.run([sys.executable, __file__, "--one", kind, weights], check=True)
+        return
     with tempfile.TemporaryDirectory() as folder:
         save_network(initialize(UNet2DConditionModel, UNet2DConditionConfig(**SD1)), folder)
         for dtype in ("float32", "bfloat16"):
