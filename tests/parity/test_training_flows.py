@@ -29,6 +29,7 @@ from support.flow_training import (
 )
 from support.lora import ATTENTION
 from support.lora_training import ALPHA, add_trained, trained_tree
+from support.qwen_edits import make_areas_smaller
 
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors
@@ -54,7 +55,7 @@ from diffusax.training import (
     textual_inversion,
     train,
 )
-from diffusax.training.step.denoising import DenoisingLoss
+from diffusax.training.step.denoising import DenoisingLoss, Dropped
 
 RANK = 4
 LOSS, GRADIENT = 1e-5, 1e-4
@@ -92,9 +93,16 @@ CASES = {
     "krea2-full": Case("krea2", "cosmap", False),
     "qwen-image-lora": Case("qwen-image", "none", True),
     "qwen-image-full": Case("qwen-image", "cosmap", False),
+    "qwen-image-edits": Case("qwen-image-edit", "cosmap", True, edits=1),
+    "qwen-image21-edits": Case("qwen-image21-edit", "cosmap", True, edits=1),
     "qwen-image21-lora": Case("qwen-image21", "none", True),
     "qwen-image21-full": Case("qwen-image21", "logit_normal", False),
 }
+
+
+@pytest.fixture(autouse=True)
+def small_areas(monkeypatch):
+    make_areas_smaller(monkeypatch.setattr)
 
 
 @pytest.fixture
@@ -119,7 +127,8 @@ def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, n
         changes["weighting_scheme"] = case.scheme
     if case.edits:
         data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(2)])
-        recipe = instruct_pix2pix(edit_options(tmp_path / "model", data, **changes))
+        given = edit_options(tmp_path / "model", data, flow.size[0], **changes)
+        recipe = instruct_pix2pix(given)
     else:
         recipe = text_to_image(options(tmp_path / "model", data, flow.size[0], **changes))
     trained = recipe.trained()
@@ -135,6 +144,7 @@ def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, n
         base.scheduler,
         lora=recipe.lora,
         layers=base.hidden_layers,
+        seen=recipe.denoising.seen,
     )
     if base.scheduler.config["use_dynamic_shifting"]:
         # The scripts train checkpoints whose shift depends on the image without any.
@@ -332,7 +342,13 @@ def test_a_scale_that_nothing_is_guided_by_is_refused(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "family"),
-    [("dreambooth", "klein"), ("edits", "klein"), ("edits", "flux3"), ("edits", "kontext")],
+    [
+        ("dreambooth", "klein"),
+        *(
+            ("edits", name)
+            for name in ("klein", "flux3", "kontext", "qwen-image-edit", "qwen-image21-edit")
+        ),
+    ],
 )
 def test_other_recipes_draw_and_write_adapters_for_pytorch(tmp_path, kind, family):
     flow = FLOWS[family]
@@ -345,12 +361,13 @@ def test_other_recipes_draw_and_write_adapters_for_pytorch(tmp_path, kind, famil
     drawn = {"every": 2, "steps": 2, "prompts": ("a red apple", "a hat")}
     if kind == "edits":
         picture(1, (80, 64)).save(tmp_path / "photo.png")
-        seen = {**drawn, "images": (str(tmp_path / "photo.png"),), "height": 64, "width": 80}
+        seen = {**drawn, "images": (str(tmp_path / "photo.png"),), "height": 64, "width": 96}
         validation = InstructPix2PixValidationConfig(**seen)
         data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(3)])
         config = edit_options(
             tmp_path / "model",
             data,
+            flow.size[0],
             validation=validation,
             optimizer=OptimizerConfig(learning_rate=0.1),
             **common,
@@ -385,7 +402,7 @@ def test_other_recipes_draw_and_write_adapters_for_pytorch(tmp_path, kind, famil
     if family == "kontext":
         # The image beside its edit is the one that PyTorch draws before the training.
         first = recipe.images[0]
-        size = {"height": 64, "width": 80, "max_area": 64 * 80, "max_sequence_length": 512}
+        size = {"height": 64, "width": 96, "max_area": 64 * 96, "max_sequence_length": 512}
         call = {**flow.call, **size, "guidance_scale": config.validation.guidance}
         ours = diffusax.FluxKontextPipeline.from_pretrained(tmp_path / "model")
         expected, found = (draw(pipe, {**call, "image": first}) for pipe in (theirs, ours))
@@ -397,3 +414,47 @@ def test_other_recipes_draw_and_write_adapters_for_pytorch(tmp_path, kind, famil
     plain = draw(theirs, flow.call)
     theirs.load_lora_weights(tmp_path / "out" / "model")
     assert np.abs(draw(theirs, flow.call) - plain).max() > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen-image-edit", "qwen-image21-edit"])
+def test_a_dropped_instruction_is_an_empty_one_of_the_same_images(tmp_path, family):
+    flow = FLOWS[family]
+    flow.pipeline(tmp_path / "model")
+    data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(2)])
+    recipe = instruct_pix2pix(edit_options(tmp_path / "model", data, flow.size[0]))
+    rows = [recipe.example(recipe.source[i], np.random.default_rng(0)) for i in range(2)]
+    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    base, seen = recipe.base, recipe.denoising.seen
+    originals = batch["original_pixel_values"]
+    empty = [seen.tokenize(base.family, base.text_tokenizers, "", [x]) for x in originals]
+    without = {**batch, **{name: np.stack([row[name] for row in empty]) for name in empty[0]}}
+    trained, frozen = recipe.trained(), recipe.frozen()
+    draws = recipe.denoising.draw(batch, jax.vmap(jax.random.key)(jnp.arange(2)))
+    some, none = jnp.array([True, False]), jnp.zeros(2, bool)
+
+    @jax.jit
+    def loss(batch, dropped):
+        own = draws._replace(dropped=Dropped(dropped, none))
+        return recipe.denoising.with_draws(trained, frozen, batch, own)
+
+    found, plain, expected = loss(batch, some), loss(batch, none), loss(without, none)
+    np.testing.assert_allclose(found, [expected[0], plain[1]], rtol=1e-5)
+    assert abs(expected[0] - plain[0]) > 1e-5
+    shapes = jax.tree.map(lambda x: (x.shape, str(np.asarray(x).dtype)), frozen)
+    wanted = jax.tree.map(lambda x: (x.shape, str(x.dtype)), recipe.frozen_shapes())
+    assert shapes == wanted
+
+
+def test_what_texts_that_speak_of_images_cannot_be_is_said(tmp_path):
+    FLOWS["qwen-image-edit"].pipeline(tmp_path / "model")
+    data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(2)])
+    config = edit_options(tmp_path / "model", data)
+    bucketed = dataclasses.replace(config.data, bucket_step=8)
+    message = "data.buckets and data.bucket_step cannot be for Qwen-Image-Edit, whose texts speak"
+    with pytest.raises(ValueError, match=message):
+        instruct_pix2pix(dataclasses.replace(config, data=bucketed))
+    recipe = instruct_pix2pix(config)
+    row = {**recipe.source[0], config.data.edit_prompt_column: "a house " * 600}
+    with pytest.raises(ValueError, match="tokens with its images; shorten it"):
+        recipe.example(row, np.random.default_rng(0))

@@ -6,6 +6,7 @@ as in pipelines.
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from diffusers.modular_pipelines.flux3.before_denoise import _prepare_image_ids
 from diffusers.modular_pipelines.flux3.encoders import Flux3TextEncoderStep
 from diffusers.training_utils import compute_loss_weighting_for_sd3
+from PIL import Image
 
 from diffusax.training import (
     CaptionedDataConfig,
@@ -25,9 +27,11 @@ from diffusax.training import (
     TextToImageConfig,
 )
 from diffusax.training.data.examples import numbered_names
-from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped
+from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped, original_names
 from support.lora import ATTENTION
 from support.lora_training import trained_tree
+from support.pairs import picture
+from support.qwen_edits import EDIT, with_positions
 from support.tiny_flux3 import FLUX3_SIZE, flux3_pipeline
 from support.tiny_transformers import (
     FLUX_SIZE,
@@ -204,19 +208,55 @@ def _qwen_image(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: 
     return kind._unpack_latents(pred, h * factor, w * factor, factor).squeeze(2)
 
 
-def _qwen_image21(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
-    # The layout of a batch is that of its first text, so that each image is alone.
-    _, c, h, w = noisy.shape
+def _qwen_image_edit(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
+    (_, c, h, w), kind, factor = noisy.shape, diffusers.QwenImagePipeline, pipe.vae_scale_factor
+    with torch.no_grad():
+        seen = _of_frames(pipe, {"pixel_values": batch["original_pixel_values"]})
+    dimensions = sys.modules[type(pipe).__module__].calculate_dimensions
 
     def one(i: int) -> torch.Tensor:
+        image = Image.fromarray(batch["original_pixel_values"][i])
+        width, height = dimensions(1024 * 1024, image.width / image.height)[:2]
+        image = pipe.image_processor.resize(image, height, width)
         with torch.no_grad():
-            text, mask, images = pipe.encode_prompt(PROMPTS[i])
+            text, mask = pipe.encode_prompt(prompt=PROMPTS[i], image=image)
+        tokens = [kind._pack_latents(x[i : i + 1], 1, c, h, w) for x in (noisy, seen)]
         pred = pipe.transformer(
-            hidden_states=noisy[i : i + 1].view(1, c, h * w).transpose(1, 2),
+            hidden_states=torch.cat(tokens, dim=1),
             timestep=timesteps[i : i + 1] / 1000,
             encoder_hidden_states=text,
             encoder_hidden_states_mask=mask,
-            img_shapes=[[(1, h, w)]],
+            img_shapes=[[(1, h // 2, w // 2)] * 2],
+        ).sample[:, : tokens[0].shape[1]]
+        return kind._unpack_latents(pred, h * factor, w * factor, factor).squeeze(2)
+
+    return torch.cat([one(i) for i in range(len(noisy))])
+
+
+def _qwen_image21(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
+    # The layout of a batch is that of its first text, so that each image is alone.
+    (_, c, h, w), pixels, seen = noisy.shape, batch.get("original_pixel_values"), None
+    if pixels is not None:
+        with torch.no_grad():
+            seen = _of_frames(pipe, {"pixel_values": pixels})
+
+    def one(i: int) -> torch.Tensor:
+        maps, call = noisy[i : i + 1], {}
+        if pixels is not None:
+            image = Image.fromarray(pixels[i]).convert("RGBA")
+            place = sys.modules[type(pipe).__module__]
+            area = image.width * image.height
+            width, height, _ = place.calculate_dimensions(area, image.width / image.height)
+            call["image"] = [pipe.image_processor.resize(image, width=width, height=height)]
+            maps = torch.cat([seen[i : i + 1], maps])
+        with torch.no_grad():
+            text, mask, images = pipe.encode_prompt(prompt=PROMPTS[i], **call)
+        pred = pipe.transformer(
+            hidden_states=maps.flatten(2).transpose(1, 2).reshape(1, -1, c),
+            timestep=timesteps[i : i + 1] / 1000,
+            encoder_hidden_states=text,
+            encoder_hidden_states_mask=mask,
+            img_shapes=[[(1, h, w)] * len(maps)],
             img_mask=torch.cat([images, images.new_ones(1, h * w // 4)], dim=1),
         ).sample[:, -h * w :]
         return pred.transpose(1, 2).reshape(1, c, h, w)
@@ -250,6 +290,10 @@ def _klein_pipeline(folder: Any, **options: Any) -> Any:
 
 def _flux3_pipeline(folder: Any, **options: Any) -> Any:
     return flux3_pipeline(folder, **{"layers": 32, **options})
+
+
+def _qwen_image_edit_pipeline(folder: Any, **options: Any) -> Any:
+    return with_positions(qwen_image_pipeline(folder, EDIT, **options))
 
 
 def _kontext_pipeline(folder: Any, **options: Any) -> Any:
@@ -311,6 +355,16 @@ FLOWS = {
         (12, 20, 4),
         targets=(*ATTENTION, "add_k_proj", "to_add_out", "img_mod.1"),
     ),
+    "qwen-image-edit": Flow(
+        _qwen_image_edit_pipeline,
+        _of_frames,
+        _qwen_image_edit,
+        {"height": 24, "width": 40, "image": picture(1)},
+        (12, 12, 4),
+        size=(24, 24),
+        sampled=False,
+        targets=(*ATTENTION, "add_k_proj", "to_add_out", "img_mod.1"),
+    ),
     "qwen-image21": Flow(
         qwen_image21_pipeline,
         _of_frames,
@@ -318,6 +372,16 @@ FLOWS = {
         {"height": 64, "width": 96},
         (4, 6, 6),
         size=(64, 96),
+        sampled=False,
+        targets=(*ATTENTION, "img_mlp.proj", "img_mlp.gate_layer", "modulation.1"),
+    ),
+    "qwen-image21-edit": Flow(
+        qwen_image21_pipeline,
+        _of_frames,
+        _qwen_image21,
+        {"height": 64, "width": 64, "output_resolution": 64, "image": picture(1)},
+        (4, 4, 6),
+        size=(64, 64),
         sampled=False,
         targets=(*ATTENTION, "img_mlp.proj", "img_mlp.gate_layer", "modulation.1"),
     ),
@@ -386,12 +450,22 @@ def our_losses(
     loss: DenoisingLoss, recipe: Any, trained: Any, run: list[Arrays]
 ) -> tuple[list[float], Any]:
     """The losses of our loss with plain gradient descent, and the first gradients."""
-    tokens = [recipe.base.tokenize(prompt) for prompt in PROMPTS]
-    text = {name: np.stack([own[name] for own in tokens]) for name in tokens[0]}
     none = jnp.zeros(2, bool)
 
+    def text(batch: Arrays) -> Arrays:
+        base, names = recipe.base, original_names(batch)
+        if loss.seen is None or "texts" in batch:
+            tokens = [base.tokenize(prompt) for prompt in PROMPTS]
+        else:
+            own = base.family, base.text_tokenizers
+            tokens = [
+                loss.seen.tokenize(*own, prompt, [batch[name][i] for name in names])
+                for i, prompt in enumerate(PROMPTS)
+            ]
+        return {name: np.stack([one[name] for one in tokens]) for name in tokens[0]}
+
     @jax.jit
-    def value_and_grad(trained: Any, frozen: Any, batch: Any) -> Any:
+    def value_and_grad(trained: Any, frozen: Any, batch: Any, text: Any) -> Any:
         drawn = (batch.get(name) for name in ("latent_noise", "noise", "timesteps"))
         given = {k: x for k, x in batch.items() if "pixel_values" in k} | text
         if "texts" in batch:
@@ -406,7 +480,7 @@ def our_losses(
 
     frozen, losses, first = recipe.frozen(), [], None
     for batch in run:
-        value, gradient = value_and_grad(trained, frozen, batch)
+        value, gradient = value_and_grad(trained, frozen, batch, text(batch))
         first = gradient if first is None else first
         trained = jax.tree.map(lambda x, g: x - RATE * g, trained, gradient)
         losses.append(float(value))
@@ -423,10 +497,12 @@ def options(folder: Any, data: Any, resolution: int = 24, **changes: Any) -> Tex
     )
 
 
-def edit_options(folder: Any, data: Any, **changes: Any) -> InstructPix2PixConfig:
+def edit_options(
+    folder: Any, data: Any, resolution: int = 24, **changes: Any
+) -> InstructPix2PixConfig:
     return InstructPix2PixConfig(
         model=str(folder),
-        data=EditDataConfig(str(data), resolution=24),
+        data=EditDataConfig(str(data), resolution=resolution),
         batch_size=2,
         compute_dtype="float32",
         **changes,

@@ -228,6 +228,8 @@ class Channels:
     resize: KeepSize = dataclasses.field(default_factory=KeepSize)
     most: int = 1
     """The most images that are edited or looked at together."""
+    reads_with_text: ClassVar[bool] = False
+    """Whether the text encoder reads the images with the prompt."""
 
     def channels(self, latents: int) -> int:
         """Returns the channels of the input for latents of so many."""

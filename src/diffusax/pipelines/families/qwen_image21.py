@@ -107,6 +107,9 @@ def _references(conditions: Conditions) -> tuple[tuple[Any, Any], ...]:
 class InText(ReadWithText):
     """The denoiser looks at images that the text speaks of, each in an area of 1024x1024 pixels."""
 
+    def arguments(self, height: int, width: int) -> dict[str, Any]:
+        return {"output_resolution": round((height * width) ** 0.5)}
+
     def references(self, call: Any, multiple: int) -> Sequence[np.ndarray]:
         images = (np.asarray(image, np.float32) / 255 for image in _read(call))
         return [2 * image[None] - 1 for image in images]
@@ -155,11 +158,12 @@ def tokenize(
 ) -> Tokens:
     """Returns the ids of texts as chats, n t, with their lengths; t is `padded_length`.
 
-    length has no effect, as embeddings of any length are filled up.
+    length: the tokens that texts with images are filled up to, if it is known.
     """
     if images := [on_white(image) for image in _read(call)]:
         chats = [_chat(text, len(images)) for text in texts[0]]
-        return tokens_with_images(_processor(tokenizers[0]), chats, images, padded_length)
+        padded = padded_length if length is None else lambda _: length
+        return tokens_with_images(_processor(tokenizers[0]), chats, images, padded)
     rows = [_ids(tokenizers[0], text) for text in texts[0]]
     return padded_tokens(tokenizers[0], rows, padded_length(max(map(len, rows))))
 

@@ -87,8 +87,8 @@ class ImageChats:
     ) -> Tokens:
         """Returns the ids of texts as chats, n t, with their lengths and the images.
 
-        What is read of them beside the images has one of few lengths, see `padded_length`. length
-        has no effect, as embeddings of any length are filled up.
+        What is read of them beside the images has one of few lengths, see `padded_length`, unless
+        length says to how many tokens they are filled up.
 
         Raises:
             ValueError: image is missing, cannot be read or is several for a checkpoint of one, or
@@ -99,6 +99,7 @@ class ImageChats:
         processor = _processor(tokenizers[0])
         chats = [self._chat(text, len(images)) for text in texts[0]]
         padded = _padded(processor, [image.size for image in images])
+        padded = padded if length is None else lambda _: length
         return tokens_with_images(processor, chats, images, padded)
 
     def tokenize_caption(self, tokenizers: Sequence[Any], caption: str) -> Tokens:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from diffusax.images.references import as_images
 from diffusax.models.encoders.qwen3_vl_vision import encode_each
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.policies import References
-from diffusax.pipelines.plan.plan import Conditions, ImageSpans, Prompt, TextImages, Tokens
+from diffusax.pipelines.plan.plan import ImageSpans, Prompt, TextImages, Tokens
 from diffusax.text.vision_language import VisionLanguageProcessor
 
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -28,13 +28,7 @@ PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
 class ReadWithText(References):
     """The denoiser looks at images that the text encoder reads with the prompt."""
 
-    def condition(
-        self, given: Conditions, latents: Sequence[Any], scaled: Callable[[Any], Any]
-    ) -> Conditions:
-        raise ValueError(
-            "models whose text encoder reads the images with the prompt cannot be trained on edits "
-            "here; use FLUX.2 or FLUX.3 klein"
-        )
+    reads_with_text: ClassVar[bool] = True
 
 
 def given_images(call: Any) -> list[Any]:
@@ -80,10 +74,16 @@ def tokens_with_images(
         texts: chats, with `PLACE` for each image. They differ only behind the last of these.
         images: paths or PIL images.
         padded: a function (the most tokens) -> the length that all are filled up to.
+
+    Raises:
+        ValueError: a text has more tokens than that.
     """
     n, k = len(texts), len(images)
     read = processor.read(texts, [images] * n)
     more = padded(read.ids.shape[1]) - read.ids.shape[1]
+    if more < 0:
+        count, most = read.ids.shape[1], padded(read.ids.shape[1])
+        raise ValueError(f"a text has {count} tokens with its images; shorten it, {most} fit here")
     behind = (0, 0), (0, more)
     pad = processor.tokenizer.pad_token_id
     edges = np.flatnonzero(np.diff(read.images[0], prepend=False, append=False))

@@ -314,6 +314,10 @@ PIXELS, LATENTS = "original_pixel_values", "original_latents"
 """The names in a batch of an image before the edit, and of its latents in a cache."""
 
 
+TEXT_IMAGES = "text_images"
+"""The beginning of the names in a batch of images as the text encoder reads them."""
+
+
 MOST_ORIGINALS = 10
 """The most images before an edit, of which further ones have numbers: original_latents_2."""
 
@@ -328,8 +332,8 @@ def numbered_names(name: str, count: int) -> list[str]:
 
 
 def is_text(name: str) -> bool:
-    """Returns whether an entry of a batch holds a text's tokens."""
-    return name == LENGTHS or name.startswith(ids_name("tokenizer"))
+    """Returns whether an entry of a batch holds a text's tokens, or images that it speaks of."""
+    return name == LENGTHS or name.startswith((ids_name("tokenizer"), TEXT_IMAGES))
 
 
 def ids_name(tokenizer: str) -> str:

@@ -51,6 +51,8 @@ from diffusax.training.data.options import (
     DataConfig,
     EditDataConfig,
 )
+from diffusax.training.step.denoising import original_names
+from diffusax.training.step.seen_images import SeenImages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,10 +182,24 @@ class BaseModel:
     def tokenize(self, caption: str) -> dict[str, np.ndarray]:
         """Returns a caption's tokens by their names in a batch: ids per text encoder, t int32."""
         names = [encoder.tokenizer for encoder in self.family.text_encoders]
-        tokenizers = [self.tokenizers[name] for name in names]
+        tokenizers = self.text_tokenizers
         tokens = self.family.tokenize_caption(tokenizers, clean_caption(caption))
         found = dict(zip(map(ids_name, names), tokens.ids))
         return found if tokens.lengths is None else {**found, LENGTHS: tokens.lengths}
+
+    @property
+    def text_tokenizers(self) -> list[Any]:
+        """The tokenizers of the text encoders, in order."""
+        return [self.tokenizers[encoder.tokenizer] for encoder in self.family.text_encoders]
+
+    def seen_images(self, size: int, count: int = 1) -> SeenImages | None:
+        """Returns where texts speak of images; None in a family whose text encoder reads none.
+
+        size: their side in pixels. count: their number.
+        """
+        if not self.family.edits.reads_with_text:
+            return None
+        return _seen_images(self.family, tuple(self.text_tokenizers), size, count)
 
     def components(self, params: dict[str, Params], **options: Any) -> Components:
         """Returns the components for the tasks of `diffusax.pipelines`, with these parameters.
@@ -384,7 +400,15 @@ def edit_example(
     prompt, cell = choose_edit(row[config.edit_prompt_column], row[config.edited_image_column], rng)
     original = row[config.original_image_column]
     images = _cut(config, base, size, row, rng, pixel_values=cell, original_pixel_values=original)
+    originals = [images[name] for name in original_names(images)]
+    if (seen := base.seen_images(size, len(originals))) is not None:
+        return {**images, **seen.tokenize(base.family, base.text_tokenizers, prompt, originals)}
     return {**images, **base.tokenize(prompt)}
+
+
+@functools.lru_cache(16)
+def _seen_images(family: Family, tokenizers: tuple[Any, ...], size: int, count: int) -> SeenImages:
+    return SeenImages.of(family, tokenizers, size, count)
 
 
 def _cut(

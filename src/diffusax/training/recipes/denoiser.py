@@ -341,6 +341,9 @@ class Denoiser:
         """
         base, dtype = self.base, self.config.compute_dtype
         if not self.embedded:
+            seen = self.denoising.seen
+            if seen is not None:
+                return {"empty": seen.empty(base.family, base.text_tokenizers, self.size)}
             return {"empty": base.tokenize("")}
 
         def embed(params: Params, tokens: Params) -> Params:

@@ -23,6 +23,7 @@ from diffusax.training.data.examples import prepare_images
 from diffusax.training.data.options import EditDataConfig
 from diffusax.training.recipes.base_model import edit_class, edit_example, instruct_class
 from diffusax.training.recipes.denoiser import Denoiser
+from diffusax.training.step.seen_images import SeenImages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,8 @@ class InstructPix2Pix(Denoiser):
         )
         family = self.base.family
         dropout: dict[str, Any] = family.edits.dropout(config.conditioning_dropout)
-        self.denoising = dataclasses.replace(self.denoising, **dropout)
+        seen = self._seen_images()
+        self.denoising = dataclasses.replace(self.denoising, seen=seen, **dropout)
         self.guides_by_image = instruct_class(family) is not None
         if not self.guides_by_image:
             _check_guidance(config, family.name)
@@ -91,6 +93,27 @@ class InstructPix2Pix(Denoiser):
             self.pipeline_class = editor
         self.task: Task = getattr(editor, "task", tasks.text_to_image)
         self.images = [self._cut(path) for path in config.validation.images]
+
+    def _seen_images(self) -> SeenImages | None:
+        """Returns where texts speak of images, where they do.
+
+        Raises:
+            ValueError: the images have several sizes, or there are embeddings that know of none.
+        """
+        seen = self.base.seen_images(self.size)
+        if seen is None:
+            return None
+        name = self.base.family.name
+        if self.config.data.bucketed:
+            raise ValueError(
+                f"data.buckets and data.bucket_step cannot be for {name}, whose texts speak of "
+                "images of one size; leave them out"
+            )
+        if self.cached:
+            raise ValueError(
+                f"data.path must hold images for {name}, whose texts speak of them, and no cache"
+            )
+        return seen
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
         """Returns each validation image beside its edited one, with the prompt beneath."""

@@ -33,6 +33,7 @@ from diffusax.training.data.examples import (
     ids_name,
     numbered_names,
 )
+from diffusax.training.step.seen_images import SeenImages
 from diffusax.training.step.step import Batch
 
 STATISTICS = "statistics"
@@ -142,6 +143,8 @@ class DenoisingLoss:
     """The probability of each timestep; None where all are equally likely."""
     layers: HiddenLayers | None = None
     """The hidden states that are a text's embeddings; see `encode_captions`."""
+    seen: SeenImages | None = None
+    """Where texts speak of images; None where they speak of none."""
     lora: TrainedLora | None = None
     """The adapters that are trained; their networks are frozen. None where networks are trained."""
 
@@ -292,7 +295,7 @@ class DenoisingLoss:
             images = batch["conditioning_pixel_values"].astype(self.compute_dtype) / 255
             control = self._denoiser.embed(weights, (images[:, None],))
             control = tuple(hint[:, 0] for hint in control)
-        given = Conditions(*prompt[:3], added=added or None, control=control)
+        given = Conditions(*prompt[:3], added=added or None, control=control).told(prompt)
         names = original_names(batch)
         if not names:
             return given
@@ -303,6 +306,8 @@ class DenoisingLoss:
         empty = weights["empty"]
         given = {name: batch[name] for name in empty}
         chosen = {name: _replace(dropped, empty[name], given[name]) for name in empty}
+        if self.seen is not None:
+            chosen |= self.seen.patches(batch)
         encoded = self._encode(weights, chosen)
         if not self.keep_pooled:
             return encoded
@@ -314,7 +319,8 @@ class DenoisingLoss:
             embeddings = [embedding.astype(self.compute_dtype) for embedding in cached]
             own: dict[str, Any] = dict(zip(Prompt._fields, embeddings))
             return Prompt(**own, lengths=text.get(LENGTHS))
-        return encode_captions(self.family, self.networks, weights, text, self.layers)
+        options = self.layers, self.seen
+        return encode_captions(self.family, self.networks, weights, text, *options)
 
     def _image(self, weights: Params, name: str, given: jax.Array, dropped: jax.Array) -> jax.Array:
         """Returns the modes of an image's latents before the edit, unscaled.
@@ -328,7 +334,7 @@ class DenoisingLoss:
         return _replace(dropped, jnp.float32(0), latents)
 
 
-def original_names(batch: Batch) -> list[str]:
+def original_names(batch: Mapping[str, Any]) -> list[str]:
     """Returns the names in a batch of the images before the edit, in order."""
     kind = LATENTS if LATENTS in batch else PIXELS
     return [name for name in numbered_names(kind, MOST_ORIGINALS) if name in batch]
@@ -350,11 +356,15 @@ def encode_captions(
     params: Params,
     ids: Mapping[str, jax.Array],
     layers: HiddenLayers | None = None,
+    seen: SeenImages | None = None,
 ) -> Prompt:
     """Encodes tokens b t, which have their names in a batch, to embeddings.
 
-    layers: the hidden states that the checkpoint asks for; None for the family's own.
+    layers: the hidden states that the checkpoint asks for; None for the family's own. seen: where
+    the texts speak of images, if they do.
     """
+    if seen is not None:
+        return seen.encode(family, networks, params, ids, layers)
     encoders = family.text_encoders
     tokens = tuple(ids[ids_name(e.tokenizer)] for e in encoders)
     return family.encode(
