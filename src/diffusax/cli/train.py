@@ -124,8 +124,13 @@ RECIPES: dict[str, tuple[type, type]] = {
 }
 
 
+OTHER_NAMES = {"edit": "instruct-pix2pix"}
+"""What else recipes may be called: networks that look at images are not InstructPix2Pix's."""
+
+
 def command(args: list[str]) -> Any:
     """Reads the recipe and its options from the arguments."""
+    args = [*(OTHER_NAMES.get(name, name) for name in args[:1]), *args[1:]]
     texts = {name: kind.__doc__ or "" for name, (kind, _) in RECIPES.items()}
     return choose(texts, args, read_recipe, prog="diffusax train", description="Train a network.")
 

@@ -15,6 +15,7 @@ from support.tiny import build_stable_diffusion
 from support.training_runs import steps_logged, wait_for
 
 import diffusax
+from diffusax.cli.train import command as train_command
 from diffusax.training import (
     EditDataConfig,
     InstructPix2PixConfig,
@@ -294,3 +295,8 @@ def test_a_killed_run_ends_in_the_same_bits(run, checkpoint, edits, photo, tmp_p
     for name in ("model", "model_ema"):
         file = f"{name}/unet/diffusion_pytorch_model.safetensors"
         assert (tmp_path / file).read_bytes() == (run / file).read_bytes()
+
+
+def test_the_recipe_is_also_called_edit():
+    given = ["--model", "x", "--data.path", "y", "--output", "z"]
+    assert train_command(["edit", *given]) == train_command(["instruct-pix2pix", *given])
