@@ -19,6 +19,7 @@ from diffusax.networks import __all__ as _networks
 from diffusax.pipelines import *  # noqa: F403
 from diffusax.pipelines import __all__ as _pipelines
 from diffusax.pipelines.components.foreign import CONVERTERS
+from diffusax.runtime.devices.lowering import int8_activations
 from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.runtime.devices.processes import initialize
 from diffusax.runtime.programs.compilations import count_compilations
@@ -67,6 +68,7 @@ __all__ = [
     "__version__",
     "count_compilations",
     "initialize",
+    "int8_activations",
     "kernel_shapes",
     "load_image",
     "make_image_grid",

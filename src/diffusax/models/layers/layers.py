@@ -16,7 +16,9 @@ from jax.nn.initializers import lecun_normal, normal, ones, zeros
 from diffusax.models.adapters.low_rank import Base, LowRank
 from diffusax.models.layers.rngs import shaped
 from diffusax.models.ops.conv import conv2d
-from diffusax.models.ops.matmul import apart, columns, matmul, split_matmul
+from diffusax.models.ops.int8 import linear, rounds_inputs
+from diffusax.models.ops.layer_input import Tokens, as_array, as_input
+from diffusax.models.ops.matmul import apart, columns, split_matmul
 from diffusax.models.ops.norms import group_norm, layer_norm, rms_norm
 from diffusax.models.quantized import Kernel, Quantized
 from diffusax.runtime.devices.host import in_host_memory
@@ -36,14 +38,16 @@ class Linear(nnx.Linear):
     def __init__(self, c: int, d: int, *, bias: bool = True, rngs: nnx.Rngs):
         super().__init__(c, d, use_bias=bias, rngs=rngs, **_DENSE)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Tokens) -> jax.Array:
         kernel: Kernel = self.kernel.get_value()
         bias = None if self.bias is None else self.bias[...]
-        x = x.astype(kernel.dtype)
         if self.adapters is None:
-            return matmul(x, kernel, bias)
-        own, other = apart(x, 2)
-        y = matmul(own, kernel, bias)
+            return linear(x, kernel, bias)
+        if isinstance(kernel, Quantized) and rounds_inputs(x.shape, kernel):
+            y, other = linear(x, kernel, bias), as_array(x).astype(kernel.dtype)
+        else:
+            own, other = apart(as_array(x).astype(kernel.dtype), 2)
+            y = linear(own, kernel, bias)
         return y + self.adapters.linear(other, Base(y, kernel, bias))
 
     def finished(self, given: Any) -> jax.Array:
@@ -115,20 +119,24 @@ class SplitLinear(ArrangedLinear):
         super().__init__(c, sum(widths), bias=bias, rngs=rngs)
         self.widths, self.read_together = tuple(widths), tuple(read_together)
 
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, ...]:  # type: ignore[override]
+    def __call__(  # type: ignore[override]
+        self, x: Tokens
+    ) -> tuple[jax.Array, ...]:
         if not self.differs:
-            if self.adapters is not None:
+            kernel: Kernel = self.kernel.get_value()
+            rounds = isinstance(kernel, Quantized) and rounds_inputs(x.shape, kernel)
+            if rounds or self.adapters is not None:
                 return self._split(super().__call__(x))
             bias = None if self.bias is None else self.bias[...]
-            kernel: Kernel = self.kernel.get_value()
-            return split_matmul(x, kernel, bias, self.widths, self.read_together)
+            return split_matmul(as_array(x), kernel, bias, self.widths, self.read_together)
         kernels = self.arranged().parts
         biases = [None] * len(kernels) if self.bias is None else self._split(self.bias[...])
-        x = x.astype(kernels[0].dtype)
-        ys = [matmul(x, k, bias) for k, bias in zip(kernels, biases)]
+        x = as_input(x)
+        ys = [linear(x, k, bias) for k, bias in zip(kernels, biases)]
         if (adapters := self.adapters) is not None:
             ups = map(split_columns, self._split(adapters.up))
-            ys = [y + adapters._replace(up=up).linear(x) for y, up in zip(ys, ups)]
+            dense = as_array(x).astype(kernels[0].dtype)
+            ys = [y + adapters._replace(up=up).linear(dense) for y, up in zip(ys, ups)]
         return tuple(ys)
 
     def _parts(self, kernel: Kernel) -> tuple[Kernel, ...]:

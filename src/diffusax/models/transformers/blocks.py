@@ -15,7 +15,9 @@ from flax import nnx
 from diffusax.models.layers.layers import ArrangedLinear, Linear, RMSNorm
 from diffusax.models.ops.activations import approximate_gelu, gated_silu
 from diffusax.models.ops.attention import attention
-from diffusax.models.ops.matmul import apart, concatenate, matmul
+from diffusax.models.ops.int8 import linear
+from diffusax.models.ops.layer_input import LayerInput, Tokens, as_input
+from diffusax.models.ops.matmul import apart, concatenate
 from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.quantized import Kernel, Quantized, dense
 from diffusax.runtime.devices.mesh import (
@@ -142,7 +144,7 @@ class RotaryAttention(nnx.Module):
         self.to_out = nnx.List([Linear(c, c, bias=bias, rngs=rngs)]) if out else None
 
     def __call__(
-        self, x: jax.Array, rotation: Rotation, lengths: jax.Array | None = None
+        self, x: Tokens, rotation: Rotation, lengths: jax.Array | None = None
     ) -> jax.Array:
         """Attends to the first `lengths` tokens, b; None for all of them."""
         q, k, v = split_heads(x, (self.to_q, self.to_k, self.to_v), self.heads)
@@ -177,8 +179,8 @@ class JointAttention(nnx.Module):
 
     def __call__(
         self,
-        x: jax.Array,
-        context: jax.Array,
+        x: Tokens,
+        context: Tokens,
         rotation: Rotation,
         lengths: jax.Array | None = None,
         before: tuple[jax.Array, jax.Array] | None = None,
@@ -205,26 +207,25 @@ class JointAttention(nnx.Module):
         y = y.reshape(*y.shape[:2], -1)
         at = context.shape[1] if lengths is None else x.shape[1]
         parts = split_tokens(y[:, :at]), split_tokens(y[:, at:])
-        context, x = parts if lengths is None else parts[::-1]
-        return self.to_out[0](x), self.to_add_out(context)
+        of_context, of_x = parts if lengths is None else parts[::-1]
+        return self.to_out[0](of_x), self.to_add_out(of_context)
 
-    def alone(
-        self, x: jax.Array, rotation: Rotation
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def alone(self, x: Tokens, rotation: Rotation) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Returns what image tokens read of themselves, and their keys, rotated, and values."""
         q, k, v = self._own(x)
         q, k = rotate(q, rotation), rotate(k, rotation)
         return self.to_out[0](attention(q, k, v).reshape(*x.shape[:2], -1)), (k, v)
 
-    def _own(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _own(self, x: Tokens) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the queries, keys and values of image tokens."""
         q, k, v = split_heads(x, (self.to_q, self.to_k, self.to_v), self.heads)
         return self.norm_q(q), self.norm_k(k), v
 
 
-def split_heads(x: jax.Array, layers: Sequence[Any], heads: int) -> tuple[jax.Array, ...]:
+def split_heads(x: Tokens, layers: Sequence[Any], heads: int) -> tuple[jax.Array, ...]:
     """Returns what layers make of x, in heads. x: b t c -> b t heads d each."""
-    return tuple(layer(x).reshape(*x.shape[:2], heads, -1) for layer in layers)
+    own = as_input(x)
+    return tuple(layer(own).reshape(*x.shape[:2], heads, -1) for layer in layers)
 
 
 class JoinedLinear(ArrangedLinear):
@@ -239,15 +240,16 @@ class JoinedLinear(ArrangedLinear):
         self.widths = c, d
 
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:  # type: ignore[override]
-        joined = concatenate([x, y], axis=-1)
+        beside = LayerInput(_beside, x, y, width=x.shape[-1] + y.shape[-1])
         if not self.differs:
-            return super().__call__(joined)
+            return super().__call__(beside)
+        joined = beside.dense
         (kernel,) = self.arranged().parts
         bias = None if self.bias is None else self.bias[...]
         parts = tensor_parts()
         own = [z.reshape(*z.shape[:-1], parts, -1).astype(kernel.dtype) for z in (x, y)]
         whole = jnp.concatenate(own, axis=-1).reshape(joined.shape)
-        z = matmul(whole, kernel, bias)
+        z = linear(whole, kernel, bias)
         if self.adapters is not None:
             z = z + self.adapters.linear(joined.astype(kernel.dtype))
         return z
@@ -269,6 +271,10 @@ class JoinedLinear(ArrangedLinear):
             k.reshape(parts, -1, k.shape[-1]) for k in map(split_rows, (kernel[:c], kernel[c:]))
         ]
         return jnp.concatenate(rows, axis=1).reshape(kernel.shape)
+
+
+def _beside(x: jax.Array, y: jax.Array) -> jax.Array:
+    return concatenate([x, y], axis=-1)
 
 
 def activations(temb: jax.Array, *counts: int) -> list[tuple[jax.Array, ...]]:
@@ -307,7 +313,7 @@ class GELULayer(nnx.Module):
     def __init__(self, c: int, d: int, *, rngs: nnx.Rngs):
         self.proj = Linear(c, d, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Tokens) -> jax.Array:
         return approximate_gelu(self.proj(x))
 
 
@@ -319,7 +325,7 @@ class GELUFeedForward(nnx.Module):
         layers = [GELULayer(c, 4 * c, rngs=rngs), None, Linear(4 * c, c, rngs=rngs)]
         self.net: Any = nnx.List(layers)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Tokens) -> jax.Array:
         return self.net[2](self.net[0](x))
 
 
@@ -331,5 +337,5 @@ class SwiGLU(nnx.Module):
         self.w2 = Linear(inner, c, bias=False, rngs=rngs)
         self.w3 = Linear(c, inner, bias=False, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Tokens) -> jax.Array:
         return self.w2(gated_silu(self.w1(x), self.w3(x)))

@@ -20,6 +20,7 @@ from diffusax.models.layers.layers import Linear, RMSNorm, SplitLinear
 from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.ops.activations import gated_silu
 from diffusax.models.ops.attention import attention
+from diffusax.models.ops.layer_input import Tokens
 from diffusax.models.ops.matmul import concatenate
 from diffusax.models.ops.modulation import add_gated, gated_layer, modulate
 from diffusax.models.ops.rotation import Rotation, rotate
@@ -90,7 +91,7 @@ class Flux2FeedForward(nnx.Module):
         self.linear_in = SplitLinear(c, (inner, inner), bias=False, rngs=rngs)
         self.linear_out = Linear(inner, c, bias=False, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Tokens) -> jax.Array:
         gate, h = self.linear_in(x)
         return self.linear_out(gated_silu(gate, h))
 
@@ -166,13 +167,13 @@ class Flux2ParallelSelfAttention(nnx.Module):
         self.to_out = JoinedLinear(c, inner, c, bias=False, rngs=rngs)
 
     def __call__(
-        self, x: jax.Array, rotation: Rotation, before: KeysValues | None = None
+        self, x: Tokens, rotation: Rotation, before: KeysValues | None = None
     ) -> jax.Array:
         """Returns what the tokens read. before: further keys and values."""
         return self.with_keys(x, rotation, before)[0]
 
     def with_keys(
-        self, x: jax.Array, rotation: Rotation, before: KeysValues | None = None
+        self, x: Tokens, rotation: Rotation, before: KeysValues | None = None
     ) -> tuple[jax.Array, KeysValues]:
         """Returns what the tokens read, and their keys and values. before: further ones."""
         *qkv, gate, h = self.to_qkv_mlp_proj(x)

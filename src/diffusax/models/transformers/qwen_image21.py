@@ -23,8 +23,9 @@ from diffusax.models.layers.layers import CentredRMSNorm, Linear, RMSNorm
 from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.ops.activations import approximate_gelu, gated_silu
 from diffusax.models.ops.attention import attention
+from diffusax.models.ops.layer_input import LayerInput, Tokens
 from diffusax.models.ops.matmul import apart, concatenate
-from diffusax.models.ops.modulation import add_gated, scaled
+from diffusax.models.ops.modulation import add_gated, scaled, scaled_layer_norm
 from diffusax.models.ops.norms import normalized
 from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.transformers.blocks import (
@@ -103,7 +104,7 @@ class FeedForward(nnx.Module):
         self.gate_layer = Linear(c, inner, bias=False, rngs=rngs)
         self.out = Linear(inner, c, bias=False, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Tokens) -> jax.Array:
         return self.out(gated_silu(self.gate_layer(x), self.proj(x)))
 
 
@@ -122,7 +123,7 @@ class PrefixAttention(nnx.Module):
 
     def __call__(
         self,
-        x: jax.Array,
+        x: Tokens,
         rotation: Rotation,
         before: tuple[jax.Array, jax.Array],
         length: jax.Array,
@@ -136,7 +137,7 @@ class PrefixAttention(nnx.Module):
         keys, values = (concatenate(pair, axis=1) for pair in zip((k, v), before))
         return self.join(attention(q, keys, values, key_lengths=length + x.shape[1]))
 
-    def heads_of(self, x: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def heads_of(self, x: Tokens, rotation: Rotation) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns rotated queries and keys, and values, b t h d each."""
         q, k, v = split_heads(x, (self.to_q, self.to_k, self.to_v), self.heads)
         return rotate(self.norm_q(q), rotation), rotate(self.norm_k(k), rotation), v
@@ -197,8 +198,8 @@ class QwenImage21TransformerBlock(nnx.Module):
         y = self.attn.join(jnp.concatenate(parts, axis=1))
         return self._finish(x, gate, y, rest), k, v
 
-    def _scaled(self, x: jax.Array, scale: jax.Array) -> jax.Array:
-        return scaled(normalized(x, eps=self.eps), 1 + scale)
+    def _scaled(self, x: jax.Array, scale: jax.Array) -> LayerInput:
+        return scaled_layer_norm(x, 1 + scale, eps=self.eps)
 
     def _finish(
         self, x: jax.Array, gate: jax.Array, y: jax.Array, rest: Sequence[jax.Array]

@@ -16,7 +16,7 @@ from diffusax.models.layers.layers import Linear, RMSNorm
 from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.layers.rngs import shaped
 from diffusax.models.ops.matmul import apart
-from diffusax.models.ops.modulation import add_gated, scaled
+from diffusax.models.ops.modulation import add_gated, scaled_rms_norm
 from diffusax.models.ops.norms import normalized
 from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.blocks import (
@@ -87,9 +87,9 @@ class ZImageTransformerBlock(nnx.Module):
             temb: the embedded time, b d, for a block with modulation.
         """
         scale1, gate1, scale2, gate2 = self._modulation(temb)
-        h = self.attention(scaled(self.attention_norm1(x), scale1), rotation, lengths)
+        h = self.attention(scaled_rms_norm(self.attention_norm1, x, scale1), rotation, lengths)
         x = add_gated(x, gate1, self.attention_norm2(h))
-        h = self.feed_forward(scaled(self.ffn_norm1(x), scale2))
+        h = self.feed_forward(scaled_rms_norm(self.ffn_norm1, x, scale2))
         return add_gated(x, gate2, self.ffn_norm2(h))
 
     def _modulation(self, temb: jax.Array | None) -> tuple[Any, Any, Any, Any]:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax.sharding import Mesh
@@ -30,6 +30,10 @@ before Hopper wait for each copy."""
 # JAX keeps what it traces by the values of these, too.
 _PLATFORM: Any = jax.make_user_context(None)
 _PLAIN: Any = jax.make_user_context(False)
+_INT8: Any = jax.make_user_context(None)
+
+Int8Activations = Literal["auto", "on", "off"]
+"""See `int8_activations`."""
 
 
 def by_platform(
@@ -109,6 +113,22 @@ def _default_device() -> Any:
     return chosen
 
 
+def known_platform() -> str | None:
+    """Returns the platform that a program is traced for; None where it may be any."""
+    return _PLATFORM.value  # type: ignore[no-any-return]
+
+
+def device_kinds() -> set[str]:
+    """Returns JAX's names of the devices that a program is traced for.
+
+    They are those of the mesh in `jax.set_mesh`, which may be elsewhere, or else this process's.
+    """
+    mesh_device = jax.sharding.get_abstract_mesh().abstract_device
+    if mesh_device is not None:
+        return {mesh_device.device_kind}
+    return {d.device_kind for d in jax.local_devices()}
+
+
 def cuda_capability() -> tuple[int, int] | None:
     """Returns the least compute capability of the NVIDIA GPUs that a program is traced for.
 
@@ -135,6 +155,41 @@ def plain_lowerings() -> contextlib.AbstractContextManager[None]:
 def is_plain() -> bool:
     """Returns whether the code runs inside `plain_lowerings`."""
     return _PLAIN.value
+
+
+def int8_activations(choice: Int8Activations) -> contextlib.AbstractContextManager[None]:
+    """Says inside the context whether layers with int8 kernels round what they multiply, too.
+
+    Products of integers are faster on some devices, and round each token to the nearest of 255
+    numbers. The variable DIFFUSAX_INT8_ACTIVATIONS says it for what is outside of such contexts;
+    without it, it is "auto". A context holds for its own thread.
+
+    Args:
+        choice: "auto" for where the compilers' estimates say that it is faster; "on" for all layers
+            whose kernels are int8, on all devices; "off" for none, so that the results are those of
+            the kernels multiplied out.
+
+    Raises:
+        ValueError: choice is none of these.
+    """
+    return _INT8(_int8_choice("choice", choice))
+
+
+def int8_choice() -> Int8Activations:
+    """Returns what holds here, see `int8_activations`.
+
+    Raises:
+        ValueError: the variable says something else.
+    """
+    name = "DIFFUSAX_INT8_ACTIVATIONS"
+    chosen: Int8Activations | None = _INT8.value
+    return chosen or _int8_choice(name, os.environ.get(name, "auto"))
+
+
+def _int8_choice(name: str, choice: Any) -> Int8Activations:
+    if choice not in ("auto", "on", "off"):
+        raise ValueError(f"{name} must be 'auto', 'on' or 'off' (got {choice!r})")
+    return choice  # type: ignore[no-any-return]
 
 
 def compiler_options(mesh: Mesh | None = None, *, streams: bool = False) -> dict[str, str | bool]:

@@ -19,7 +19,9 @@ from diffusax.runtime.compat import is_tracing
 from diffusax.runtime.devices.host import KIND, in_host_memory
 from diffusax.runtime.devices.layouts import ORDERS, order_of
 from diffusax.runtime.devices.lowering import (
+    Int8Activations,
     compiler_options,
+    int8_choice,
     lowering_for,
     platform_for,
     platform_of,
@@ -62,6 +64,8 @@ class Shape(NamedTuple):
     arrays: tuple[Any, ...]
     """The shapes and dtypes of the arguments; of parameters their number and the first one's dtype.
     """
+    int8: Int8Activations = "auto"
+    """See `int8_activations`."""
 
 
 class Key(NamedTuple):
@@ -331,7 +335,7 @@ def call_shape(request: Request) -> Shape:
         else:
             arrays.append((tree, *[(getattr(x, "shape", ()), _dtype(x)) for x in leaves]))
         placed += leaves
-    return Shape(platform_for(placed), request.static, tuple(arrays))
+    return Shape(platform_for(placed), request.static, tuple(arrays), int8_choice())
 
 
 def key(request: Request, shape: Shape | None = None) -> Key:
