@@ -26,6 +26,7 @@ from support.tiny_language import T5
 
 import diffusax
 from diffusax.checkpoints import save_network
+from diffusax.checkpoints.keywords import stored_as
 from diffusax.checkpoints.tree import params_to_tensors
 from diffusax.models import (
     AutoencoderTiny,
@@ -471,3 +472,27 @@ def test_files_can_be_read_by_whom_the_umask_allows(tmp_path):
     finally:
         os.umask(before)
     assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o640}
+
+
+def test_configs_of_quantisation_are_understood():
+    eight = diffusers.BitsAndBytesConfig(load_in_8bit=True)
+    whole = diffusers.PipelineQuantizationConfig
+    kwargs = {"load_in_8bit": True}
+    cases = {
+        "int8": [eight, eight.to_dict(), transformers.BitsAndBytesConfig(load_in_8bit=True)],
+        "file": [diffusers.GGUFQuantizationConfig(compute_dtype=torch.bfloat16)],
+    }
+    for kind, configs in cases.items():
+        assert [stored_as(config) for config in configs] == [kind] * len(configs)
+    assert stored_as({"quant_method": "quanto", "weights_dtype": "float8"}) == "fp8"
+    assert stored_as({"quant_method": "torchao", "quant_type": "int8_weight_only"}) == "int8"
+    backend = whole(quant_backend="bitsandbytes_8bit", quant_kwargs=kwargs)
+    assert stored_as(backend) == {"default": "int8"}
+    some = whole(
+        quant_backend="bitsandbytes_8bit", quant_kwargs=kwargs, components_to_quantize=["unet"]
+    )
+    assert stored_as(some) == stored_as(whole(quant_mapping={"unet": eight})) == {"unet": "int8"}
+    four = diffusers.BitsAndBytesConfig(load_in_4bit=True)
+    for config in (four, {"quant_method": "torchao", "quant_type": "int4wo"}, {}):
+        with pytest.raises(ValueError, match="must ask for weights of eight bits"):
+            stored_as(config)

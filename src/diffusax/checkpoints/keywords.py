@@ -26,7 +26,7 @@ NO_EFFECT = frozenset(
         *("provider", "provider_options", "sess_options", "file_name"),
         # What no component here reads.
         *("add_watermarker", "load_safety_checker", "from_flax", "from_tf", "safety_concept"),
-        *("output_loading_info", "use_onnx", "use_flashpack", "quantization_config"),
+        *("output_loading_info", "use_onnx", "use_flashpack"),
         *("silence_dtype_warnings", "is_main_process", "save_function", "return_unused_kwargs"),
     }
 )
@@ -40,8 +40,6 @@ _REFUSED = {
     "from_tf": "must be False: diffusax reads safetensors",
     "output_loading_info": "must be False: keys that do not fit are an error that lists them",
     "return_unused_kwargs": "must be False: unknown keywords are logged",
-    "quantization_config": "must be None: quantised weights are not supported; leave it out, and "
-    "give torch_dtype='bfloat16' to need less memory",
 }
 """What is said of keywords that ask for what diffusax does not have."""
 
@@ -92,6 +90,44 @@ def take_keywords(
             _meant(rest, known),
         )
     return kept, hub
+
+
+def stored_as(quantization_config: Any) -> Any:
+    """Returns the `weights` that one of diffusers' configs of quantisation asks for.
+
+    BitsAndBytesConfig, QuantoConfig and TorchAoConfig of eight bits are "int8" or "fp8", in the
+    way of diffusax. GGUFQuantizationConfig is "file", as files say themselves how they are stored.
+    PipelineQuantizationConfig gives them by component.
+
+    Raises:
+        ValueError: it asks for something else.
+    """
+    own = quantization_config if isinstance(quantization_config, Mapping) else None
+    told = vars(quantization_config) if own is None else own
+    if mapping := told.get("quant_mapping"):
+        return {name: stored_as(config) for name, config in mapping.items()}
+    if "quant_backend" in told:
+        kinds = {"quant_method": told["quant_backend"], **(told.get("quant_kwargs") or {})}
+        names = told.get("components_to_quantize") or ("default",)
+        names = [names] if isinstance(names, str) else names
+        return dict.fromkeys(names, stored_as(kinds))
+    method = str(getattr(told.get("quant_method"), "value", told.get("quant_method")))
+    fields = ("weights_dtype", "quant_type", "load_in_8bit", "_load_in_8bit")
+    asked = {name: told[name] for name in fields if told.get(name)}
+    kinds_of = {"int8": "int8", "float8": "fp8"}
+    texts = [f"{value} {type(value).__name__}".lower() for value in asked.values()]
+    found = next((kinds_of[k] for k in kinds_of if any(k in text for text in texts)), None)
+    if method == "gguf":
+        return "file"
+    if found is None and any(name.endswith("load_in_8bit") for name in asked):
+        return "int8"
+    if found is None or "int4" in " ".join(texts):
+        raise ValueError(
+            "quantization_config must ask for weights of eight bits (got "
+            f"{type(quantization_config).__name__} of {method}); give weights='int8' or 'fp8' "
+            "instead, which halve what bfloat16 takes"
+        )
+    return found
 
 
 def hub_keywords(given: Mapping[str, Any]) -> dict[str, Any]:

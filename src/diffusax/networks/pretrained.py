@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, cast
 from diffusax.boundary.config import config_to_dict
 from diffusax.boundary.files import load_json
 from diffusax.checkpoints.hub import resolve
-from diffusax.checkpoints.keywords import OF_HUB, take_keywords
+from diffusax.checkpoints.keywords import OF_HUB, stored_as, take_keywords
 from diffusax.checkpoints.networks import (
     check_safe,
     class_name_of,
@@ -61,7 +61,7 @@ class Pretrained(Publishing):
             device: a device or sharding to put the parameters on.
             weights: "int8" or "fp8" to store the kernels inside of blocks in eight bits, see
                 `quantize`; "file" for those that a quantised file has in eight bits or fewer, with
-                the same numbers; None for the dtype.
+                the same numbers; None for the dtype. diffusers' quantization_config is understood.
             **keywords: revision, token, local_files_only, cache_dir and force_download; options
                 that replace those of the config, such as num_hidden_layers=11, where tensors that
                 the network does not have then are left out; and diffusers' other keywords, which
@@ -72,6 +72,8 @@ class Pretrained(Publishing):
                 why.
         """
         wanted = dtype if torch_dtype is None else torch_dtype
+        if (told := keywords.pop("quantization_config", None)) is not None:
+            weights = stored_as(told)
         network, params = read_parameters(
             path_or_repo,
             subfolder=subfolder,
@@ -292,6 +294,8 @@ class FromSingleFile(Pretrained):
             **{"token": token, "cache_dir": cache_dir},
             **{"local_files_only": local_files_only, "revision": revision},
         }
+        if (told := changes.pop("quantization_config", None)) is not None:
+            weights = stored_as(told)
         changes = {k: v for k, v in changes.items() if k not in _WITHOUT_MEANING}
         original_config = changes.pop("original_config_file", original_config)
         changes, more = take_keywords(f"{cls.__name__}.from_single_file", changes, _options(cls))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 from jax.sharding import Mesh
 
 from diffusax.checkpoints import read_call_defaults, resolve
-from diffusax.checkpoints.keywords import NO_EFFECT, hub_keywords
+from diffusax.checkpoints.keywords import NO_EFFECT, hub_keywords, stored_as
 from diffusax.checkpoints.networks import check_safe
 from diffusax.checkpoints.publishing import Publishing, publishing_keywords
 from diffusax.pipelines.components.components import Components
@@ -111,7 +111,7 @@ class Pretrained(Publishing):
                 keeps its dtype, see `quantize`. "file" stores what quantised files have in eight
                 bits or fewer in eight, with the same numbers, and all else in the dtype; None
                 stores everything in the dtype. Or a dictionary of them by component, with that of
-                the others under "default".
+                the others under "default". diffusers' quantization_config is understood, too.
             **components: components to use instead of the checkpoint's (`vae=`, `unet=`,
                 `scheduler=`, `controlnet=` or `adapter=` a model or a list), also diffusers' and
                 transformers' own, or None for those that are not needed. Then force_download,
@@ -121,6 +121,8 @@ class Pretrained(Publishing):
         Raises:
             ValueError: the checkpoint cannot be found or read; says which file and why.
         """
+        if (config := components.pop("quantization_config", None)) is not None:
+            weights = stored_as(config)
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
         hub |= {"variant": variant, "local_files_only": local_files_only}
         hub |= hub_keywords(components)
