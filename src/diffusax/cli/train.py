@@ -40,7 +40,7 @@ class Command(FromFiles):
         *("class_data", "class_images"),
         *("data.path", "data.split", "data.resolution", "data.image_column"),
         *("data.caption_column", "data.original_image_column", "data.edit_prompt_column"),
-        *("data.edited_image_column", "data.conditioning_image_column"),
+        *("data.edited_image_column", "data.reference_columns", "data.conditioning_image_column"),
         *("output", "steps", "batch_size", "accumulate", "optimizer.learning_rate"),
         *("optimizer.name", "compute_dtype", "gradient_checkpointing", "lora.rank", "mesh", "seed"),
         *("config", "set"),

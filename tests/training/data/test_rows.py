@@ -160,9 +160,12 @@ def test_one_edit_of_several_is_drawn():
     drawn = [choose_edit(["a", "b"], [b"x", b"y"], rng) for _ in range(40)]
     assert set(drawn) == {("a", b"x"), ("b", b"y")}
     assert 10 < drawn.count(("a", b"x")) < 30
+    assert {choose_edit(["a", "", "b"], b"x", rng) for _ in range(40)} == {("a", b"x"), ("b", b"x")}
+    assert choose_edit("a", [b"x"], rng) == ("a", b"x")
     for prompts, edited, message in (
-        (["a"], b"x", "both be lists"),
-        ("a", [b"x"], "both be lists"),
+        (["", " "], b"x", "are empty"),
+        ("a", [b"x", b"y"], "one instruction for 2 edited images"),
+        (" ", b"x", "instruction is empty"),
         (["a", "b"], [b"x"], "2 instructions for 1 edited images"),
         ([], [], "are empty"),
         (None, b"x", "not a text but NoneType"),

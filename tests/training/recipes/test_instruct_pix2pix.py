@@ -1,5 +1,6 @@
 """The InstructPix2Pix recipe: its examples, the widened UNet, validation, runs and results."""
 
+import json
 import subprocess
 import sys
 
@@ -114,6 +115,31 @@ def test_a_folder_names_its_pictures_in_metadata(checkpoint, tmp_path):
     with pytest.raises(
         ValueError,
         match=r"nothing of 'edited_image'; name each by edited_image_file_name",
+    ):
+        make_recipe(checkpoint, tmp_path)
+
+
+def test_lines_of_musubi_tuner_are_the_same_examples(checkpoint, edits, tmp_path):
+    lines = []
+    for i in range(16):
+        row = edit_row(i)
+        for name, column in (("a", "edited_image"), ("b", "input_image")):
+            (tmp_path / f"{i}{name}.png").write_bytes(row[column]["bytes"])
+        lines.append({"image_path": f"{i}a.png", "control_path_0": f"{i}b.png"})
+        lines[-1]["caption"] = row["edit_prompt"]
+    write = (tmp_path / "all.jsonl").write_text
+    write("".join(json.dumps(line) + "\n" for line in lines))
+    of_lines, of_table = (
+        next(Batches(recipe.source, recipe.example, batch_size=8, seed=0))
+        for recipe in (make_recipe(checkpoint, path) for path in (tmp_path, edits))
+    )
+    assert of_lines.keys() == of_table.keys()
+    for name, array in of_table.items():
+        np.testing.assert_array_equal(of_lines[name], array)
+    lines[5]["control_path_1"] = "0b.png"
+    write("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(
+        ValueError, match=r"5a.png has 2 images .*, and this model looks at 1; train"
     ):
         make_recipe(checkpoint, tmp_path)
 

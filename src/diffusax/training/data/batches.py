@@ -15,6 +15,7 @@ import numpy as np
 from diffusax.boundary.messages import require_extra
 from diffusax.runtime.signals import STOP_SIGNALS
 from diffusax.training.data.buckets import BucketOrder, buckets_of
+from diffusax.training.data.edits import beneath
 from diffusax.training.data.sources import MAX_BROKEN, Source, SourceFailed
 from diffusax.training.data.streaming import StreamedSource, WindowOrder
 
@@ -190,9 +191,9 @@ class Batches:
             raise ValueError(f"{len(source)} rows are not enough for {process_count} processes")
         self.batch_size, self.rows = batch_size, len(source)
         self.tally = Tally(self.rows)
-        order = None
-        if isinstance(source, StreamedSource):
-            order = source.order(seed, process_index, process_count)
+        order, rows_of = None, beneath(source)
+        if isinstance(rows_of, StreamedSource):
+            order = rows_of.order(seed, process_index, process_count)
         self._prepared = _Prepared(source, prepare)
         self._buckets = buckets_of(source)
         # Processes share the batches of buckets, otherwise the rows.

@@ -95,6 +95,8 @@ class Buckets:
     sizes: tuple[Size, ...]
     of_row: np.ndarray
     """The index of each row's size, n int16; -1 for rows whose image cannot be read."""
+    references: tuple[int, ...] = ()
+    """The number of images to look at of each size's rows; none where all rows have as many."""
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
@@ -103,13 +105,28 @@ class Buckets:
 
     def largest_row(self) -> int:
         """Returns a row that has the largest size of those in use."""
-        areas = [h * w * (count > 0) for (h, w), count in zip(self.sizes, self.counts)]
+        images = [1 + count for count in self.references] or [1] * len(self.sizes)
+        areas = [
+            h * w * n * (count > 0) for (h, w), n, count in zip(self.sizes, images, self.counts)
+        ]
         return int(np.argmax(self.of_row == int(np.argmax(areas))))
 
     def name(self, bucket: int) -> str:
-        """Returns a size as WIDTHxHEIGHT."""
+        """Returns a size as WIDTHxHEIGHT, with the number of images to look at if rows differ."""
         height, width = self.sizes[bucket]
-        return f"{width}x{height}"
+        count = f"+{self.references[bucket]}" if self.references else ""
+        return f"{width}x{height}{count}"
+
+    def by_references(self, counts: np.ndarray) -> "Buckets":
+        """Returns a size for each size and number of images to look at, which come in turn.
+
+        counts: that number for each row, n int; rows without any are left out.
+        """
+        numbers = [int(number) for number in np.unique(counts[counts > 0])]
+        place = np.searchsorted(numbers, counts)
+        of_row = np.where((self.of_row < 0) | (counts < 1), -1, self.of_row * len(numbers) + place)
+        sizes = tuple(size for size in self.sizes for _ in numbers)
+        return Buckets(sizes, of_row.astype(np.int16), tuple(numbers) * len(self.sizes))
 
     def repeated(self, rows: int) -> "Buckets":
         """Returns the buckets of a source that repeats the rows up to this number."""

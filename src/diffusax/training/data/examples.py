@@ -187,20 +187,29 @@ def prepare_images(
 def choose_edit(prompts: Any, edited: Any, rng: np.random.Generator) -> tuple[str, Any]:
     """Returns an instruction and the cell of its image: the row's own, or one pair of two lists.
 
+    Several instructions may be for one image, as in OmniEdit; then one is drawn.
+
     Raises:
-        ValueError: the lists differ in length, or there is no text.
+        ValueError: the lists differ in length, or there is no text, or an empty one.
     """
-    if isinstance(prompts, list) != isinstance(edited, list):
-        raise ValueError("instructions and edited images must both be lists, or neither")
-    if isinstance(prompts, list):
+    if isinstance(edited, list) and not isinstance(prompts, list):
+        if len(edited) != 1:
+            raise ValueError(f"one instruction for {len(edited)} edited images")
+        (edited,) = edited
+    elif isinstance(prompts, list):
+        if not isinstance(edited, list):
+            prompts = [text for text in prompts if not isinstance(text, str) or text.strip()]
+            edited = [edited] * len(prompts)
         if len(prompts) != len(edited):
             raise ValueError(f"{len(prompts)} instructions for {len(edited)} edited images")
         if not prompts:
-            raise ValueError("the lists of instructions and edited images are empty")
+            raise ValueError("the instructions, or the lists of them, are empty")
         index = rng.integers(len(prompts))
         prompts, edited = prompts[index], edited[index]
     if not isinstance(prompts, str):
         raise ValueError(f"the instruction is not a text but {type(prompts).__name__}")
+    if not prompts.strip():
+        raise ValueError("the instruction is empty")
     return prompts, edited
 
 

@@ -29,6 +29,8 @@ from diffusax.hub_data.splits import (
     split_below,
 )
 from diffusax.training.data.captions import Lines
+from diffusax.training.data.control_folders import pair_folders
+from diffusax.training.data.edits import EditColumns
 from diffusax.training.data.folders import FolderSource, metadata_files
 from diffusax.training.data.image_files import (
     IMAGE_SUFFIXES,
@@ -39,6 +41,7 @@ from diffusax.training.data.image_files import (
     suffix_of,
     without_companions,
 )
+from diffusax.training.data.records import read_records, record_files
 from diffusax.training.data.sources import ArrowSource, Facts, Kind, column_names
 
 log = logging.getLogger(__name__)
@@ -47,7 +50,8 @@ _LATENTS = "cache.json"
 _CARD = "README.md"
 _SPLITS_ON_DISK = "dataset_dict.json"
 _ARCHIVES = (".tar", ".zip", ".gz", ".7z", ".rar")
-_FETCHED = (*IMAGE_SUFFIXES, *SHARD_SUFFIXES, ".txt", ".caption", ".json")
+_RECORDS = (".json", ".jsonl")
+_FETCHED = (*IMAGE_SUFFIXES, *SHARD_SUFFIXES, ".txt", ".caption", *_RECORDS)
 
 Finder = Callable[[Sequence[str]], dict[str, list[str]]]
 
@@ -68,6 +72,22 @@ class Wanted:
     """A folder whose images are no part of the data set; see `list_folder`."""
     caption_lines: Lines = "first"
     """What captions' files of several lines say; see `captions`."""
+    edits: EditColumns | None = None
+    """Which of the columns are those of edits; other names are then tried for them, too."""
+    own: bool = True
+    """Whether paths in the data set may lead out of its folder, as in one that is not the Hub's."""
+
+    @property
+    def only_edits(self) -> EditColumns | None:
+        """The columns of edits, if no others are wanted, as of masks."""
+        others = {*self.columns} - {*self.edits.names} if self.edits is not None else ()
+        return None if others else self.edits
+
+    def in_table(self, names: Sequence[str]) -> tuple[tuple[str, ...], Mapping[str, Kind]]:
+        """Returns the columns as a table with these calls them, and what they hold."""
+        if self.edits is None:
+            return self.columns, self.kinds
+        return self.edits.in_table(names, self.columns, self.kinds)
 
 
 def open_source(path: str, columns: Sequence[str], **options: Any) -> ArrowSource | FolderSource:
@@ -102,6 +122,10 @@ def _open_path(
 ) -> ArrowSource | FolderSource:
     """Opens a folder or a file. name: what to call it."""
     if folder.is_file():
+        if wanted.edits is not None and suffix_of(folder.name) in (*_RECORDS, ".parquet"):
+            listing = list_folder(folder.parent, wanted.leave_out)
+            if source := _open_records(listing, wanted, name, folder.name):
+                return source
         if suffix_of(folder.name) not in SHARD_SUFFIXES:
             raise ValueError(
                 f"{name} is a file of a data set; give the folder that it is in"
@@ -118,7 +142,9 @@ def _open_path(
             "the data set that they were made of"
         )
     listing = list_folder(folder, wanted.leave_out)
-    shards = _shards(listing, wanted.columns)
+    if source := _open_records(listing, wanted, name):
+        return source
+    shards = _shards(listing, wanted)
     tables = metadata_files(listing) if listing.images or not shards else []
     if listing.images and (tables or not shards):
         if shards:
@@ -145,7 +171,27 @@ def _open_path(
 
 
 def _open_shards(shards: Sequence[Path], wanted: Wanted, facts: Facts) -> ArrowSource:
-    return ArrowSource.from_shards(shards, wanted.columns, wanted.kinds, facts)
+    columns, kinds = wanted.in_table(column_names(shards[0]))
+    return ArrowSource.from_shards(shards, columns, kinds, facts)
+
+
+def _open_records(
+    listing: Listing, wanted: Wanted, name: str, file: str = ""
+) -> FolderSource | None:
+    """Opens edits in records that name their images by paths; None where there are none.
+
+    file: the only one to read.
+    """
+    others = tuple(p for p in listing.others if p == file) if file else listing.others
+    files: list[str] = []
+    if (edits := wanted.only_edits) is not None:
+        files = record_files(dataclasses.replace(listing, others=others), edits)
+    if edits is None or not files:
+        return None
+    split = choose_split(files, find_splits(files), wanted.split, name)
+    _log_loose(name, split)
+    source = read_records(listing, split.files, edits, outside=wanted.own)
+    return dataclasses.replace(source, facts=source.facts.of(name, split))
 
 
 def _open_glob(path: str, wanted: Wanted) -> ArrowSource:
@@ -183,7 +229,9 @@ def _open_images(listing: Listing, wanted: Wanted, name: str, configs: Configs) 
     if metadata_files(listing):
         source = FolderSource.from_metadata(listing, columns, kinds, leave_out=left)
     else:
-        source = FolderSource.from_names(listing, columns, kinds, lines=wanted.caption_lines)
+        lines, edits = wanted.caption_lines, wanted.only_edits
+        paired = pair_folders(listing, edits, lines) if edits is not None else None
+        source = paired or FolderSource.from_names(listing, columns, kinds, lines=lines)
     return dataclasses.replace(source, facts=source.facts.of(name, split))
 
 
@@ -240,7 +288,7 @@ def _log_loose(name: str, split: Split) -> None:
         )
 
 
-def _shards(listing: Listing, columns: Sequence[str]) -> list[str]:
+def _shards(listing: Listing, wanted: Wanted) -> list[str]:
     """Returns the files with rows; beside images only those that hold images themselves."""
     metadata = set(listing.named(METADATA))
     # `datasets` keeps what its functions have computed beside the files that it saved.
@@ -250,17 +298,17 @@ def _shards(listing: Listing, columns: Sequence[str]) -> list[str]:
         if not PurePosixPath(path).name.startswith(("cache-", "tmp"))
     ]
     if not listing.images:
-        tables = [p for p in files if p in metadata and "file_name" in _columns(listing, p)]
+        tables = [
+            p for p in files if p in metadata and "file_name" in column_names(listing.folder / p)
+        ]
         return [path for path in files if path not in tables]
     heads = {path.rpartition("/")[0]: path for path in reversed(files) if path not in metadata}
     with_images = {
-        folder for folder, path in heads.items() if columns[0] in _columns(listing, path)
+        folder
+        for folder, path in heads.items()
+        if (names := column_names(listing.folder / path)) and wanted.in_table(names)[0][0] in names
     }
     return [p for p in files if p not in metadata and p.rpartition("/")[0] in with_images]
-
-
-def _columns(listing: Listing, path: str) -> list[str]:
-    return column_names(listing.folder / path)
 
 
 def _splits_on_disk(folder: Path, shards: Sequence[str]) -> dict[str, list[str]]:
@@ -314,7 +362,7 @@ def _open_on_hub(path: str, wanted: Wanted) -> ArrowSource | FolderSource:
             revision=reference.revision,
             allow_patterns=[_CARD, *_patterns(reference, wanted)],
         )
-    place = Path(folder) / reference.path
+    place, wanted = Path(folder) / reference.path, dataclasses.replace(wanted, own=False)
     if any(c in reference.path for c in "*?[") and not place.exists():
         source: ArrowSource | FolderSource = _open_glob(str(place), wanted)
     else:

@@ -107,8 +107,12 @@ class FolderSource:
         """
         folder, images = listing.folder, listing.images
         image_column, *others = columns
-        if more := [c for c in others if (kinds or {}).get(c) == "image"] or others[1:]:
-            keys = [f"{c}_file_name" if (kinds or {}).get(c) == "image" else c for c in more]
+
+        def of_images(column: str) -> bool:
+            return (kinds or {}).get(column, "").startswith("image")
+
+        if more := [c for c in others if of_images(c)] or others[1:]:
+            keys = [f"{c}_file_name" if of_images(c) else c for c in more]
             raise ValueError(
                 f"{folder} holds images with captions at most, and nothing of "
                 f"{' and '.join(map(repr, more))}; name each by {' and '.join(keys)} in a "
@@ -271,7 +275,7 @@ def _check_row(
     kinds: Mapping[str, Kind],
 ) -> None:
     """Raises ValueError where a row lacks a column, or has something else in it."""
-    optional = [column for column in columns if kinds.get(column) == "text or none"]
+    optional = [column for column in columns if kinds.get(column, "").endswith("or none")]
     check_columns(columns, {*row, *names, *optional}, where)
     for column in columns:
         cell, kind = row.get(column), kinds.get(column)
@@ -279,7 +283,11 @@ def _check_row(
             if kind in ("text", "text or none"):
                 raise ValueError(f"{where} names files in {column!r}, which must be a text")
             continue
-        if kind == "image" or any(isinstance(part, dict) for part in as_list(cell)):
+        if kind == "image or none" and cell is None:
+            continue
+        if (kind or "").startswith("image") or any(
+            isinstance(part, dict) for part in as_list(cell)
+        ):
             raise ValueError(
                 f"{where} must name its images by {column}_file_name, a path in the metadata's "
                 f"folder (got {column}: {str(cell)[:60]})"

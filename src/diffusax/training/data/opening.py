@@ -3,10 +3,10 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
@@ -23,10 +23,16 @@ from diffusax.training.data.buckets import (
     parse_sizes,
     sizes_of_area,
 )
+from diffusax.training.data.edits import EditSource, beneath, too_many
 from diffusax.training.data.examples import image_file
 from diffusax.training.data.finding import open_source
 from diffusax.training.data.folders import FolderSource
-from diffusax.training.data.options import CaptionedDataConfig, DataConfig, kinds_of
+from diffusax.training.data.options import (
+    CaptionedDataConfig,
+    DataConfig,
+    EditDataConfig,
+    kinds_of,
+)
 from diffusax.training.data.sources import (
     ArrowSource,
     Facts,
@@ -40,15 +46,22 @@ from diffusax.training.data.summary import log_summary
 log = logging.getLogger(__name__)
 
 
-def open_data(config: DataConfig, columns: Sequence[str], *, leave_out: str = "") -> Source:
+def open_data(
+    config: DataConfig, columns: Sequence[str], *, leave_out: str = "", references: int = 1
+) -> Source:
     """Opens the data set that the options name, with these columns and that of the masks.
 
-    What was found is in the log; see `log_summary`.
+    What was found is in the log; see `log_summary`. The rows of edits are those of an `EditSource`.
 
-    leave_out: a folder whose images are no part of it; see `list_folder`.
+    Args:
+        config: the options.
+        columns: the columns to read.
+        leave_out: a folder whose images are no part of it; see `list_folder`.
+        references: the most images to look at that a row of edits may have.
 
     Raises:
-        ValueError: there is no such data set, or a column is missing; lists those that exist.
+        ValueError: there is no such data set, or a column is missing; lists those that exist. Or a
+            row of edits is known to have more images to look at.
     """
     if config.streaming and config.own_part:
         raise ValueError(
@@ -57,7 +70,10 @@ def open_data(config: DataConfig, columns: Sequence[str], *, leave_out: str = ""
     if isinstance(config, CaptionedDataConfig):
         _check_tags(config)
     mask = config.mask_column
-    source = _open(config, [*columns, *([mask] if mask else [])], leave_out)
+    found = _open(config, [*columns, *([mask] if mask else [])], leave_out)
+    source: Source = found
+    if _are_edits(config, columns):
+        source = _as_edits(found, config, references)
     if isinstance(config, CaptionedDataConfig) and config.caption_lines != "first":
         _check_lines(config, source)
     log_summary(source, columns, kinds_of(config))
@@ -72,8 +88,12 @@ def open_images(
     side: int,
     factor: int,
     leave_out: str = "",
+    references: int = 1,
 ) -> Source:
     """Opens the data set that the options name; in buckets, where the options have some.
+
+    Edits whose rows differ in the number of images to look at are in buckets, too: a batch is of
+    one number.
 
     Args:
         config: the options.
@@ -83,18 +103,40 @@ def open_images(
             given.
         factor: the number of pixels per latent or token, which divides all sizes.
         leave_out: a folder whose images are no part of the data set; see `list_folder`.
+        references: the most images to look at that a row of edits may have.
 
     Raises:
         ValueError: the errors of `open_data`; a size is not a multiple of the factor; or more than
             one image in a hundred cannot be read.
     """
-    source = open_data(config, columns, leave_out=leave_out)
-    if not config.bucketed:
+    source = open_data(config, columns, leave_out=leave_out, references=references)
+    counts = np.zeros(0, int)
+    if references > 1 and not config.streaming:
+        counts = reference_counts(source, config.threads)
+    differ = len(np.unique(counts[counts > 0])) > 1
+    if not config.bucketed and not differ:
         return source
-    sizes = bucket_sizes(config, side, factor)
-    buckets = Buckets(sizes, nearest_sizes(sizes, _image_sizes(source, config, image_column)))
+    if config.bucketed:
+        sizes = bucket_sizes(config, side, factor)
+        buckets = Buckets(sizes, nearest_sizes(sizes, _image_sizes(source, config, image_column)))
+    else:
+        buckets = Buckets(((side, side),), np.zeros(len(source), np.int16))
+    if differ:
+        buckets = buckets.by_references(counts)
     log_buckets(buckets)
     return BucketedSource(source, buckets)
+
+
+def reference_counts(source: Source, threads: int) -> np.ndarray:
+    """Returns how many images to look at each row of edits has: n int; 0 where none are there."""
+    if not isinstance(source, EditSource):
+        return np.ones(len(source), int)
+    rows = source.source
+    if isinstance(rows, FolderSource):
+        cells: Iterable[Any] = rows.files
+        return np.array([len(source.originals_of(cell)) for cell in cells])
+    with ThreadPoolExecutor(threads) as pool:
+        return np.array([*pool.map(lambda i: len(source.originals_of(rows[i])), range(len(rows)))])
 
 
 def bucket_sizes(config: DataConfig, side: int, factor: int) -> tuple[Size, ...]:
@@ -154,8 +196,46 @@ def _check_tags(config: CaptionedDataConfig) -> None:
         )
 
 
-def _open(config: DataConfig, columns: Sequence[str], leave_out: str = "") -> Source:
+def _are_edits(config: DataConfig, columns: Sequence[str]) -> TypeGuard[EditDataConfig]:
+    """Returns whether the columns are those of edits; caches' options name others, too."""
+    return isinstance(config, EditDataConfig) and config.edited_image_column in columns
+
+
+def _as_edits(
+    source: ArrowSource | FolderSource | StreamedSource, config: EditDataConfig, references: int
+) -> EditSource:
+    """Returns the rows of edits in one form.
+
+    Raises:
+        ValueError: a row has more images to look at than the model takes, as far as that is known.
+    """
+    asked = config.columns
+    if isinstance(source, FolderSource):
+        names: tuple[str, ...] = (*source.files[0], *source.rows[0])
+    else:
+        names = source.columns
+    columns = asked.find(names) or asked
+    # To count the images of streamed rows is to fetch them all.
+    streamed = isinstance(source, StreamedSource)
+    alike = len(columns.originals + columns.further) if streamed else 0
+    found = EditSource(source, columns, asked, references, alike)
+    if isinstance(source, FolderSource):
+        counts = reference_counts(found, config.threads)
+        if counts.max() > references:
+            row = int(counts.argmax())
+            raise ValueError(too_many(source.name(row), int(counts[row]), references))
+    elif {*found.found.names} - {*asked.names}:
+        log.info("data: the columns of edits are %s", ", ".join(found.found.names))
+    return found
+
+
+def _open(
+    config: DataConfig, columns: Sequence[str], leave_out: str = ""
+) -> ArrowSource | FolderSource | StreamedSource:
     """Opens the data set with these columns, and checks what they hold."""
+    edits = None
+    if _are_edits(config, columns):
+        edits, columns = config.columns, [*columns, *config.reference_columns]
     kinds = {name: kind for name, kind in kinds_of(config).items() if name in columns}
     if config.streaming:
         return StreamedSource.open(
@@ -166,6 +246,7 @@ def _open(config: DataConfig, columns: Sequence[str], leave_out: str = "") -> So
             split=config.split,
             subset=config.subset,
             kinds=kinds,
+            edits=edits,
         )
     return open_source(
         config.path,
@@ -175,6 +256,7 @@ def _open(config: DataConfig, columns: Sequence[str], leave_out: str = "") -> So
         subset=config.subset,
         leave_out=leave_out,
         caption_lines=getattr(config, "caption_lines", "first"),
+        edits=edits,
     )
 
 
@@ -182,10 +264,11 @@ def _image_sizes(source: Source, config: DataConfig, image_column: str) -> np.nd
     columns = (config.height_column, config.width_column)
     if not config.width_column:
         return sizes_in_headers(source, image_column, config.threads)
-    if isinstance(source, FolderSource):
+    rows = beneath(source)
+    if isinstance(rows, FolderSource):
         # Its rows hold no images, but only where they are.
-        check_columns(columns, source.rows[0], Path(source.folder))
-        return sizes_in_columns(source, columns, config.threads)
+        check_columns(columns, rows.rows[0], Path(rows.folder))
+        return sizes_in_columns(rows, columns, config.threads)
     return sizes_in_columns(_open(config, columns), columns, config.threads)
 
 
@@ -267,6 +350,7 @@ def _whole_numbers(row: dict[str, Any], columns: tuple[str, str]) -> tuple[int, 
 
 def _kept(source: Source, column: str) -> Path | None:
     """Returns the file that keeps the sizes; None for a source without files."""
+    source = beneath(source)
     if isinstance(source, ArrowSource):
         # Their names are digests of the data set's files.
         identity: list[Any] = [column, *source.files]

@@ -10,6 +10,7 @@ from diffusax.training.data.buckets import (
     parse_sizes,
 )
 from diffusax.training.data.captions import Lines
+from diffusax.training.data.edits import EditColumns
 from diffusax.training.data.sources import Kind
 
 
@@ -169,12 +170,35 @@ class EditDataConfig(DataConfig):
     random_flip: bool = True
     """Mirror half of the pairs."""
     original_image_column: str = "input_image"
-    """The column with the images before the edit: bytes, or {bytes, path}."""
+    """The column with the images before the edit: bytes, or {bytes, path}, one or a list of those
+    to look at; or the folder with images of the edited ones' names. By default usual names are
+    looked for, too, as in the next ones."""
+    reference_columns: tuple[str, ...] = ()
+    """Columns or folders of further images to look at, in their order; rows may lack them."""
     edit_prompt_column: str = "edit_prompt"
     """The column with the instructions: a text, or a list from which one is drawn each time, with
-    the edited image in the same place of its list."""
+    the edited image in the same place of its list, if that is one."""
     edited_image_column: str = "edited_image"
     """The column with the images after the edit: one, or as many as there are instructions."""
+
+    @property
+    def columns(self) -> EditColumns:
+        """The columns by the names of the options, and which of them are given."""
+        roles = {
+            "originals": "original_image_column",
+            "prompt": "edit_prompt_column",
+            "edited": "edited_image_column",
+        }
+        given = [
+            r for r, name in roles.items() if getattr(self, name) != getattr(EditDataConfig, name)
+        ]
+        return EditColumns(
+            (self.original_image_column,),
+            self.edit_prompt_column,
+            self.edited_image_column,
+            further=self.reference_columns,
+            fixed=frozenset(given),
+        )
 
 
 def kinds_of(config: DataConfig) -> dict[str, Kind]:
@@ -188,4 +212,7 @@ def kinds_of(config: DataConfig) -> dict[str, Kind]:
             named[column] = "image"
         elif field.name in ("caption_column", "edit_prompt_column"):
             named[column] = "text or none" if config.captions_may_lack else "text"
-    return named
+    further: dict[str, Kind] = dict.fromkeys(
+        getattr(config, "reference_columns", ()), "image or none"
+    )
+    return named | further

@@ -18,8 +18,8 @@ from typing import Any, Literal, Protocol
 from diffusax.boundary.messages import require_extra
 from diffusax.hub_data.splits import Split
 
-Kind = Literal["image", "text", "text or none"]
-"""What a column holds: images, texts or lists of texts, or texts that may be missing."""
+Kind = Literal["image", "image or none", "text", "text or none"]
+"""What a column holds: images, or texts or lists of texts; and whether they may be missing."""
 
 
 class Source(Protocol):
@@ -107,6 +107,11 @@ class ArrowSource:
         """Returns the key-value metadata of the first file."""
         return self._tables[0].schema.metadata or {}
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self._tables[0].column_names)
+
     @functools.cached_property
     def _tables(self) -> list[Any]:
         pyarrow = require_extra("pyarrow", "train")
@@ -136,7 +141,7 @@ class ArrowSource:
             own = table.column(column)
             check_type(own.type, column, kind, name, types)
             empty += own.null_count
-        if kind != "text or none" and empty > MAX_BROKEN * len(self):
+        if not kind.endswith("or none") and empty > MAX_BROKEN * len(self):
             raise ValueError(
                 f"{self.names[0]}: {column} is null in {empty} of {len(self)} rows; remove these "
                 "rows, or write what is missing"
@@ -182,17 +187,17 @@ def check_type(own: Any, column: str, kind: Kind, where: str, types: Any) -> Non
 
     def is_kind(t: Any) -> bool:
         if types.is_null(t):
-            return kind == "text or none"
+            return kind.endswith("or none")
         if types.is_list(t) or types.is_large_list(t) or types.is_fixed_size_list(t):
             return is_kind(t.value_type)
         if types.is_dictionary(t):
             return is_kind(t.value_type)
-        if kind == "image":
+        if kind.startswith("image"):
             return types.is_binary(t) or types.is_large_binary(t) or types.is_struct(t)
         return types.is_string(t) or types.is_large_string(t) or types.is_string_view(t)
 
     if not is_kind(own):
-        what = "images (bytes, or bytes and path)" if kind == "image" else "texts"
+        what = "images (bytes, or bytes and path)" if kind.startswith("image") else "texts"
         raise ValueError(
             f"{where}: the column {column!r} holds {own}, not {what}; name another by an option "
             "such as image_column or caption_column"
@@ -221,6 +226,26 @@ def column_names(shard: Path) -> list[str]:
     """
     with _opened(shard) as (schema, _):
         return list(schema.names)
+
+
+def columns_of_paths(shard: Path) -> tuple[list[str], list[str]]:
+    """Returns the names of a Parquet file's columns, and of those that hold texts, which may be
+    paths, or lists of records with some.
+
+    Raises:
+        ValueError: the file is not whole.
+    """
+    types = require_extra("pyarrow", "train").types
+
+    def holds_paths(t: Any) -> bool:
+        if types.is_list(t) or types.is_large_list(t):
+            return holds_paths(t.value_type)
+        if types.is_struct(t):
+            return t.get_field_index("bytes") < 0
+        return types.is_string(t) or types.is_large_string(t)
+
+    with _opened(shard) as (schema, _):
+        return list(schema.names), [field.name for field in schema if holds_paths(field.type)]
 
 
 def _unpack(shard: Path, columns: Sequence[str]) -> Path:

@@ -14,6 +14,7 @@ import numpy as np
 
 from diffusax.boundary.messages import require_extra
 from diffusax.hub_data import HubFile, Reference, in_bytes, open_dataset
+from diffusax.training.data.edits import EditColumns
 from diffusax.training.data.row_groups import RowGroups, column_chunks
 from diffusax.training.data.sources import Facts, Kind, check_columns, check_type
 
@@ -51,6 +52,7 @@ class StreamedSource:
         split: str | None = None,
         subset: str | None = None,
         kinds: Mapping[str, Kind] | None = None,
+        edits: EditColumns | None = None,
     ) -> "StreamedSource":
         """Opens the data set; reads only the files' footers.
 
@@ -62,6 +64,7 @@ class StreamedSource:
             split: the splits to read; by default train, if there are splits.
             subset: a config of the data set's card; by default the only one, or the default.
             kinds: what columns hold, which is checked; others may hold anything.
+            edits: which of the columns are those of edits; other names are tried for them, too.
 
         Raises:
             ValueError: the data set is not on the Hub, has no Parquet files, no such split or lacks
@@ -74,6 +77,10 @@ class StreamedSource:
         dataset = open_dataset(reference.repo, reference.revision)
         files = dataset.shards(below=reference.path, suffixes=(".parquet",))
         files, chosen = dataset.split_of(files, below=reference.path, split=split, subset=subset)
+        if edits is not None:
+            first = RowGroups(dataset.repo, dataset.commit, columns, limit).footer(files[0])
+            present = first.schema.to_arrow_schema().names
+            columns, kinds = edits.in_table(present, columns, kinds or {})
         reader = RowGroups(dataset.repo, dataset.commit, columns, limit)
         with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
             footers = list(pool.map(reader.footer, files))

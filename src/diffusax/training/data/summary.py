@@ -11,8 +11,9 @@ import jax
 from PIL import Image
 
 from diffusax.images.reading import upright_size
+from diffusax.training.data.edits import beneath
 from diffusax.training.data.examples import image_file
-from diffusax.training.data.sources import Facts, Kind, Source, as_list
+from diffusax.training.data.sources import Facts, Kind, Source, SourceFailed, as_list
 from diffusax.training.data.streaming import StreamedSource
 
 log = logging.getLogger(__name__)
@@ -46,14 +47,14 @@ def log_summary(
         left = ", ".join(f"{name} {count}" for name, count in facts.left.items())
         rest = f"; files of other splits: {left}; data.split chooses" if left else ""
         log.info("data: the split is %s%s", facts.split, rest)
-    images = [column for column in columns if kinds.get(column) == "image"]
+    images = [column for column in columns if kinds.get(column, "").startswith("image")]
     texts = [column for column in columns if kinds.get(column) in ("text", "text or none")]
     # To look at a streamed row is to fetch a row group of many megabytes.
-    if isinstance(source, StreamedSource) or not images + texts:
+    if isinstance(beneath(source), StreamedSource) or not images + texts:
         return
     count = len(source)
     numbers = sorted({i * count // LOOKED_AT for i in range(LOOKED_AT)}) if count else []
-    rows = [source[number] for number in numbers]
+    rows = [_row(source, number) for number in numbers]
     for column in texts:
         _log_captions(source, column, facts, [row.get(column) for row in rows])
     for column in images:
@@ -62,9 +63,19 @@ def log_summary(
         log.info("data: %s%s: %s", column, of, "; ".join(_looks(cells)))
 
 
+def _row(source: Source, number: int) -> Mapping[str, Any]:
+    """Returns a row; nothing of one that cannot be used, which the run will name."""
+    try:
+        return source[number]
+    except SourceFailed:
+        raise
+    except Exception:
+        return {}
+
+
 def _log_captions(source: Any, column: str, facts: Facts, examples: Sequence[Any]) -> None:
     """Logs where captions come from, how many are empty, and one of them."""
-    kept = getattr(source, "rows", None)
+    kept = getattr(beneath(source), "rows", None)
     cells = examples
     if kept is not None:
         cells = [row.get(column) for row in itertools.islice(kept, _COUNTED)]

@@ -39,10 +39,12 @@ from diffusax.samplers import Scheduler
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import (
     LENGTHS,
+    PIXELS,
     choose_edit,
     clean_caption,
     cut_images,
     ids_name,
+    numbered_names,
     write_caption,
 )
 from diffusax.training.data.options import (
@@ -51,6 +53,7 @@ from diffusax.training.data.options import (
     DataConfig,
     EditDataConfig,
 )
+from diffusax.training.data.sources import as_list
 from diffusax.training.step.denoising import original_names
 from diffusax.training.step.seen_images import SeenImages
 
@@ -392,14 +395,15 @@ def edit_example(
     row: dict[str, Any],
     rng: np.random.Generator,
 ) -> Element:
-    """Returns the pixels of an edited image and of the original, cut alike, and the edit's tokens.
+    """Returns the pixels of an edited image and of the originals, cut alike, and the edit's tokens.
 
-    The arguments and errors are those of `caption_example`. Where the two differ in size, the
-    original is resized to the edited image's size.
+    The arguments and errors are those of `caption_example`; row is one of an `EditSource`. Where
+    they differ in size, the originals are resized to the edited image's size.
     """
     prompt, cell = choose_edit(row[config.edit_prompt_column], row[config.edited_image_column], rng)
-    original = row[config.original_image_column]
-    images = _cut(config, base, size, row, rng, pixel_values=cell, original_pixel_values=original)
+    before = as_list(row[config.original_image_column])
+    cells = dict(zip(numbered_names(PIXELS, len(before)), before, strict=True))
+    images = _cut(config, base, size, row, rng, pixel_values=cell, **cells)
     originals = [images[name] for name in original_names(images)]
     if (seen := base.seen_images(size, len(originals))) is not None:
         return {**images, **seen.tokenize(base.family, base.text_tokenizers, prompt, originals)}

@@ -206,7 +206,19 @@ def cache_latents(config: CacheConfig) -> int:
     size = image_size(config.data, base.default_size, base.multiple)
     columns = _columns(config)
     column = columns[-1] if edits else columns[0]
-    source = open_images(config.data, columns, image_column=column, side=size, factor=base.multiple)
+    source = open_images(
+        config.data,
+        columns,
+        image_column=column,
+        side=size,
+        factor=base.multiple,
+        references=base.family.edits.most if edits else 1,
+    )
+    if (buckets := buckets_of(source)) is not None and buckets.references:
+        raise ValueError(
+            f"the rows of {config.data.path} differ in the number of images before the edit, and a "
+            "cache needs as many for all; cache those with one number apart, or train without one"
+        )
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     # The index says that a cache is whole, so that of an earlier cache has to go first.

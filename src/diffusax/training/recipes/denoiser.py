@@ -128,6 +128,7 @@ class Denoiser:
                 side=self.size,
                 factor=base.multiple,
                 leave_out=config.output,
+                references=base.family.edits.most if edits else 1,
             )
         if self.embedded and config.train_text_encoder:
             raise ValueError(
