@@ -1,6 +1,5 @@
 """Finds a data set by its path: shards with rows, or images in files, here or on the Hub."""
 
-import collections
 import dataclasses
 import glob
 import itertools
@@ -33,11 +32,13 @@ from diffusax.training.data.control_folders import pair_folders
 from diffusax.training.data.edits import EditColumns
 from diffusax.training.data.folders import FolderSource, metadata_files
 from diffusax.training.data.image_files import (
+    ARCHIVES,
     IMAGE_SUFFIXES,
     METADATA,
     SHARD_SUFFIXES,
     Listing,
     list_folder,
+    nothing_in,
     suffix_of,
     without_companions,
 )
@@ -49,7 +50,6 @@ log = logging.getLogger(__name__)
 _LATENTS = "cache.json"
 _CARD = "README.md"
 _SPLITS_ON_DISK = "dataset_dict.json"
-_ARCHIVES = (".tar", ".zip", ".gz", ".7z", ".rar")
 _RECORDS = (".json", ".jsonl")
 _FETCHED = (*IMAGE_SUFFIXES, *SHARD_SUFFIXES, ".txt", ".caption", *_RECORDS)
 
@@ -129,7 +129,7 @@ def _open_path(
         if suffix_of(folder.name) not in SHARD_SUFFIXES:
             raise ValueError(
                 f"{name} is a file of a data set; give the folder that it is in"
-                if suffix_of(folder.name) not in _ARCHIVES
+                if suffix_of(folder.name) not in ARCHIVES
                 else f"{name} is an archive; unpack it, and give the folder"
             )
         split = split_below(
@@ -161,7 +161,7 @@ def _open_path(
         if tables:
             # Its lines name images that are not there.
             return FolderSource.from_metadata(listing, wanted.columns, wanted.kinds)
-        raise _nothing_in(listing)
+        raise nothing_in(listing)
     if saved := _splits_on_disk(folder, shards):
         split = choose_split(shards, saved, wanted.split, name)
     else:
@@ -320,16 +320,6 @@ def _splits_on_disk(folder: Path, shards: Sequence[str]) -> dict[str, list[str]]
         return {}
     found = {str(name): [p for p in shards if p.startswith(f"{name}/")] for name in names}
     return {name: own for name, own in found.items() if own}
-
-
-def _nothing_in(listing: Listing) -> ValueError:
-    kinds = collections.Counter(suffix_of(p) or "without an ending" for p in listing.others)
-    there = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-    mend = "; unpack the archives first" if any(kind in _ARCHIVES for kind in kinds) else ""
-    return ValueError(
-        f"{listing.folder} holds neither Parquet files, nor {', '.join(METADATA)}, nor images "
-        f"(it has {there or 'no files'}){mend}"
-    )
 
 
 def _card(folder: Path) -> Configs:

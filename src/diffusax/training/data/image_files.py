@@ -20,6 +20,8 @@ METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 wins where a folder has several."""
 SHARD_SUFFIXES = (".parquet", ".arrow")
 """The suffixes of files with rows."""
+ARCHIVES = (".tar", ".zip", ".gz", ".7z", ".rar")
+"""The suffixes of files that have to be unpacked."""
 
 # OneTrainer's masks and conditioning images, and what graphic programs and browsers write.
 _MASK = re.compile(r"(.+)-(?:masklabel|condlabel)", re.IGNORECASE)
@@ -162,3 +164,14 @@ def _is_companion(path: str, stems: set[str]) -> bool:
 def not_utf8(file: Path) -> ValueError:
     """Returns the error of a text file in another encoding."""
     return ValueError(f"{file} is not text in UTF-8; save it as such")
+
+
+def nothing_in(listing: Listing) -> ValueError:
+    """Returns the error of a folder without anything that is read."""
+    kinds = collections.Counter(suffix_of(p) or "without an ending" for p in listing.others)
+    there = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+    mend = "; unpack the archives first" if any(kind in ARCHIVES for kind in kinds) else ""
+    return ValueError(
+        f"{listing.folder} holds neither Parquet files, nor {', '.join(METADATA)}, nor images "
+        f"(it has {there or 'no files'}){mend}"
+    )
