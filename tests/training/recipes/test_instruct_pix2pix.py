@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from support.data_sets import edit_row, picture, png, write_parquet
 from support.tiny import build_stable_diffusion
+from support.tiny_transformers import klein_pipeline
 from support.training_runs import steps_logged, wait_for
 
 import diffusax
@@ -22,6 +23,7 @@ from diffusax.training import (
     InstructPix2PixConfig,
     InstructPix2PixValidationConfig,
     instruct_pix2pix,
+    train,
 )
 from diffusax.training.data.batches import Batches
 
@@ -142,6 +144,38 @@ def test_lines_of_musubi_tuner_are_the_same_examples(checkpoint, edits, tmp_path
         ValueError, match=r"5a.png has 2 images .*, and this model looks at 1; train"
     ):
         make_recipe(checkpoint, tmp_path)
+
+
+@pytest.mark.slow
+def test_rows_with_one_to_three_images_are_trained_and_go_on_to_the_same_bits(tmp_path):
+    klein_pipeline(tmp_path / "model", layers=28)
+    data, lines = tmp_path / "data", []
+    data.mkdir()
+    for i in range(12):
+        names = [f"{i}_{k}.png" for k in range(2 + i % 3)]
+        for k, name in enumerate(names):
+            picture(4 * i + k, (32, 32)).save(data / name)
+        controls = {f"control_path_{k}": name for k, name in enumerate(names[1:])}
+        lines.append({"image_path": names[0], "caption": f"edit {i}", **controls})
+    (data / "all.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def run(output, steps):
+        config = InstructPix2PixConfig(
+            model=str(tmp_path / "model"),
+            data=EditDataConfig(str(data), resolution=32),
+            output=str(tmp_path / output),
+            steps=steps,
+            batch_size=2,
+            compute_dtype="float32",
+            checkpoint_every=3,
+        )
+        return jax.tree.leaves(train(instruct_pix2pix(config), config).params)
+
+    whole = run("whole", 6)
+    run("part", 3)
+    part = run("part", 6)
+    assert len(whole) > 40
+    assert all(np.array_equal(a, b) for a, b in zip(whole, part, strict=True))
 
 
 def test_from_scratch_draws_the_widened_unet_and_the_text_encoder(recipe, checkpoint, edits):
