@@ -1,20 +1,23 @@
 """Peak host memory while a full-size UNet (860 M parameters, 3.4 GB) is loaded, and FLUX.1 of less.
 
-The resident memory gained, over the size of the loaded parameters, sampled every 2 ms; in a fresh
-process for each dtype. FLUX.1's transformer with few of its blocks is in a single file of some
-2 GB in eight or four bits, whose numbers are zeros.
+The resident memory gained at the most, over the size of the loaded parameters; in a fresh process
+for each line. FLUX.1's transformer with few of its blocks is, with --encoded, in a single file of
+some 2 GB in eight or four bits, whose numbers are zeros, and with --weights a folder of 2 GB in
+bfloat16, whose numbers are random: loaded with int8, with fp8 or without (none), or loaded without
+and quantised in int8 then (quantize), of which the figures are those of the latter alone.
     python benchmarks/loading_cpu.py
     python benchmarks/loading_cpu.py --encoded
+    python benchmarks/loading_cpu.py --weights none int8 fp8 quantize
 """
 
 import argparse
+import functools
 import json
 import math
 import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,13 +27,15 @@ import jax
 import jax.numpy as jnp
 from full_size import SD1
 from machine import describe
+from random_models import random_params
 
 from diffusax.checkpoints import save_network
 from diffusax.checkpoints.networks import network_of
 from diffusax.checkpoints.original.transformers import transformer_names
 from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
-from diffusax.networks import FluxTransformer2DModel, initialize, load_network
+from diffusax.models.network import cast_shapes
+from diffusax.networks import FluxTransformer2DModel, Model, initialize, load_network
 
 BLOCK = 141_557_760
 """The weights of one of FLUX.1's single blocks."""
@@ -39,30 +44,20 @@ GGUF = {"Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144)}
 """For each type its number, and the numbers and bytes of a block."""
 
 
-def resident() -> int:
-    """Bytes of this process in memory."""
+def resident(figure: str = "VmRSS") -> int:
+    """Bytes of this process in memory: now, or the most of them (VmHWM)."""
     with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) * 1024
+        return next(int(line.split()[1]) for line in status if line.startswith(figure)) * 1024
 
 
 def measure(what: str, load: Callable[[], Any]) -> None:
     """Loads a network and prints a line."""
     jax.block_until_ready(jnp.ones(2**20) + 1)
-    before = resident()
-    peak, done = before, threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(0.002):
-            peak = max(peak, resident())
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    start = time.perf_counter()
+    # From here on Linux counts the peak.
+    Path("/proc/self/clear_refs").write_text("5")
+    before, start = resident(), time.perf_counter()
     params = jax.block_until_ready(load())
-    seconds = time.perf_counter() - start
-    done.set()
-    thread.join()
+    seconds, peak = time.perf_counter() - start, resident("VmHWM")
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     print(
         f"{what}: {size / 1e9:.2f} GB of parameters in {seconds:.1f} s, "
@@ -147,12 +142,36 @@ def measure_encoded(root: Path, kind: str, weights: str) -> None:
     )
 
 
+def write_transformer(folder: str) -> None:
+    """Writes FLUX.1's transformer with two blocks of each kind, in bfloat16."""
+    config = {"num_layers": 2, "num_single_layers": 2, "guidance_embeds": True}
+    network = network_of(FLUX, config, source="a benchmark")
+    params = random_params(cast_shapes(network.shapes, "bfloat16"))
+    save_network(Model(network, params), folder)
+
+
+def measure_weights(folder: str, weights: str) -> None:
+    """Loads a transformer in bfloat16 with kernels of eight bits, or quantises it then."""
+    if weights == "quantize":
+        model = load_network(folder, dtype="bfloat16")
+        measure("quantised after it was loaded", lambda: model.quantize("int8").params)
+        return
+    kind = None if weights == "none" else weights
+    load = functools.partial(load_network, folder, dtype="bfloat16", weights=kind)
+    measure(f"bfloat16 folder loaded with {weights}", lambda: load().params)
+
+
 def main() -> None:
-    """Writes a checkpoint and measures it in processes of their own."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Writes checkpoints and measures them in processes of their own."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kinds = ("none", "int8", "fp8", "quantize")
+    parser.add_argument("--weights", nargs="+", default=[], choices=kinds)
     parser.add_argument("--encoded", action="store_true", help="files of eight and four bits")
     parser.add_argument("--measure", nargs=2, metavar=("FOLDER", "DTYPE"))
     parser.add_argument("--one", nargs=2, metavar=("KIND", "WEIGHTS"))
+    parser.add_argument("--folder", nargs=2, metavar=("FOLDER", "WEIGHTS"))
     args = parser.parse_args()
     if args.measure:
         folder, dtype = args.measure
@@ -162,7 +181,16 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as root:
             measure_encoded(Path(root), *args.one)
         return
-    print(describe())
+    if args.folder:
+        measure_weights(*args.folder)
+        return
+    print(describe(), flush=True)
+    if args.weights:
+        with tempfile.TemporaryDirectory() as folder:
+            write_transformer(folder)
+            for weights in args.weights:
+                subprocess.run([sys.executable, __file__, "--folder", folder, weights], check=True)
+        return
     if args.encoded:
         for kind in ("Q8_0", "Q4_K", "ConvRot"):
             for weights in ("bfloat16", "file"):

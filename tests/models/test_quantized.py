@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+from diffusax.checkpoints.tree import aligned_empty
 from diffusax.models.layers.layers import Conv2d, Linear, SplitLinear
 from diffusax.models.parameter_tree import first_parameter, ordered_leaves
 from diffusax.models.quantized import (
@@ -56,6 +57,18 @@ def test_fp8_is_rounded_as_its_dtype_rounds():
     np.testing.assert_array_equal(
         found.values.astype(np.float32), (kernel / scale).astype(ml_dtypes.float8_e4m3fn)
     )
+
+
+def test_fp8_between_two_numbers_is_rounded_to_the_even_one():
+    numbers = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    beside = [np.nextafter(middles, np.float32(end)) for end in (0, 448)]
+    kernel = np.concatenate([numbers, middles, *beside])
+    kernel = np.concatenate([kernel, -kernel])[:, None]
+    # The largest is 448, so that the scale is one.
+    found = quantize(kernel, "fp8", "float32").values
+    expected = kernel.astype(ml_dtypes.float8_e4m3fn)
+    np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
@@ -220,6 +233,19 @@ def test_a_tree_is_quantised_kernel_by_kernel_and_each_old_one_is_freed():
     again = dict(named)
     quantize_in_place(tree, "fp8")
     assert all(leaf is again[".".join(str(k.key) for k in p)] for p, leaf in ordered_leaves(tree))
+
+
+def test_memory_that_jax_shares_with_numpy_is_given_back_meanwhile():
+    array = aligned_empty((256, 256), "float32")
+    array[...] = normal(256, 256)
+    freed, tree = weakref.ref(array), {"0": {"kernel": jax.device_put(array)}}
+    del array
+    gc.disable()
+    try:
+        quantize_in_place(tree, "int8")
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_shapes_are_those_of_what_is_quantised():

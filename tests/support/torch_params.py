@@ -8,24 +8,18 @@ from diffusax.checkpoints.tree import fit_params
 
 
 class _Held:
-    """A tensor in memory as `fit_params` opens it."""
+    """A tensor in memory as `fit_params` takes it."""
 
     def __init__(self, path: str, array: np.ndarray):
         self.path, self.array = path, array
         self.dtype, self.shape = array.dtype, array.shape
 
-    def __enter__(self) -> np.ndarray:
-        return self.array
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
 
 def params_of(network: Any, module: Any) -> Any:
     """The parameters of a network from a module with tensors of the same names."""
     tensors = {name: _Held(name, x.numpy()) for name, x in module.state_dict().items()}
-    options = {"where": "the module"}
-    return fit_params(network.module_class, network.shapes, [tensors], lambda x: x, **options)
+    read, shapes = (lambda tensor, *_: [tensor.array]), network.shapes
+    return fit_params(network.module_class, shapes, [tensors], read, where="the module")
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float = 1e-5) -> None:

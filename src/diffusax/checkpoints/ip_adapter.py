@@ -5,7 +5,6 @@ so on, the keys' and values' matrices of the UNet's cross-attentions in the orde
 `cross_attentions`.
 """
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -123,10 +122,10 @@ def read_ip_adapter(source: Path | Mapping[str, Any], unet: Network, dtype: Any)
             "and 2048 for SDXL); use an IP-Adapter for this family"
         )
     wanted = {_PROJECTION: projection.shapes, _LAYERS: _layer_shapes(shapes)}
-    opened = functools.partial(_opened, where, file)
+    read = functools.partial(_read, where, file)
     try:
         params = fit_params(
-            projection.module_class, wanted, [stored], opened, where=where, dtype=dtype
+            projection.module_class, wanted, [stored], read, where=where, dtype=dtype
         )
     except ValueError as error:
         raise ValueError(_about(str(error))) from None
@@ -162,9 +161,8 @@ def _projection(where: str, stored: Mapping[str, Any]) -> Network:
         raise ValueError(f"{where} cannot be used as an IP-Adapter: {error}") from None
 
 
-@contextlib.contextmanager
-def _opened(where: str, file: TensorFile | None, entry: Any) -> Iterator[np.ndarray]:
-    """Gives a stored tensor as an array, while it is read.
+def _read(where: str, file: TensorFile | None, entry: Any, *_: Any) -> Iterator[np.ndarray]:
+    """Gives a stored tensor as an array, whole, while it is read.
 
     Raises:
         ValueError: it holds numbers that are not finite.

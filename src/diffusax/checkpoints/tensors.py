@@ -37,6 +37,8 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _FLOAT8 = (_DTYPES["F8_E4M3"], _DTYPES["F8_E5M2"])
 _AT_ONCE = 2**20
 """The numbers of an encoded tensor that are decoded at once."""
+_AROUND = 2**21
+"""The bytes beside those that are read that Linux may map with them, a large page."""
 
 
 class TensorFile:
@@ -66,6 +68,20 @@ class TensorFile:
         if entry.transposed:
             array = array.T
         return np.roll(array, len(array) // 2, axis=0) if entry.swapped else array
+
+    def rows(self, entry: Entry, count: int, dtype: Any = None) -> Iterator[np.ndarray]:
+        """Yields a tensor in parts of so many rows, whose pages are released after each.
+
+        A part is valid until the next one. A tensor whose rows do not lie in their order comes
+        whole. dtype: see `view`.
+        """
+        parts = [entry]
+        if entry.shape and not (entry.transposed or entry.swapped):
+            starts = range(0, entry.shape[0], count)
+            parts = entry.cut([min(count, entry.shape[0] - start) for start in starts])
+        for part in parts:
+            yield self.view(part, dtype)
+            self.release(part)
 
     def kept(self, entry: Entry) -> Kept | None:
         """Returns a tensor of eight bits as it is stored, valid until `release`; None for others.
@@ -102,8 +118,9 @@ class TensorFile:
     def release(self, entry: Entry) -> None:
         """Returns the tensor's pages to the system."""
         if hasattr(mmap, "MADV_DONTNEED") and entry.nbytes:
-            start = entry.offset - entry.offset % mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, start, entry.offset + entry.nbytes - start)
+            start = max(entry.offset - entry.offset % mmap.PAGESIZE - _AROUND, 0)
+            end = min(entry.offset + entry.nbytes + _AROUND, len(self._map))
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
         for own in () if entry.encoding is None else entry.encoding.beside:
             self._file(own).release(own)
 

@@ -25,14 +25,24 @@ from diffusax.checkpoints.entries import Kept
 from diffusax.checkpoints.tensors import Entry, TensorFile
 from diffusax.models.network import Params
 from diffusax.models.parameter_tree import fill, ordered_leaves, path_name
-from diffusax.models.quantized import Quantized, Stored, quantize, quantizes, stores_as
+from diffusax.models.quantized import (
+    Quantized,
+    Stored,
+    channels_at_once,
+    quantize_parts,
+    quantizes,
+    stores_as,
+)
 
 MAX_LISTED = 15
 """The number of tensors that an error names."""
 
 # A process may have some 65,000 maps; smaller arrays are not worth one.
 _MIN_MAPPED = 2**16
-_WEIGHTS = ("kernel", "frame_kernel", "scale", "centred_scale", "embedding")
+_KERNELS = ("kernel", "frame_kernel")
+_WEIGHTS = (*_KERNELS, "scale", "centred_scale", "embedding")
+_AT_ONCE = 2**20
+"""The numbers of a tensor that are copied at once."""
 
 
 class StoredTensor(Protocol):
@@ -47,6 +57,11 @@ class StoredTensor(Protocol):
 
 
 S = TypeVar("S", bound=StoredTensor)
+Read = Callable[[S, int, Any], Iterable[np.ndarray]]
+"""Returns the parts of a stored tensor with so many rows, or other ones, one after the other.
+
+A part is valid until the next one is asked for. Numbers that are encoded come in the dtype given.
+"""
 
 
 def checkpoint_name(path: tuple[Any, ...]) -> str:
@@ -102,11 +117,8 @@ def load_entries(
     paths = {entry.path for part in stored for entry in part.values()}
     tensor_files = {path: TensorFile(path) for path in paths}
 
-    @contextlib.contextmanager
-    def opened(entry: Entry) -> Iterator[np.ndarray]:
-        file = tensor_files[entry.path]
-        yield file.view(entry, dtype)
-        file.release(entry)
+    def read(entry: Entry, count: int, dtype: Any) -> Iterator[np.ndarray]:
+        return tensor_files[entry.path].rows(entry, count, dtype)
 
     @contextlib.contextmanager
     def kept(entry: Entry) -> Iterator[Kept | None]:
@@ -116,14 +128,14 @@ def load_entries(
 
     options: dict[str, Any] = {"where": where, "dtype": dtype, "device": device}
     options |= {"weights": weights, "kept": kept}
-    return fit_params(module_class, abstract_params, stored, opened, **options)
+    return fit_params(module_class, abstract_params, stored, read, **options)
 
 
 def fit_params(
     module_class: type[nnx.Module],
     abstract_params: Params,
     stored: Collection[Mapping[str, S]],
-    opened: Callable[[S], AbstractContextManager[np.ndarray]],
+    read: Read[S],
     *,
     where: str,
     dtype: Any = None,
@@ -139,7 +151,7 @@ def fit_params(
             tensors to skip, unless the network has them) and `ignored_parts` (beginnings of such).
         abstract_params: the tree as shapes, as `Network.shapes` returns it.
         stored: the tensors by name, in one or several parts.
-        opened: returns a context in which a stored tensor is an array.
+        read: reads a stored tensor in parts.
         where: the name of what holds them, for errors.
         dtype: the dtype of the parameters; None keeps each tensor's own. Tensors of 8 bits are read
             only with a dtype, because networks do not compute in 8 bits.
@@ -166,18 +178,41 @@ def fit_params(
                 kernel = stored and _as_stored(stored, path, shape, dtype, weights)
             if kernel is not None:
                 return put_quantized(kernel, place)
-        kind = None if weights == "file" else weights
-        with opened(found[name]) as view:
-            tensor = to_flax(view.reshape(torch_shape(shape, path)), path)
-            if kind is None or not quantizes(path_name(path), shape):
-                return put_array(copied(tensor, dtype), place)
-            own = tensor.dtype if dtype is None else dtype
-            made = quantize(tensor, kind, own, empty=aligned_empty)
-        return put_quantized(made, place)
+        kind = None if weights == "file" or not quantizes(path_name(path), shape) else weights
+        own = found[name].dtype if dtype is None else dtype
+        row = math.prod(torch_shape(shape, path)[1:])
+        if kind is None:
+            parts = read(found[name], max(1, _AT_ONCE // max(row, 1)), own)
+            return put_array(_joined(parts, path, shape, own), place)
+        parts = read(found[name], channels_at_once(row), np.float32)
+        turned = _turned(parts, path, shape)
+        return put_quantized(quantize_parts(turned, shape, kind, own, empty=aligned_empty), place)
 
     with ThreadPoolExecutor(2) as pool:
         arrays = list(pool.map(load, wanted))
     return fill(abstract_params, arrays)
+
+
+def _turned(
+    parts: Iterable[np.ndarray], path: tuple[Any, ...], shape: tuple[int, ...]
+) -> Iterator[np.ndarray]:
+    """Yields the parts of a tensor in Flax's order, see `to_flax`."""
+    inner = torch_shape(shape, path)[1:]
+    for part in parts:
+        yield to_flax(part.reshape(-1, *inner), path)
+
+
+def _joined(
+    parts: Iterable[np.ndarray], path: tuple[Any, ...], shape: tuple[int, ...], dtype: Any
+) -> np.ndarray:
+    """Returns the whole of a tensor's parts, copied and cast for JAX, see `copied`."""
+    made, start = aligned_empty(shape or (1,), dtype), 0
+    for part in _turned(parts, path, shape):
+        last = path[-1].key in _KERNELS
+        own = slice(start, start + part.shape[-1 if last else 0])
+        np.copyto(made[..., own] if last else made[own], part, casting="unsafe")
+        start = own.stop
+    return made.reshape(shape)
 
 
 def _as_stored(

@@ -7,8 +7,9 @@ of computation.
 
 import dataclasses
 import functools
+import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import jax
@@ -32,8 +33,8 @@ _STORED: dict[str, tuple[Any, float]] = {
 """The dtype and the largest number of each kind."""
 _LEAST = 16
 """The fewest inputs for which scales are small beside the kernel."""
-_PART = 2**21
-"""The numbers of a kernel that are in float32 at once."""
+_PART = 2**18
+"""The numbers of a kernel that are in float32 at once: few enough for a processor's cache."""
 _HADAMARD = ((1, 1, 1, -1), (1, 1, -1, 1), (1, -1, 1, 1), (-1, 1, 1, 1))
 
 
@@ -133,10 +134,10 @@ class Quantized:
         if self.has_channel_scales:
             return (values * self.scale).astype(self.dtype)
         scales = (self.scale,) if self.fine is None else (self.scale, self.fine)
-        count = max(len(level) for level in (*scales, *self.least) if level.ndim == 2)
-        kernel = values.reshape(count, -1, self.shape[-1]) * _product(scales, count)
+        count = max(len(level) for level in (*scales, *self.least) if level.ndim)
+        kernel = values.reshape(count, -1, self.shape[-1]) * _product(scales, count)[:, None]
         if self.least:
-            kernel = kernel - _product(self.least, count)
+            kernel = kernel - _product(self.least, count)[:, None]
         return kernel.reshape(self.shape).astype(self.dtype)
 
     def rotated(self, x: jax.Array) -> jax.Array:
@@ -179,12 +180,9 @@ class Quantized:
 
 
 def _product(levels: Sequence[Any], count: int) -> jax.Array:
-    """Multiplies numbers of blocks, (n, d), (d,) or (), for the smallest of the blocks.
-
-    Returns them with an axis for the inputs of a block, (count, 1, d), or () as they are.
-    """
+    """Multiplies numbers of blocks, (n, d) or (), for the smallest of the blocks. -> (count, d)."""
     wide = [x.astype(jnp.float32) for x in map(jnp.asarray, levels)]
-    parts = [jnp.repeat(x, count // len(x), axis=0)[:, None] if x.ndim == 2 else x for x in wide]
+    parts = [jnp.repeat(x, count // len(x), axis=0) if x.ndim else x for x in wide]
     return functools.reduce(jnp.multiply, parts)
 
 
@@ -238,27 +236,72 @@ def quantize(
 ) -> Quantized:
     """Returns a kernel in eight bits, on the host, with one scale for each output channel.
 
+    The arguments and the rounding are those of `quantize_parts`.
+
+    kernel: c d, or h w c d; a view of any strides.
+    """
+    step = channels_at_once(math.prod(kernel.shape[:-1]))
+    parts = (kernel[..., i : i + step] for i in range(0, kernel.shape[-1], step))
+    return quantize_parts(parts, kernel.shape, kind, dtype, empty=empty)
+
+
+def channels_at_once(inputs: int) -> int:
+    """Returns how many output channels are quantised at once, on the host."""
+    return max(1, _PART // max(inputs, 1))
+
+
+def quantize_parts(
+    parts: Iterable[np.ndarray],
+    shape: tuple[int, ...],
+    kind: Weights,
+    dtype: Any,
+    *,
+    empty: Callable[..., np.ndarray] = np.empty,
+) -> Quantized:
+    """Returns a kernel in eight bits of which some output channels are there at a time.
+
     A channel's largest number becomes the largest of the eight bits, and the others are rounded to
     the nearest (Jacob et al. 2018, section 2.1, symmetric).
 
     Args:
-        kernel: c d, or h w c d; a view of any strides.
+        parts: the kernel's parts along its last axis, which are read one after the other.
+        shape: the kernel's shape: c d, or h w c d.
         kind: what is stored.
         dtype: the dtype of computation.
         empty: makes the array for the numbers, of a shape and a dtype.
     """
     stored, most = _STORED[kind]
-    made, scale = empty(kernel.shape, stored), np.empty(kernel.shape[-1], np.float32)
-    # Files have output channels first, and no whole kernel of float32 is written.
-    step = max(1, _PART // math.prod(kernel.shape[:-1]))
-    for start in range(0, kernel.shape[-1], step):
-        own = slice(start, start + step)
-        part = kernel[..., own].astype(np.float32)
+    made, scale = empty(shape, stored), np.empty(shape[-1], np.float32)
+    start = 0
+    for given in parts:
+        own = slice(start, start + given.shape[-1])
+        start = own.stop
+        part = given.astype(np.float32)
         top = np.abs(part).max(tuple(range(part.ndim - 1)))
         scale[own] = np.where(top > 0, top * np.float32(1 / most), np.float32(1))
         part /= scale[own]
-        made[..., own] = np.rint(part) if kind == "int8" else part
+        made[..., own] = np.rint(part, part) if kind == "int8" else _as_fp8(part)
     return Quantized(made, scale, np.dtype(dtype))
+
+
+def _as_fp8(numbers: np.ndarray) -> np.ndarray:
+    """Returns float32 numbers rounded to the nearest float8_e4m3fn, by a table.
+
+    Numbers of 16 bits whose last one says whether anything was cut off round as the whole ones do:
+    they have more than two bits more than the result (Boldo and Melquiond 2008, rounding to odd).
+    """
+    bits = numbers.view(np.uint32)
+    codes = (bits >> np.uint32(16)).astype(np.uint16)
+    codes |= bits.astype(np.uint16) != 0
+    return np.take(_fp8_table(), codes).view(_STORED["fp8"][0])
+
+
+@functools.cache
+def _fp8_table() -> np.ndarray:
+    """Returns the float8_e4m3fn nearest to each bfloat16, by their bits."""
+    numbers = np.arange(2**16).astype(np.uint16).view(ml_dtypes.bfloat16)
+    with np.errstate(invalid="ignore"):
+        return numbers.astype(np.float32).astype(_STORED["fp8"][0]).view(np.uint8)
 
 
 @functools.partial(jax.jit, static_argnames="kind")
@@ -328,7 +371,9 @@ def quantize_in_place(tree: dict[str, Any], kind: Weights) -> None:
             elif not isinstance(value, Quantized) and quantizes(".".join(own), value.shape):
                 # The array must not outlive its place in the tree.
                 del value
-                tree[key] = quantize_array(tree[key], kind)
+                tree[key] = jax.block_until_ready(quantize_array(tree[key], kind))
+                # JAX gives back what it shared with NumPy when Python looks for garbage.
+                gc.collect(0)
 
     walk(tree, ())
 

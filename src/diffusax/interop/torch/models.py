@@ -1,6 +1,5 @@
 """Converts modules of diffusers and transformers to models of diffusax, with their parameters."""
 
-import contextlib
 import json
 import logging
 from collections.abc import Iterator
@@ -147,15 +146,14 @@ def _fits(network: Network, module: torch.nn.Module) -> bool:
 def _native_params(
     name: str, network: Network, module: torch.nn.Module, dtype: Any, device: Any
 ) -> Params:
-    @contextlib.contextmanager
-    def opened(held: Held) -> Iterator[np.ndarray]:
+    def read(held: Held, *_: Any) -> Iterator[np.ndarray]:
         yield to_array(held.tensor)
 
     return fit_params(
         network.module_class,
         network.shapes,
         [_held(module, name)],
-        opened,
+        read,
         where=f"the {name} of the PyTorch pipeline",
         dtype=dtype,
         device=placing(network, device),
