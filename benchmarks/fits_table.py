@@ -39,6 +39,10 @@ CARDS = (8, 12, 16, 24, 40, 80, 141)
 TPUS = {"v5e": 16, "v4": 32, "v6e": 32, "v5p": 95}
 
 
+KEPT = ("arguments", "temporaries", "peak", "fits")
+"""What a line says of a program."""
+
+
 class Row(NamedTuple):
     """A line of the table."""
 
@@ -52,6 +56,8 @@ class Row(NamedTuple):
     rank: int = 0
     mesh: str = "data=1"
     devices: int = 1
+    weights: str | None = None
+    """int8 for kernels of eight bits."""
 
 
 ROWS = {
@@ -61,6 +67,13 @@ ROWS = {
     "xl": Row("SDXL, 1024x1024, one image", "xl"),
     "xl-4": Row("four images", "xl", 4),
     "xl-control": Row("with a ControlNet, one image", "xl", program="control"),
+    "xl-int8": Row("SDXL in int8, one image", "xl", weights="int8"),
+    "z-image": Row("Z-Image, 1024x1024, one image", "z-image"),
+    "z-image-int8": Row("in int8", "z-image", weights="int8"),
+    "flux": Row("FLUX.1-dev, 1024x1024, one image", "flux"),
+    "flux-int8": Row("in int8", "flux", weights="int8"),
+    "qwen-image21": Row("Qwen-Image 2.1, 1024x1024, one image", "qwen-image21"),
+    "qwen-image21-int8": Row("in int8", "qwen-image21", weights="int8"),
     "sd2-train": Row("Training SD 2, 256x256, batch 8", "sd2", 8, 256, "train"),
     "sd2-train-ema": Row("with an average (EMA)", "sd2", 8, 256, "train", ema="ramp"),
     "sd2-train-512": Row("512x512, batch 8", "sd2", 8, 512, "train"),
@@ -148,7 +161,7 @@ def add_lines(options: argparse.Namespace) -> None:
                 continue
             began = time.perf_counter()
             line = {"row": name, "kind": kind, "topology": of_row(topology, ROWS[name], kind)}
-            line["GB"] = peak_of(ROWS[name], line["topology"])
+            line |= peak_of(ROWS[name], line["topology"])
             line["seconds"] = round(time.perf_counter() - began)
             print(json.dumps(line), flush=True)
             with options.out.open("a") as file:
@@ -163,7 +176,7 @@ def of_row(topology: str, row: Row, kind: str) -> str:
     return f"{name}:{row.devices}" if kind == "gpu" else f"{name}:2x{row.devices // 2}"
 
 
-def peak_of(row: Row, topology: str) -> float | None:
+def peak_of(row: Row, topology: str) -> dict[str, Any]:
     """The GB that a device needs; None if its compiler says that there are too few."""
     mesh = topology_mesh(topology, row.mesh)
     with tempfile.TemporaryDirectory() as name:
@@ -178,12 +191,12 @@ def peak_of(row: Row, topology: str) -> float | None:
         try:
             compiled, needed = compile_training(folder, mesh, options, **kinds)
         except DoesNotFitError:
-            return None
-        return round(cost_of(compiled, needed=needed).peak, 2)
+            return {"GB": None}
+        return {"GB": round(cost_of(compiled, needed=needed).peak, 2)}
 
 
-def call_peak(row: Row, folder: Path, topology: str) -> float | None:
-    """The GB of a call of a pipeline."""
+def call_peak(row: Row, folder: Path, topology: str) -> dict[str, Any]:
+    """The GB of a call of a pipeline, of its parameters by component, and of each program."""
     components = {}
     kind: Any = diffusax.DiffusionPipeline
     if row.program == "control":
@@ -194,10 +207,15 @@ def call_peak(row: Row, folder: Path, topology: str) -> float | None:
         unet = ahead.shapes_only(diffusax.DiffusionPipeline, folder, dtype="bfloat16").unet
         net = controlnet_of(unet.network)
         components["controlnet"] = Model(net, cast_shapes(net.shapes, "bfloat16"))
-    pipe = ahead.shapes_only(kind, folder, dtype="bfloat16", **components)
+    options: dict[str, Any] = {"dtype": "bfloat16", "weights": row.weights, **components}
+    pipe = ahead.shapes_only(kind, folder, **options)
     figures = pipe.memory(topology, mesh=row.mesh, batch_size=row.batch, guidance_scale=7.5)
-    peak = figures["pipeline"].get("peak")
-    return None if peak is None else round(peak, 2)
+    peak = figures.pop("pipeline").get("peak")
+    found = {"GB": None if peak is None else round(peak, 2)}
+    return found | {
+        name: {key: round(own[key], 2) for key in own if key in KEPT or name == "parameters"}
+        for name, own in figures.items()
+    }
 
 
 def read(file: Path) -> list[dict[str, Any]]:
