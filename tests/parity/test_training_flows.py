@@ -29,7 +29,8 @@ from support.flow_training import (
 )
 from support.lora import ATTENTION
 from support.lora_training import ALPHA, add_trained, trained_tree
-from support.qwen_edits import make_areas_smaller
+from support.qwen_edits import PLUS, make_areas_smaller
+from support.tiny_transformers import qwen_image_pipeline
 
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors
@@ -458,3 +459,21 @@ def test_what_texts_that_speak_of_images_cannot_be_is_said(tmp_path):
     row = {**recipe.source[0], config.data.edit_prompt_column: "a house " * 600}
     with pytest.raises(ValueError, match="tokens with its images; shorten it"):
         recipe.example(row, np.random.default_rng(0))
+
+
+def test_texts_speak_of_as_many_images_as_rows_have(tmp_path):
+    qwen_image_pipeline(tmp_path / "model", PLUS)
+    rows = [{**edit_row(i), "other": edit_row(i + 5)["input_image"]} for i in range(3)]
+    data = write_parquet(tmp_path / "edits", rows)
+    config = edit_options(tmp_path / "model", data)
+    config = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, reference_columns=("other",))
+    )
+    recipe = instruct_pix2pix(config)
+    assert recipe.denoising.seen.grids.shape == (2, 2)
+    rows = [recipe.example(recipe.source[i], np.random.default_rng(0)) for i in range(2)]
+    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    assert {"original_pixel_values", "original_pixel_values_2"} < batch.keys()
+    keys = jax.vmap(jax.random.key)(jnp.arange(2))
+    losses = jax.eval_shape(recipe.loss, recipe.shapes(), recipe.frozen_shapes(), batch, keys)
+    assert losses.shape == (2,)

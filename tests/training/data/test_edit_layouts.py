@@ -21,7 +21,7 @@ from diffusax.training.data.examples import choose_edit, cut_images, read_image
 from diffusax.training.data.finding import open_source
 from diffusax.training.data.opening import open_data, open_images
 from diffusax.training.data.options import EditDataConfig
-from diffusax.training.data.sources import SourceFailed
+from diffusax.training.data.sources import ArrowSource, SourceFailed
 
 COLUMNS = ("input_image", "edit_prompt", "edited_image")
 
@@ -419,3 +419,21 @@ def test_a_data_set_whose_rows_are_alike_has_no_buckets(tmp_path):
     config = EditDataConfig(str(tmp_path))
     found = open_images(config, COLUMNS, image_column=COLUMNS[2], side=8, factor=1, references=3)
     assert isinstance(found, EditSource)
+
+
+def test_images_are_counted_without_being_read(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    one = {"bytes": b"x", "path": None}
+    cells = {
+        "images": [[one, one], [one], [], None],
+        "image": [one, {"bytes": None, "path": None}, None, {"bytes": None, "path": "a.png"}],
+        "plain": [b"x", None, b"y", b""],
+    }
+    kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+    types = {"images": pyarrow.list_(kind), "image": kind, "plain": pyarrow.binary()}
+    table = pyarrow.table(cells, schema=pyarrow.schema(types))
+    with pyarrow.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as file:
+        file.write_table(table)
+    source = ArrowSource((str(tmp_path / "a.arrow"),), ("a",))
+    counts = {name: source.count_cells(name).tolist() for name in cells}
+    assert counts == {"images": [2, 1, 0, 0], "image": [1, 0, 0, 1], "plain": [1, 0, 1, 1]}

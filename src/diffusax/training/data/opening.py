@@ -112,7 +112,7 @@ def open_images(
     source = open_data(config, columns, leave_out=leave_out, references=references)
     counts = np.zeros(0, int)
     if references > 1 and not config.streaming:
-        counts = reference_counts(source, config.threads)
+        counts = reference_counts(source)
     differ = len(np.unique(counts[counts > 0])) > 1
     if not config.bucketed and not differ:
         return source
@@ -127,7 +127,7 @@ def open_images(
     return BucketedSource(source, buckets)
 
 
-def reference_counts(source: Source, threads: int) -> np.ndarray:
+def reference_counts(source: Source) -> np.ndarray:
     """Returns how many images to look at each row of edits has: n int; 0 where none are there."""
     if not isinstance(source, EditSource):
         return np.ones(len(source), int)
@@ -135,8 +135,18 @@ def reference_counts(source: Source, threads: int) -> np.ndarray:
     if isinstance(rows, FolderSource):
         cells: Iterable[Any] = rows.files
         return np.array([len(source.originals_of(cell)) for cell in cells])
-    with ThreadPoolExecutor(threads) as pool:
-        return np.array([*pool.map(lambda i: len(source.originals_of(rows[i])), range(len(rows)))])
+    assert isinstance(rows, ArrowSource)
+    columns = (*source.found.originals, *source.found.further)
+    return np.sum([rows.count_cells(name) for name in columns], axis=0)
+
+
+def references_of(source: Source, config: EditDataConfig) -> int:
+    """Returns how many images to look at the rows of edits have, as the first that has some."""
+    if isinstance(source, EditSource) and source.alike:
+        return source.alike
+    if isinstance(source, EditSource) and not isinstance(source.source, StreamedSource):
+        return next((int(n) for n in reference_counts(source) if n), 1)
+    return 1
 
 
 def bucket_sizes(config: DataConfig, side: int, factor: int) -> tuple[Size, ...]:
@@ -220,7 +230,7 @@ def _as_edits(
     alike = len(columns.originals + columns.further) if streamed else 0
     found = EditSource(source, columns, asked, references, alike)
     if isinstance(source, FolderSource):
-        counts = reference_counts(found, config.threads)
+        counts = reference_counts(found)
         if counts.max() > references:
             row = int(counts.argmax())
             raise ValueError(too_many(source.name(row), int(counts[row]), references))

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from diffusax.boundary.messages import require_extra
 from diffusax.hub_data.splits import Split
 
@@ -111,6 +113,26 @@ class ArrowSource:
     def columns(self) -> tuple[str, ...]:
         """The names of the columns."""
         return tuple(self._tables[0].column_names)
+
+    def count_cells(self, column: str) -> np.ndarray:
+        """Returns how many values each row has in a column, n int; reads none of them.
+
+        A list has as many as it is long, others one; null, and a struct of nulls, has none.
+        """
+        compute = require_extra("pyarrow.compute", "train")
+
+        def counted(cells: Any) -> Any:
+            if hasattr(cells.type, "value_type"):
+                return compute.fill_null(compute.list_value_length(cells), 0)
+            valid = compute.is_valid(cells)
+            fields = getattr(cells.type, "names", None) or ()
+            parts = [compute.is_valid(compute.struct_field(cells, name)) for name in fields]
+            if parts:
+                valid = compute.and_(valid, functools.reduce(compute.or_, parts))
+            return valid
+
+        found = [np.asarray(counted(table.column(column))) for table in self._tables]
+        return np.concatenate(found).astype(int)
 
     @functools.cached_property
     def _tables(self) -> list[Any]:

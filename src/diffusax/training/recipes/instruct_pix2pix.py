@@ -19,7 +19,9 @@ from diffusax.models.network import Params
 from diffusax.pipelines.tasks import tasks
 from diffusax.pipelines.tasks.tasks import Task
 from diffusax.training.config import DenoiserConfig, ImagesValidationConfig
+from diffusax.training.data.buckets import buckets_of
 from diffusax.training.data.examples import prepare_images
+from diffusax.training.data.opening import references_of
 from diffusax.training.data.options import EditDataConfig
 from diffusax.training.recipes.base_model import edit_class, edit_example, instruct_class
 from diffusax.training.recipes.denoiser import Denoiser
@@ -100,11 +102,11 @@ class InstructPix2Pix(Denoiser):
         Raises:
             ValueError: the images have several sizes, or there are embeddings that know of none.
         """
-        seen = self.base.seen_images(self.size)
-        if seen is None:
+        base, data = self.base, self.config.data
+        if not base.family.edits.reads_with_text:
             return None
-        name = self.base.family.name
-        if self.config.data.bucketed:
+        name = base.family.name
+        if data.bucketed:
             raise ValueError(
                 f"data.buckets and data.bucket_step cannot be for {name}, whose texts speak of "
                 "images of one size; leave them out"
@@ -113,7 +115,12 @@ class InstructPix2Pix(Denoiser):
             raise ValueError(
                 f"data.path must hold images for {name}, whose texts speak of them, and no cache"
             )
-        return seen
+        if buckets_of(self.source) is not None:
+            raise ValueError(
+                f"the rows of {data.path} differ in the number of images before the edit, and all "
+                f"texts of {name} speak of as many; train on those with one number"
+            )
+        return base.seen_images(self.size, references_of(self.source, data))
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
         """Returns each validation image beside its edited one, with the prompt beneath."""
