@@ -123,6 +123,26 @@ def test_options_reach_the_call(model, tmp_path, capsys):
     )
 
 
+def test_a_cache_of_steps(model, tmp_path, capsys):
+    given = ["generate", "a", "--model", model, "--steps", 6, "--step-cache"]
+    image, settings = draw(tmp_path, *given, "deep=3")
+    pipe = diffusax.DiffusionPipeline.from_pretrained(model)
+    plain = pipe("a", seed=3, num_inference_steps=6).images[0]
+    pipe.unet.enable_cache(diffusax.DeepCacheConfig(3))
+    expected = pipe("a", seed=3, num_inference_steps=6).images[0]
+    np.testing.assert_array_equal(image, expected)
+    assert np.any(image != np.asarray(plain))
+    assert "Step cache: deep=3" in settings
+    capsys.readouterr()
+    for wrong, said in (
+        ("deep", "must be one of first-block=NUMBER, taylorseer=NUMBER, deep=NUMBER (got 'deep')"),
+        ("first-block=0.1", "config must be a DeepCacheConfig for a UNet2DConditionModel"),
+        ("deep=0.5", "cache_interval must be a whole number"),
+    ):
+        code, shown = failure(capsys, [*given, wrong])
+        assert (code, said in shown) == (2, True)
+
+
 def test_embeddings_are_words_of_prompts(model, tmp_path, capsys):
     words = tmp_path / "words"
     words.mkdir()

@@ -19,11 +19,13 @@ def computed_rows(pipe: Any, **call: Any) -> np.ndarray:
     def watched(model: Any, state: Any, plan: Any, start: int, stop: int, memory: Any) -> Any:
         # The program takes the memory of its argument.
         before = [np.array(leaf) for leaf in jax.tree.leaves(memory.values)]
-        fresh = np.array(memory.calls) == 0
+        calls = np.array(memory.calls)
         state, memory = run(model, state, plan, start, stop, memory)
         after = [np.array(leaf) for leaf in jax.tree.leaves(memory.values)]
         changed = [(x != y).reshape(len(x), -1).any(1) for x, y in zip(before, after)]
-        found.append(np.logical_or.reduce(changed) | fresh)
+        # What is computed first of all may be zero.
+        begun = (calls == 0) & (np.array(memory.calls) == 1)
+        found.append(np.logical_or.reduce(changed) | begun)
         return state, memory
 
     def each_row(pipe: Any, row: int, timestep: float, tensors: Any) -> Any:
@@ -111,6 +113,9 @@ class DeepReference(contextlib.AbstractContextManager):
             skips.append(x)
         if computes:
             x = unet.mid_block(x, emb, encoder_hidden_states=context)
+        if residuals := given.get("down_block_additional_residuals"):
+            skips = [skip + r for skip, r in zip(skips, residuals)]
+            x = x + given["mid_block_additional_residual"] if computes else x
         # A layer that upsamples is one with the resnet before it.
         joined, ups = [], iter(up)
         for layer in ups:

@@ -45,6 +45,9 @@ class GenerationOptions(Options):
     weights: StoredWeights = "file"
     """Store the large networks' kernels in eight bits, int8 or fp8, which halves what they take in
     bfloat16; with file only those that are quantised in their file, with the same numbers."""
+    step_cache: Annotated[str | None, OWN] = None
+    """Leave out a part of the network in some steps: first-block=0.1 or taylorseer=5 for a
+    transformer, deep=3 for a UNet. The number is a threshold, or one in how many steps is whole."""
     variant: Annotated[str | None, OWN] = None
     """Load the checkpoint's variant of this name, such as fp16."""
     revision: Annotated[str | None, OWN] = None
@@ -79,6 +82,11 @@ class GenerationOptions(Options):
             pipe.scheduler = scheduler_from_name(self.sampler, pipe.scheduler)
         if self.vae_tiling:
             pipe.enable_vae_tiling()
+        if self.step_cache is not None:
+            from diffusax.models.caches.configs import config_from_text
+
+            network = pipe.parts.models[pipe.parts.denoiser.components[0]]
+            network.enable_cache(config_from_text(self.step_cache))
         self.load_embeddings(pipe)
         if self.compiled is not None:
             pipe.load_compiled(self.compiled)
@@ -230,6 +238,7 @@ def _loading_settings(command: GenerationOptions) -> dict[str, Any]:
         "VAE dtype": command.vae_dtype,
         "Weights": None if command.weights == "file" else command.weights,
         "VAE tiling": command.vae_tiling or None,
+        "Step cache": command.step_cache,
     }
 
 

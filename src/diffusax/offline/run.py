@@ -131,6 +131,7 @@ def pipeline_facts(pipe: Any) -> dict[str, Any]:
         "scheduler": dict(pipe.scheduler.config),
         "vae_tiling": pipe.vae.tiling,
         "freeu": None if pipe.parts.freeu is None else list(pipe.parts.freeu),
+        **_cache_facts(pipe),
         **_adapter_facts(pipe),
     }
 
@@ -140,6 +141,12 @@ def _dtype_fact(params: Any) -> str:
     leaves = [leaf for _, leaf in ordered_leaves(params)]
     eight = {str(leaf.values.dtype) for leaf in leaves if isinstance(leaf, Quantized)}
     return ", ".join([str(leaves[0].dtype), *sorted(eight)])
+
+
+def _cache_facts(pipe: Any) -> dict[str, Any]:
+    """Returns the options of the cache of steps, if one is on."""
+    config = pipe.parts.models[pipe.parts.denoiser.components[0]].switches.cache
+    return {} if config is None else {"step cache": repr(config)}
 
 
 def _adapter_facts(pipe: Any) -> dict[str, Any]:

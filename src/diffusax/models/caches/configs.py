@@ -159,5 +159,29 @@ def as_config(config: Any, network: Network) -> Any:
     return config
 
 
+_SHORT: dict[str, tuple[Any, str]] = {
+    "first-block": (FirstBlockCacheConfig, "threshold"),
+    "taylorseer": (TaylorSeerCacheConfig, "cache_interval"),
+    "deep": (DeepCacheConfig, "cache_interval"),
+}
+"""The caches by their names on command lines, and the options that are given there."""
+
+
+def config_from_text(text: str) -> Any:
+    """Returns the options of a cache that a text such as "first-block=0.1" names.
+
+    Raises:
+        ValueError: there is no such cache, or its number is none.
+    """
+    name, _, number = text.partition("=")
+    try:
+        kind, option = _SHORT[name]
+        value = float(number)
+    except (KeyError, ValueError):
+        names = ", ".join(f"{key}=NUMBER" for key in _SHORT)
+        raise ValueError(f"a cache of steps must be one of {names} (got {text!r})") from None
+    return kind(**{option: int(value) if value.is_integer() else value})
+
+
 def _name(dtype: Any) -> str:
     return parse_dtype(dtype).name

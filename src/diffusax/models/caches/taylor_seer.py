@@ -4,6 +4,7 @@ The derivatives are differences between the steps that were computed. Upstream: 
 hooks/taylorseer_cache.py.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -194,8 +195,12 @@ class _Replaced:
 def _example(module: Any) -> str:
     """Returns a regular expression for the names of the attentions of a network's blocks."""
     names = (".".join(map(str, path)) for path, _ in nnx.iter_modules(module))
-    found = [name for name in names if re.fullmatch(r"\w+\.\d+\.attn|\w+\.\d+\.attention", name)]
-    return re.sub(r"\.\d+\.", r"\\.\\d+\\.", found[-1]) if found else r".*attn"
+    found = collections.Counter(
+        re.sub(r"\.\d+\.", r"\\.\\d+\\.", name)
+        for name in names
+        if re.fullmatch(r"\w+\.\d+\.(attn|attention)", name)
+    )
+    return found.most_common(1)[0][0] if found else ".*attn"
 
 
 def name_matches(name: str) -> Callable[[str], bool]:

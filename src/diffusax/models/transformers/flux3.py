@@ -227,9 +227,11 @@ class Flux3Transformer2DModel(nnx.Module):
         def call(block: Any, joined: jax.Array) -> tuple[jax.Array]:
             return (rematerialized(block, remat)(joined, modulation, rotation, attended),)
 
-        known = None if attended is None else lambda: attended
+        def content() -> jax.Array:
+            return jnp.full(x.shape[0], sum(counts[:-1]))
+
         steps = [functools.partial(call, block) for block in self.single_transformer_blocks]
-        joined = through_blocks(self, (joined,), steps, lambda joined: joined, known)
+        joined = through_blocks(self, (joined,), steps, lambda joined: joined, content)
         scale, shift = self.norm_out(last)
         return self.proj_out(modulate(joined[:, :n], shift, scale))
 
