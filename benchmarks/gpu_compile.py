@@ -23,17 +23,17 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 from random_models import MODELS, call_programs, write_checkpoint
-from tpu_compile import compile_call, compile_request, compile_training
+from tpu_compile import add_storage, compile_call, compile_request, compile_training, shapes
 
-import diffusax
 from diffusax.lora.stacks import room_for
 from diffusax.models.adapters.low_rank import LowRank, kernel_shapes
-from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.mesh import batch_size, replicated
-from diffusax.runtime.programs.cost import Kernel, cost_of, kernels_of, traffic
+from diffusax.runtime.programs.cost import Kernel, bytes_of, cost_of, kernels_of, traffic
 from diffusax.runtime.programs.topology import topology_mesh
 
+PCIE = 31.5
+"""GB a second of 16 lanes of 16 GT/s, 128 of 130 bits of which are data (PCIe 4.0)."""
 PROGRAMS = ("encode_texts", "denoise", "decode", "train", "train-edits", "train-lora")
 
 
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--ema", default="none", choices=["none", "ramp"])
     parser.add_argument("--rank", type=int, default=8, help="of the adapters of train-lora")
     parser.add_argument("--loras", type=int, help="rank of LoRAs on all attention, of denoise")
+    add_storage(parser)
     parser.add_argument("--kinds", type=int, default=25, help="the number of lines of the table")
     parser.add_argument("--dump", type=Path, help="a file for the compiled module")
     args = parser.parse_args()
@@ -75,6 +76,8 @@ def main() -> None:
         f"arguments {cost.arguments:.2f}, temporaries {cost.temporaries:.2f}, peak {cost.peak:.2f} "
         f"of {chip.usable:.1f} usable"
     )
+    if cost.host:
+        report_copies(text, cost.host)
     report(kernels_of(text), args.kinds)
 
 
@@ -83,7 +86,7 @@ def compile_program(folder: Path, mesh, args):
     if args.program.startswith("train"):
         edits, lora = args.program == "train-edits", args.program == "train-lora"
         return compile_training(folder, mesh, args, edits=edits, lora=lora)
-    pipe = ahead.shapes_only(diffusax.DiffusionPipeline, folder, dtype="bfloat16")
+    pipe = shapes(folder, args)
     images = args.batch * batch_size(mesh)
     if args.loras:
         return compile_adapted(pipe, mesh, images, args)
@@ -113,6 +116,32 @@ def compile_adapted(pipe, mesh, images: int, args):
     given["plan"] = given["plan"]._replace(step_inputs=inputs._replace(adapters=weights))
     given["params"] = {**given["params"], "adapters": {"unet": layers}}
     return compile_request(request._replace(dynamic=tuple(given.values())), mesh, args)
+
+
+def report_copies(text: str, host: float) -> None:
+    """Prints the bytes that a step, or a run of another program, copies from the host's memory.
+
+    The computation waits for a copy as a whole where no kernel comes between its start and its end.
+
+    host: the GB of arguments there.
+    """
+    began: dict[str, int] = {}
+    kernels = copied = waited = 0
+    for line in text.splitlines():
+        start = re.search(r"%(\S+) = \(([^()]*?), [^()]*S\(5\)[^()]*.*\) copy-start\(", line)
+        end = re.search(r" copy-done\(%([\w.\-]+)\)", line)
+        if start:
+            began[start[1]] = kernels
+        elif end and end[1] in began:
+            size = bytes_of(re.search(r"= (\S+) copy-done", line)[1])
+            copied += size
+            waited += size * (began[end[1]] == kernels)
+        elif re.search(r" (fusion|custom-call)\(", line):
+            kernels += 1
+    print(
+        f"{host:.2f} GB copied from the host, at least {host / PCIE * 1e3:.0f} ms by PCIe 4.0 x16; "
+        f"{waited / max(copied, 1):.1%} of all copies with nothing computed meanwhile"
+    )
 
 
 def report(kernels: list[Kernel], lines: int) -> None:

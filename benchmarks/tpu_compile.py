@@ -38,7 +38,7 @@ from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.lowering import lowering_platforms
 from diffusax.runtime.devices.mesh import batch_size
 from diffusax.runtime.programs.cost import cost_of
-from diffusax.runtime.programs.program import lower, operations_of
+from diffusax.runtime.programs.program import lower, operations_of, streams
 from diffusax.runtime.programs.topology import (
     DoesNotFitError,
     compile_there,
@@ -67,7 +67,8 @@ def compile_request(request, mesh, options):
     mesh = mesh_of_program(request, mesh)
     with in_mesh(mesh):
         lowered = lower(request, lowering_platforms=lowering_platforms(mesh))
-        compiled = compile_there(lowered, mesh, effort=options.effort, **estimates(mesh))
+        given = {"effort": options.effort, "streams": streams(request), **estimates(mesh)}
+        compiled = compile_there(lowered, mesh, **given)
     return compiled, operations_of(request) / mesh.size
 
 
@@ -78,6 +79,15 @@ def estimates(mesh) -> dict:
     """
     known = mesh.devices.flat[0].device_kind.startswith(("NVIDIA H", "NVIDIA B"))
     return {"xla_gpu_collect_cost_model_stats": True} if known else {}
+
+
+def shapes(folder: Path, options):
+    """The pipeline of a checkpoint in bfloat16, without weights."""
+    given = {"dtype": "bfloat16", "weights": options.weights}
+    pipe = ahead.shapes_only(diffusax.DiffusionPipeline, folder, **given)
+    if options.offload:
+        pipe.enable_group_offload("cuda", num_blocks_per_group=1)
+    return pipe
 
 
 def compile_training(folder: Path, mesh, options, *, edits: bool, lora: bool):
@@ -115,7 +125,7 @@ def write_data(folder: Path) -> Path:
 
 def measure(folder: Path, model: str, program: str, mesh, options) -> dict:
     """One line of the table."""
-    pipe = ahead.shapes_only(diffusax.DiffusionPipeline, folder, dtype="bfloat16")
+    pipe = shapes(folder, options)
     began = time.perf_counter()
     if program.startswith("train"):
         given = {"edits": program == "train-edits", "lora": program == "train-lora"}
@@ -133,9 +143,18 @@ def measure(folder: Path, model: str, program: str, mesh, options) -> dict:
         "GB temporaries": round(cost.temporaries, 2),
         "GB peak": round(cost.peak, 2),
         "GB usable of the chip": round(chip.usable, 1),
+        **({"GB in the host's memory": round(cost.host, 2)} if cost.host else {}),
         **({} if cost.kernels is None else {"kernels": cost.kernels}),
         "ms at least": round(1e3 * cost.seconds(chip), 1),
     }
+
+
+def add_storage(parser) -> None:
+    """Adds the options that say what parameters are stored as, and where."""
+    parser.add_argument(
+        "--weights", choices=["int8", "fp8"], help="of kernels, see from_pretrained"
+    )
+    parser.add_argument("--offload", action="store_true", help="see enable_group_offload")
 
 
 def lines(options):
@@ -161,7 +180,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    names = ["denoise", "decode", "train", "train-edits", "train-lora"]
+    names = ["encode_texts", "denoise", "decode", "train", "train-edits", "train-lora"]
     parser.add_argument("--programs", nargs="+", default=names, choices=names)
     parser.add_argument("--topologies", nargs="+", default=["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
     parser.add_argument("--meshes", nargs="+", default=["data=1", "data=4"], help="see make_mesh")
@@ -171,6 +190,7 @@ def main() -> None:
     parser.add_argument("--checkpointing", default="blocks", choices=["none", "blocks", "full"])
     parser.add_argument("--rank", type=int, default=8, help="of the adapters of train-lora")
     parser.add_argument("--ema", default="none", choices=["none", "ramp"])
+    add_storage(parser)
     parser.add_argument("--effort", type=float, default=-1.0, help="of XLA, see compile_there")
     parser.add_argument("--out", type=Path, help="a file to add the lines to")
     options = parser.parse_args()

@@ -18,6 +18,8 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from diffusax.runtime.devices.host import device_place, on_device
+from diffusax.runtime.devices.layouts import place_of
 from diffusax.runtime.devices.memory import array_bytes
 
 Weights = Literal["int8", "fp8"]
@@ -112,7 +114,7 @@ class Quantized:
         return kernel[key]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self[...], dtype)
+        return np.asarray(on_device(self)[...], dtype)
 
     @property
     def is_by_channel(self) -> bool:
@@ -163,7 +165,8 @@ class Quantized:
     def places(self, sharding: Any) -> Any:
         """Returns the places of all arrays where the kernel's is given."""
         if not isinstance(sharding, NamedSharding):
-            return jax.tree.map(lambda _: sharding, self)
+            own = device_place(sharding)
+            return jax.tree.map(lambda x: sharding if x.ndim > 1 else own, self)
         axes = (*sharding.spec, *[None] * (self.ndim - len(sharding.spec)))
 
         def place(x: Any) -> NamedSharding:
@@ -320,8 +323,9 @@ def quantize_array(kernel: Any, kind: Weights) -> Quantized:
     """Returns a kernel in eight bits where it lies: on its devices, or as NumPy arrays."""
     if isinstance(kernel, np.ndarray):
         return quantize(kernel, kind, kernel.dtype)
-    made = _quantize_there(kernel, kind=kind)
-    return jax.device_put(made, made.places(kernel.sharding))
+    made = _quantize_there(on_device(kernel), kind=kind)
+    places = jax.tree.map(place_of, made, made.places(kernel.sharding))
+    return jax.device_put(made, places)
 
 
 @functools.cache

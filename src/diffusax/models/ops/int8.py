@@ -13,6 +13,7 @@ import numpy as np
 from diffusax.models.ops.layer_input import Int8Tokens, Tokens, as_array, as_input
 from diffusax.models.ops.matmul import matmul
 from diffusax.models.quantized import Kernel, Quantized
+from diffusax.models.streaming import computed
 from diffusax.runtime.devices.lowering import (
     device_kinds,
     int8_choice,
@@ -47,7 +48,7 @@ def linear(x: Tokens, kernel: Kernel, bias: jax.Array | None = None) -> jax.Arra
     if isinstance(kernel, Quantized) and rounds_inputs(x.shape, kernel):
         tokens = as_input(x)
         given = tokens.rounded(kernel.rotation)
-        return _product(tokens.form, tokens.arguments, given, kernel, bias)
+        return computed(_product(tokens.form, tokens.arguments, given, kernel, bias))
     return matmul(as_array(x).astype(kernel.dtype), kernel, bias)
 
 

@@ -233,7 +233,7 @@ class Components:
             params = self.fitted(name, params)
         stay, mesh = self.stay(name), self.mesh_for(name)
         if stay == "turn":
-            return to_host(params)
+            return to_host(params, self._place(name, params))
         streams = self.offload is not None and self.offload.method != "model"
         if streams or any(map(in_host_memory, jax.tree.leaves(params))):
             return put_streamed(params, self._place(name, params), stay)

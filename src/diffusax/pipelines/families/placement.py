@@ -64,11 +64,17 @@ def put_streamed(params: Params, places: Any, stay: str) -> Params:
     return jax.tree_util.tree_map_with_path(put_one, params, places)
 
 
-def to_host(params: Params) -> Params:
-    """Copies parameters to the host's memory; those that a CPU computes with are there already."""
+def to_host(params: Params, places: Any) -> Params:
+    """Copies parameters to the host's memory; those that a CPU computes with are there already.
+
+    places: the place on the devices of each of them, or of all.
+    """
     first = jax.local_devices()[0]
-    leaves = jax.tree.leaves(params)
-    if first.platform == "cpu" and all(getattr(x, "devices", set)() <= {first} for x in leaves):
+    shardings = {x for x in jax.tree.leaves(places) if x is not None}
+    used = [x.devices() for x in jax.tree.leaves(params) if isinstance(x, jax.Array)]
+    used += [sharding.device_set for sharding in shardings]
+    numpy = any(isinstance(x, np.ndarray) for x in jax.tree.leaves(params))
+    if first.platform == "cpu" and not numpy and all(devices <= {first} for devices in used):
         return params
     return jax.tree.map(lambda x: x if isinstance(x, np.ndarray) else np.array(x), params)
 

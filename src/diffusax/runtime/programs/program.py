@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 PROGRAMS: dict[str, "Program"] = {}
 """The programs that can be compiled ahead of time and saved, by name."""
 
+_STRIDE = 7
+"""Every so many parameters one is looked at: kernels, scales and biases follow each other."""
 _CLOCK = itertools.count()
 _LOCK = threading.Lock()
 _REQUESTS: contextvars.ContextVar[list["Request"] | None] = contextvars.ContextVar(
@@ -322,7 +324,7 @@ def streams(request: Request) -> bool:
 
 
 def call_shape(request: Request) -> Shape:
-    """Returns the shape of a call, which is quick: of parameters it looks at the first only."""
+    """Returns the shape of a call, which is quick: of parameters it looks at a few only."""
     program = request.program
     arrays: list[Any] = []
     placed: list[Any] = []
@@ -330,12 +332,19 @@ def call_shape(request: Request) -> Shape:
         leaves, tree = jax.tree.flatten(argument)
         if name in program.uncounted:
             # Kernels of eight bits have more arrays.
-            count, leaves = len(leaves), leaves[:1]
-            arrays.append((count, *map(_dtype, leaves)))
+            count, some, leaves = len(leaves), leaves[::_STRIDE], leaves[:1]
+            # Programs that copy parameters while they compute are compiled with other options.
+            arrays.append((count, *map(_dtype, leaves), *["host"] * any(map(_is_hosted, some))))
         else:
             arrays.append((tree, *[(getattr(x, "shape", ()), _dtype(x)) for x in leaves]))
         placed += leaves
     return Shape(platform_for(placed), request.static, tuple(arrays), int8_choice())
+
+
+def _is_hosted(x: Any) -> bool:
+    """Returns whether an array or a shape has a place in the host's memory."""
+    sharding = getattr(x, "sharding", None)
+    return sharding is not None and sharding.memory_kind == KIND
 
 
 def key(request: Request, shape: Shape | None = None) -> Key:
