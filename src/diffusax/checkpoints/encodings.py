@@ -116,7 +116,8 @@ class Blocked:
             return Kept(values, self._scales(view, begin, end))
         codes = stored[begin * self.width // 2 : end * self.width // 2]
         doubled = (2 * _FLOAT4).astype(np.int8)[_halves(codes, high_first=self.high_first)]
-        scale = view(self.whole).astype(np.float32).reshape(()) * np.float32(0.5)
+        whole = _finite(view(self.whole).astype(np.float32).reshape(()), self.whole)
+        scale = whole * np.float32(0.5)
         return Kept(doubled.reshape(shape), scale, 0, self._of_blocks(view, begin, end))
 
     def _scales(self, view: View, begin: int, end: int) -> np.ndarray:
