@@ -2,6 +2,7 @@
 
     python benchmarks/int8_compile.py steps --models z-image --topologies v5e v6e
     python benchmarks/int8_compile.py layers --topologies v5e v6e v5p
+    python benchmarks/int8_compile.py cards --models flux --topologies h200 rtx4090
 
 It needs libtpu and no TPU. All times are estimates. libtpu writes into a compiled module how many
 cycles it expects of each fusion ("estimated_cycles"); Pallas' kernels have none, and of those the
@@ -10,6 +11,8 @@ and write their arrays where that is longer. Steps are those of one image of 102
 guidance: one block of each kind is compiled, and counts as often as the network has it; the first
 and last layers and those of the time, under a hundredth, are left out. "weights" keeps int8 kernels
 and multiplies them out ("off" of `int8_activations`), "int8" and "convrot" multiply integers.
+"cards" counts the kernels of all blocks of a step on GPUs, and the GB that these read and write; it
+needs jax[cuda12] and no GPU.
 """
 
 import argparse
@@ -47,9 +50,11 @@ from diffusax.models.ops.rotation import Rotation
 from diffusax.models.parameter_tree import path_name
 from diffusax.models.quantized import Quantized, quantizes
 from diffusax.runtime.devices.chips import chip_of
+from diffusax.runtime.devices.host import placed_shape
+from diffusax.runtime.devices.layouts import place_of
 from diffusax.runtime.devices.lowering import int8_activations, lowering_for
-from diffusax.runtime.programs.cost import bytes_of
-from diffusax.runtime.programs.topology import topology_mesh
+from diffusax.runtime.programs.cost import bytes_of, kernels_of, traffic
+from diffusax.runtime.programs.topology import compile_there, topology_mesh
 
 CLOCKS = {"v5e": 1.5e9, "v6e": 1.75e9, "v5p": 1.75e9}
 """Cycles in a second: the peak of products in bfloat16 divided by what the matrix units of one
@@ -292,14 +297,40 @@ def layers(args: Any) -> Iterator[dict[str, Any]]:
             yield line
 
 
+def placed(sharding: Any, x: Any) -> Any:
+    return placed_shape(x, place_of(x, sharding))
+
+
+def cards(args: Any) -> Iterator[dict[str, Any]]:
+    """Kernels and bytes of all blocks of a step on GPUs, integers "on"."""
+    for name, topology, mode in itertools.product(args.models, args.topologies, args.modes):
+        model, mesh = MODELS[name], topology_mesh(f"{topology}:1")
+        put = functools.partial(placed, NamedSharding(mesh, PartitionSpec()))
+        choice = "on" if mode in ("int8", "convrot") else "off"
+        params, launches, moved = kernels_in(model.network.shapes, mode), 0, 0.0
+        for kind in model.kinds:
+            given = jax.tree.map(put, (params, kind.given))
+            call = functools.partial(call_block, model.network, kind)
+            with jax.set_mesh(mesh), lowering_for(["cuda"]), int8_activations(choice):
+                lowered = jax.jit(call).trace(*given).lower(lowering_platforms=("cuda",))
+            found = traffic(kernels_of(compile_there(lowered, mesh, effort=None).as_text()))
+            launches += kind.count * found.kernels
+            moved += kind.count * found.moved
+        line = {"model": name, "topology": topology, "mode": mode}
+        yield {**line, "kernels": launches, "GB": round(moved, 2)}
+
+
+RUNS = {"steps": steps, "layers": layers, "cards": cards}
+
+
 def main() -> None:
     """Prints a line for each case, as JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["steps", "layers"])
+    parser.add_argument("what", choices=RUNS)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--topologies", nargs="+", default=["v5e", "v6e"], choices=CLOCKS)
+    parser.add_argument("--topologies", nargs="+", default=["v5e", "v6e"])
     parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
     sizes = [(n, 3072, 3072) for n in (128, 256, 512, 1024, 4096)]
     sizes += [(4096, 1024, 1024), (4096, 640, 640), (4096, 12288, 3072)]
@@ -312,7 +343,7 @@ def main() -> None:
         f"--xla_jf_dump_to={_DUMP} --xla_jf_dump_llo_text=true "
         "--xla_jf_dump_llo_pass_label_regex=final_bundles"
     )
-    for line in (steps if args.what == "steps" else layers)(args):
+    for line in RUNS[args.what](args):
         print(json.dumps(line), flush=True)
     shutil.rmtree(_DUMP)
 

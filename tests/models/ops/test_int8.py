@@ -14,6 +14,7 @@ from diffusax.models.layers.layers import Linear, SplitLinear
 from diffusax.models.ops.int8 import FASTER, linear, multiply, rounds_inputs
 from diffusax.models.ops.layer_input import Int8Tokens, LayerInput, as_input, to_int8
 from diffusax.models.ops.modulation import modulate, scaled_layer_norm, scaled_rms_norm
+from diffusax.models.ops.product_kernel import multiply_scaled, takes
 from diffusax.models.ops.rounding_kernel import round_tokens
 from diffusax.models.quantized import Quantized, quantize
 from diffusax.models.transformers.blocks import JoinedLinear
@@ -328,3 +329,22 @@ def test_adapters_read_the_tokens_as_they_are(choice):
 def _attribute(layer, name, value):
     object.__setattr__(layer, name, value)
     yield
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_the_kernel_of_gpus_multiplies_and_scales(with_bias):
+    kernel = kernel_of(192, 256)
+    bias = jnp.asarray(normal(256)) if with_bias else None
+    # The last block of tokens is not full.
+    tokens = Int8Tokens(
+        jnp.asarray(RNG.integers(-127, 128, (130, 192), np.int8)),
+        jnp.asarray(np.abs(normal(130, 1))),
+    )
+    actual = multiply_scaled(tokens, jax.tree.map(jnp.asarray, kernel), bias, interpret=True)
+    sums = np.asarray(tokens.values, np.int64) @ kernel.values.astype(np.int64)
+    expected = sums * np.float64(tokens.scale) * kernel.scale + (0 if bias is None else bias)
+    assert actual.shape == (130, 256)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+    assert takes(kernel)
+    assert not takes(kernel_of(192, 130))
+    assert not takes(kernel_of(200, 256))

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.models.ops.layer_input import Int8Tokens, Tokens, as_array, as_input
+from diffusax.models.ops.layer_input import Int8Tokens, Tokens, as_array, as_input, on_one_device
 from diffusax.models.ops.matmul import matmul
 from diffusax.models.quantized import Kernel, Quantized
 from diffusax.models.streaming import computed
 from diffusax.runtime.devices.lowering import (
+    cuda_capability,
     device_kinds,
     int8_choice,
     is_plain,
@@ -113,19 +114,36 @@ def multiply(tokens: Int8Tokens, kernel: Quantized, bias: jax.Array | None) -> j
     """Multiplies integers, then scales. tokens: ... c -> ... d, in the kernel's dtype.
 
     On TPUs XLA's own kernel of the product does all of it, and what follows, such as a gate and a
-    residual, before it writes the result.
+    residual, before it writes the result. On NVIDIA's GPUs there is a kernel for it.
     """
     shape = tokens.values.shape
     # Images and tokens in one axis could not be split by tokens.
     whole = context_parts() > 1
-    values, scale = (x if whole else x.reshape(-1, x.shape[-1]) for x in tokens)
-    sums = jax.lax.dot_general(
-        values,
-        kernel.values,
-        (((values.ndim - 1,), (0,)), ((), ())),
-        preferred_element_type=jnp.int32,
-    )
+    given = Int8Tokens(*(x if whole else x.reshape(-1, x.shape[-1]) for x in tokens))
+    form = _on_cuda if known_platform() == "cuda" else _scaled_sums
+    return form(given, kernel, bias).reshape(*shape[:-1], kernel.shape[-1])
+
+
+def _on_cuda(tokens: Int8Tokens, kernel: Quantized, bias: jax.Array | None) -> jax.Array:
+    """Multiplies by the kernel for NVIDIA's GPUs where that takes the shapes."""
+    from diffusax.models.ops.product_kernel import multiply_scaled, takes
+
+    known = all(isinstance(n, int) for n in tokens.values.shape) and tokens.values.ndim == 2
+    old = (cuda_capability() or (0, 0)) < _MIN_CAPABILITY
+    if old or not known or not takes(kernel) or not on_one_device():
+        return _scaled_sums(tokens, kernel, bias)
+    return multiply_scaled(tokens, kernel, bias)
+
+
+_MIN_CAPABILITY = (8, 0)
+"""The compute capability from which tensor cores multiply 32 integers of eight bits at once."""
+
+
+def _scaled_sums(tokens: Int8Tokens, kernel: Quantized, bias: jax.Array | None) -> jax.Array:
+    values, scale = tokens
+    over_inputs = (((values.ndim - 1,), (0,)), ((), ()))
+    sums = jax.lax.dot_general(values, kernel.values, over_inputs, preferred_element_type=jnp.int32)
     y = sums.astype(jnp.float32) * scale * kernel.scale
     if bias is not None:
         y = y + bias.astype(jnp.float32)
-    return y.astype(kernel.dtype).reshape(*shape[:-1], kernel.shape[-1])
+    return y.astype(kernel.dtype)

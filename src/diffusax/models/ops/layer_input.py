@@ -126,10 +126,15 @@ def _round(
 
 def _fits_kernel(shape: tuple[int, ...], rotation: int, arguments: Any) -> bool:
     """Returns whether the kernel for TPUs takes such tokens, on one device."""
-    mesh = jax.sharding.get_abstract_mesh()
     from diffusax.models.ops.rounding_kernel import rotated_width
 
     whole = shape[-1] % max(128, rotated_width(rotation)) == 0
     half = arguments[0].dtype == jnp.bfloat16
     closed = all(isinstance(n, int) for n in shape)
-    return len(shape) == 3 and whole and half and closed and (mesh.empty or mesh.size == 1)
+    return len(shape) == 3 and whole and half and closed and on_one_device()
+
+
+def on_one_device() -> bool:
+    """Returns whether a program is traced for one device; Pallas' kernels take no others."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.empty or mesh.size == 1

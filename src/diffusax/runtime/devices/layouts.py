@@ -1,9 +1,12 @@
-"""The order in memory in which a device's library reads the parameters of convolutions.
+"""The order in memory in which a device's library reads kernels.
 
 cuDNN reads the kernel of a convolution of images b h w c as d h w c, and writes gradients so. XLA
 stores arrays row by row unless it is told otherwise, so that every call of a program would copy all
 kernels, h w c d, into that order first, and a training step their gradients and moments, too.
 Shapes and values stay what they are, and files know nothing of it.
+
+NVIDIA's tensor cores multiply integers of eight bits whose inputs lie beside each other, so that
+kernels c d of int8 lie as d c.
 """
 
 from collections.abc import Sequence
@@ -23,6 +26,8 @@ ORDERS = {"cuda": (3, 0, 1, 2)}
 
 AMD's MIOpen has none here: XLA gives it the order in which it would convolve images b c h w.
 """
+INT8_ORDERS = {"cuda": (1, 0)}
+"""The same for kernels c d of int8."""
 _TILES_OF_BYTES = ((8, 128), (4, 1))
 """How TPUs' programs tile numbers of eight bits that they copy from the host's memory.
 
@@ -45,6 +50,8 @@ def is_kernel(shape: Sequence[int]) -> bool:
 
 def kernel_order(shape: Sequence[int], dtype: Any, device: Any) -> tuple[int, ...] | None:
     """Returns the order of a parameter's axes in memory; None where it is the usual one."""
+    if len(shape) == 2 and jnp.dtype(dtype) == jnp.int8:
+        return INT8_ORDERS.get(platform_of(device))
     order = ORDERS.get(platform_of(device))
     if order is None or not is_kernel(shape):
         return None
@@ -79,7 +86,7 @@ def in_order(params: Any) -> Any:
     """
 
     def one(x: Any) -> Any:
-        if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or x.ndim != 4:
+        if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or x.ndim not in (2, 4):
             return x
         place = place_of(x, x.sharding)
         if place is x.sharding or order_of(x) == place.layout.major_to_minor:

@@ -389,8 +389,12 @@ def _orders(leaves: Sequence[Any]) -> tuple[Any, ...]:
     sharding = next((s for x in leaves if (s := getattr(x, "sharding", None)) is not None), None)
     if sharding is None or platform_of(next(iter(sharding.device_set))) not in ORDERS:
         return ()
-    found = ((i, order_of(x)) for i, x in enumerate(leaves) if x.ndim == 4)
+    found = ((i, order_of(x)) for i, x in enumerate(leaves) if _may_have_order(x))
     return tuple([(i, order) for i, order in found if order is not None])
+
+
+def _may_have_order(x: Any) -> bool:
+    return x.ndim == 4 or (x.ndim == 2 and x.dtype.itemsize == 1)
 
 
 def _placement(sharding: Sharding) -> Any:
