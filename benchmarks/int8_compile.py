@@ -10,7 +10,7 @@ instructions of the final schedule are counted, with the rounds of their loops, 
 and write their arrays where that is longer. Steps are those of one image of 1024x1024 without
 guidance: one block of each kind is compiled, and counts as often as the network has it; the first
 and last layers and those of the time, under a hundredth, are left out. "weights" keeps int8 kernels
-and multiplies them out ("off" of `int8_activations`), "int8" and "convrot" multiply integers.
+and multiplies them out ("off" of `int8_activations`), "convrot" multiplies integers.
 "cards" counts the kernels of all blocks of a step on GPUs, and the GB that these read and write; it
 needs jax[cuda12] and no GPU.
 """
@@ -61,7 +61,7 @@ CLOCKS = {"v5e": 1.5e9, "v6e": 1.75e9, "v5p": 1.75e9}
 chip multiply in a cycle."""
 _DUMP = Path(tempfile.mkdtemp(prefix="libtpu"))
 """Where libtpu writes the schedules of kernels."""
-MODES = ("bfloat16", "weights", "int8", "convrot")
+MODES = ("bfloat16", "weights", "convrot")
 
 
 def shape(*sizes: int, dtype: Any = "bfloat16") -> jax.ShapeDtypeStruct:
@@ -177,7 +177,7 @@ def kernels_in(params: Any, mode: str) -> Any:
     def one(path: Any, x: Any) -> Any:
         if mode == "bfloat16" or not quantizes(path_name(path), x.shape) or len(x.shape) != 2:
             return shape(*x.shape)
-        group = 256 if mode == "convrot" and x.shape[0] % 256 == 0 else 0
+        group = 256 if x.shape[0] % 256 == 0 else 0
         values, scale = shape(*x.shape, dtype="int8"), shape(x.shape[1], dtype="float32")
         return Quantized(values, scale, np.dtype("bfloat16"), group)
 
@@ -202,6 +202,7 @@ def compile_for(topology: str, function: Any, mode: str, *args: Any) -> Times:
     args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), args)
     for path in _DUMP.iterdir():
         path.unlink()
+    # "on" would round the single token of a modulation, too.
     choice = "off" if mode == "weights" else "auto"
     with jax.set_mesh(mesh), lowering_for(["tpu"]), int8_activations(choice):
         traced = jax.jit(function).trace(*args)
@@ -306,7 +307,7 @@ def cards(args: Any) -> Iterator[dict[str, Any]]:
     for name, topology, mode in itertools.product(args.models, args.topologies, args.modes):
         model, mesh = MODELS[name], topology_mesh(f"{topology}:1")
         put = functools.partial(placed, NamedSharding(mesh, PartitionSpec()))
-        choice = "on" if mode in ("int8", "convrot") else "off"
+        choice = "on" if mode == "convrot" else "off"
         params, launches, moved = kernels_in(model.network.shapes, mode), 0, 0.0
         for kind in model.kinds:
             given = jax.tree.map(put, (params, kind.given))

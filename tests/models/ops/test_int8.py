@@ -266,7 +266,7 @@ def test_tpus_compile_the_kernel_and_the_product_of_integers(topology):
 
 
 def test_devices_where_it_is_not_faster_multiply_the_kernel_out():
-    kernel = kernel_of(1024, 1024)
+    kernel = kernel_of(1024, 1024, rotation=256)
     assert not rounds_inputs((4096, 1024), kernel)
     with lowering_for(["tpu"]):
         # This machine has no TPU.
@@ -274,6 +274,7 @@ def test_devices_where_it_is_not_faster_multiply_the_kernel_out():
         with jax.set_mesh(topology_mesh("v5e:1")):
             assert rounds_inputs((4, 1024, 1024), kernel)
             assert not rounds_inputs((4, 1024), kernel)
+            assert not rounds_inputs((4, 1024, 1024), kernel_of(1024, 1024))
         with jax.set_mesh(topology_mesh("v4:1")):
             assert not rounds_inputs((4, 1024, 1024), kernel)
     assert "TPU v6 lite" in FASTER

@@ -34,7 +34,7 @@ FASTER = {
 device.
 
 By libtpu's own estimates of a layer that rounds, multiplies and scales against one in bfloat16; see
-benchmarks/int8_compile.py, which also says why other devices are not here.
+benchmarks/int8_compile.py. XLA estimates no time of the kernel for NVIDIA's GPUs.
 """
 
 
@@ -63,7 +63,8 @@ def rounds_inputs(shape: Sequence[Any], kernel: Quantized) -> bool:
         return False
     if choice == "on":
         return True
-    if is_plain() or known_platform() not in ("tpu", "cuda"):
+    # Without a rotation a token's few large channels leave the others too few of the 255 numbers.
+    if not kernel.rotation or is_plain() or known_platform() not in ("tpu", "cuda"):
         return False
     *tokens, c = known_sizes(shape)
     least = [FASTER.get(kind, (math.inf,) * 3) for kind in device_kinds()]
