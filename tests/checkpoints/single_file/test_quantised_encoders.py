@@ -100,7 +100,10 @@ def test_folders_that_transformers_has_quantised(tmp_path, bits):
     )
     theirs.save_pretrained(tmp_path / "small")
     assert "quantization_config" in (tmp_path / "small" / "config.json").read_text()
-    ours = diffusax.T5EncoderModel.from_pretrained(tmp_path / "small", dtype="float32")
+    # In eight bits, 1/127 is in the scales, and the last bit of a number may be another.
+    ours = diffusax.T5EncoderModel.from_pretrained(
+        tmp_path / "small", dtype="float32", weights=None
+    )
     same(ours.params, theirs.dequantize(torch.float32).state_dict())
     with pytest.raises(ValueError, match="in which networks do not compute; give a dtype"):
         diffusax.T5EncoderModel.from_pretrained(tmp_path / "small", dtype="auto")
