@@ -11,7 +11,8 @@ _LORA = (
     "its methods, see docs/tasks/loras.md"
 )
 _SINGLE_FILE = (
-    "from_single_file(...) loads .safetensors files; a .ckpt file is a pickle, which could run code"
+    "from_single_file(...) loads .safetensors and .gguf files; a .ckpt file is a pickle, which "
+    "could run code"
 )
 _SINGLE_NETWORK = (
     "UNet2DConditionModel, AutoencoderKL and ControlNetModel have it, and the transformers of FLUX "

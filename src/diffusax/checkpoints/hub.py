@@ -69,8 +69,8 @@ def resolve(
 ) -> Path:
     """Returns the folder of a checkpoint, given as a folder, an embedded name or a Hub repository.
 
-    A .safetensors file with a whole model, or a network, is opened as a folder without weights,
-    see `diffusax.checkpoints.single_file`.
+    A .safetensors or .gguf file with a whole model, or a network, is opened as a folder without
+    weights, see `diffusax.checkpoints.single_file`.
 
     From a repository, only the files that are used are fetched: those of the components in
     model_index.json if it has one, those of `subfolder` if that is given. Without a connection an
@@ -78,8 +78,8 @@ def resolve(
     meaning that they have for huggingface_hub.
 
     Args:
-        path_or_repo: a folder, a Hub repository id, a .safetensors file, or "emoji", "emoji-edit"
-            or "emoji-control" for a model in the package.
+        path_or_repo: a folder, a Hub repository id, a .safetensors or .gguf file, or "emoji",
+            "emoji-edit" or "emoji-control" for a model in the package.
         subfolder: a folder in it, such as "unet"; the result is that folder.
         revision: a branch, tag or commit of the repository.
         variant: a variant such as "fp16". Components that lack it are loaded without it; at least

@@ -262,7 +262,7 @@ class FromSingleFile(Pretrained):
         cache_dir: str | Path | None = None,
         **changes: Any,
     ) -> Self:
-        """Loads a network from a .safetensors file, in the original layout or in diffusers'.
+        """Loads a network from a .safetensors or .gguf file, in the original layout or diffusers'.
 
         The file may hold a whole model. Its config is in the package, so that nothing is fetched.
 

@@ -1,4 +1,4 @@
-"""Single files: a whole model in one .safetensors file, as A1111, ComfyUI and the Hub have them."""
+"""Single files: a whole model in one .safetensors or .gguf file, as the community has them."""
 
 from diffusax.checkpoints.single_file.contents import (
     Contents,

@@ -41,7 +41,7 @@ class SingleFile:
         cache_dir: str | Path | None = None,
         **options: Any,
     ) -> Self:
-        """Loads a model from one .safetensors file, as A1111, ComfyUI and the Hub have them.
+        """Loads a model from one .safetensors or .gguf file, as A1111, ComfyUI and the Hub have it.
 
         It reads Stable Diffusion 1 and 2, SDXL and its refiner, and their models for inpainting and
         InstructPix2Pix. `DiffusionPipeline` chooses the class by what the file holds; another class

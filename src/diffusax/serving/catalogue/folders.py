@@ -83,7 +83,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _walk(folder: Path, *, skip: set[Path] | None = None, deep: bool = True) -> Iterator[Path]:
-    """Yields the .safetensors files and the folders in diffusers' layout below a folder."""
+    """Yields the single files and the folders in diffusers' layout below a folder."""
     seen: set[str] = set()
     for path, folders, names in os.walk(folder, followlinks=True):
         here = Path(path)
