@@ -136,10 +136,10 @@ class Quantized:
         if self.has_channel_scales:
             return (values * self.scale).astype(self.dtype)
         scales = (self.scale,) if self.fine is None else (self.scale, self.fine)
-        count = max(len(level) for level in (*scales, *self.least) if level.ndim)
-        kernel = values.reshape(count, -1, self.shape[-1]) * _product(scales, count)[:, None]
+        count = max(len(level) for level in (*scales, *self.least) if level.ndim == 2)
+        kernel = values.reshape(count, -1, self.shape[-1]) * _product(scales, count)
         if self.least:
-            kernel = kernel - _product(self.least, count)[:, None]
+            kernel = kernel - _product(self.least, count)
         return kernel.reshape(self.shape).astype(self.dtype)
 
     def rotated(self, x: jax.Array) -> jax.Array:
@@ -183,9 +183,12 @@ class Quantized:
 
 
 def _product(levels: Sequence[Any], count: int) -> jax.Array:
-    """Multiplies numbers of blocks, (n, d) or (), for the smallest of the blocks. -> (count, d)."""
+    """Multiplies numbers of blocks, (n, d), (d,) or (), for the smallest of the blocks.
+
+    Returns them with an axis for the inputs of a block, (count, 1, d), or () as they are.
+    """
     wide = [x.astype(jnp.float32) for x in map(jnp.asarray, levels)]
-    parts = [jnp.repeat(x, count // len(x), axis=0) if x.ndim else x for x in wide]
+    parts = [jnp.repeat(x, count // len(x), axis=0)[:, None] if x.ndim == 2 else x for x in wide]
     return functools.reduce(jnp.multiply, parts)
 
 

@@ -1,6 +1,7 @@
 """Layers that compute with integers, against NumPy's."""
 
 import contextlib
+import dataclasses
 from functools import partial
 
 import jax
@@ -197,6 +198,17 @@ def test_what_is_not_int8_by_channel_is_multiplied_out():
         assert rounds_inputs((4, 64), kernel)
         assert not rounds_inputs((4, 64), blocks)
         assert not rounds_inputs((4, 64), floats)
+
+
+def test_smaller_scales_and_offsets_of_blocks_are_not_left_out():
+    own = {"fine": jnp.full((2, 32), 3.0)}, {"least": (jnp.full((2, 32), 0.5),)}
+    for more in own:
+        kernel = dataclasses.replace(kernel_of(64, 32), scale=jnp.float32(0.1), **more)
+        x = jnp.asarray(normal(4, 64))
+        with int8_activations("on"):
+            assert not rounds_inputs(x.shape, kernel)
+            y = linear(x, kernel)
+        np.testing.assert_allclose(y, x @ np.asarray(kernel), rtol=1e-4, atol=1e-3)
 
 
 def forms(c):

@@ -59,7 +59,7 @@ def rounds_inputs(shape: Sequence[Any], kernel: Quantized) -> bool:
     shape: that of the tokens, ... c.
     """
     choice = int8_choice()
-    if choice == "off" or kernel.values.dtype != jnp.int8 or kernel.scale.ndim > 1:
+    if choice == "off" or kernel.values.dtype != jnp.int8 or not kernel.has_channel_scales:
         return False
     if choice == "on":
         return True
