@@ -71,16 +71,34 @@ def test_fp8_between_two_numbers_is_rounded_to_the_even_one():
     np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize(("inputs", "group"), [(512, 256), (192, 64), (48, 16), (24, 0)])
+def test_rotated_integers_are_those_of_the_rotated_kernel(inputs, group):
+    kernel = normal(inputs, 24)
+    kernel[5] *= 50
+    found = quantize(kernel, "int8_convrot", "float32")
+    assert found.rotation == group
+    turned = kernel.astype(np.float64)
+    if group:
+        parts = turned.reshape(-1, group, 24)
+        turned = np.einsum("jk,gkd->gjd", hadamard(group), parts).reshape(inputs, 24)
+    plain = quantize(turned.astype(np.float32), "int8", "float32")
+    assert (found.values != plain.values).mean() < 1e-3
+    np.testing.assert_allclose(found.scale, plain.scale, rtol=1e-5)
+    error = np.abs(np.asarray(found) - kernel)[np.arange(inputs) != 5]
+    assert error.max() < (1.0 if group else 0.9)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8_convrot", "fp8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_host_and_the_device_round_alike(kind, dtype):
-    kernel = normal(300, 24).astype(dtype)
+    kernel = normal(320, 24).astype(dtype)
     host, device = quantize(kernel, kind, dtype), quantize_array(jnp.asarray(kernel), kind)
     # What lies between two numbers may go to either of them.
     differs = np.asarray(device.values).astype(np.float32) != host.values.astype(np.float32)
     assert differs.mean() < 1e-3
     np.testing.assert_allclose(np.asarray(device.scale), host.scale, rtol=1e-6)
     assert device.dtype == host.dtype == np.dtype(dtype)
+    assert device.rotation == host.rotation == (64 if kind == "int8_convrot" else 0)
 
 
 def test_the_rotation_is_its_own_inverse_and_that_of_convrot():
@@ -248,10 +266,11 @@ def test_memory_that_jax_shares_with_numpy_is_given_back_meanwhile():
         gc.enable()
 
 
-def test_shapes_are_those_of_what_is_quantised():
+@pytest.mark.parametrize("kind", ["fp8", "int8_convrot"])
+def test_shapes_are_those_of_what_is_quantised(kind):
     tree = tree_of(lambda shape: jnp.asarray(normal(*shape)))
-    wanted = quantized_shapes(jax.eval_shape(lambda: tree), "fp8")
-    quantize_in_place(tree, "fp8")
+    wanted = quantized_shapes(jax.eval_shape(lambda: tree), kind)
+    quantize_in_place(tree, kind)
     assert jax.tree.structure(wanted) == jax.tree.structure(tree)
     for shape, leaf in zip(jax.tree.leaves(wanted), jax.tree.leaves(tree), strict=True):
         assert (shape.shape, shape.dtype) == (leaf.shape, leaf.dtype)
@@ -281,7 +300,7 @@ def test_the_first_parameter_is_one_with_the_dtype_of_computation():
 
 def test_other_kinds_are_refused():
     assert parse_weights(None) is None
-    with pytest.raises(ValueError, match=r"weights must be one of 'int8', 'fp8', or.*'int4'"):
+    with pytest.raises(ValueError, match=r"weights must be one of 'int8', .*'fp8', or.*'int4'"):
         parse_weights("int4")
     assert parse_weights("file", loading=True) == "file"
     with pytest.raises(ValueError, match="got 'file'"):

@@ -66,9 +66,12 @@ CALLS = {
 }
 
 
+MORE = [("flux", "fp8"), ("z-image", "int8"), ("z-image", "int8_convrot"), ("sd", "fp8")]
+
+
 @pytest.mark.parametrize(
     ("name", "weights"),
-    [("sd", "int8"), slow("flux", "fp8"), slow("z-image", "int8"), slow("sd", "fp8")],
+    [("sd", "int8"), *(slow(*x) for x in MORE)],
 )
 def test_they_draw_what_pytorch_draws_from_the_kernels_multiplied_out(
     folders, tmp_path, name, weights
@@ -293,7 +296,9 @@ def test_what_stands_in_a_table_is_multiplied_out_or_rounded(wide, tmp_path):
         assert (0 < error < 0.01) if weights == "int8" else error == 0
 
 
-@pytest.mark.parametrize(("weights", "kind"), [("int8", "ConvRot"), ("fp8", "fp8r")])
+@pytest.mark.parametrize(
+    ("weights", "kind"), [("int8", "ConvRot"), ("int8_convrot", "ConvRot"), ("fp8", "fp8r")]
+)
 def test_eight_bits_of_the_kind_that_is_asked_for_are_not_rounded_again(
     wide, tmp_path, weights, kind
 ):

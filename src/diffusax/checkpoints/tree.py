@@ -221,8 +221,8 @@ def _as_stored(
     """Returns a kernel with the numbers of its file; None where others are asked for."""
     by_blocks = kept.scale.ndim == 2 or kept.fine is not None or bool(kept.least)
     if weights != "file":
-        named = quantizes(path_name(path), shape) and stores_as(kept.values, weights)
-        if by_blocks or not named:
+        fits = stores_as(kept.values, kept.rotation, weights)
+        if by_blocks or not fits or not quantizes(path_name(path), shape):
             return None
     if by_blocks and len(shape) != 2:
         return None

@@ -55,8 +55,8 @@ class Compile(Options):
     vae_dtype: Annotated[Dtype | None, OWN] = None
     """The dtype of the autoencoder, if it should differ."""
     weights: StoredWeights = "file"
-    """Store the large networks' kernels in eight bits, int8 or fp8; with file only those that are
-    quantised in their file, and none with --topology, for which no file is read."""
+    """Store the large networks' kernels in eight bits (int8, int8_convrot, fp8); with file only
+    those that are quantised in their file, and none with --topology, for which no file is read."""
     mesh: Annotated[str | None, OWN] = None
     """The devices to spread the work over, such as data=4,tensor=2; by default all."""
     topology: Annotated[str | None, OWN] = None

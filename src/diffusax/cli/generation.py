@@ -21,7 +21,7 @@ from diffusax.boundary.options import Options, Scale, Seed, Steps
 from diffusax.cli.parsing import OWN
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-StoredWeights = Literal["int8", "fp8", "file"]
+StoredWeights = Literal["int8", "int8_convrot", "fp8", "file"]
 Generator = Callable[[Any, int], tuple[list[Any], list[str]]]
 """A function of a command's options and a seed that returns images and the text of each."""
 
@@ -43,8 +43,9 @@ class GenerationOptions(Options):
     vae_dtype: Annotated[Dtype | None, OWN] = None
     """The dtype of the autoencoder, if it should differ."""
     weights: StoredWeights = "file"
-    """Store the large networks' kernels in eight bits, int8 or fp8, which halves what they take in
-    bfloat16; with file only those that are quantised in their file, with the same numbers."""
+    """Store the large networks' kernels in eight bits (int8, int8_convrot, fp8), which halves what
+    they take in bfloat16; with file only those that are quantised in their file, with the same
+    numbers."""
     step_cache: Annotated[str | None, OWN] = None
     """Leave out a part of the network in some steps: first-block=0.1 or taylorseer=5 for a
     transformer, deep=3 for a UNet. The number is a threshold, or one in how many steps is whole."""

@@ -65,8 +65,9 @@ class Serve(Options):
     dtype: Dtype = "float32"
     """The dtype of the parameters and of the computation."""
     weights: StoredWeights = "file"
-    """Store the large networks' kernels in eight bits, int8 or fp8, which halves what they take in
-    bfloat16; with file only those that are quantised in their file, with the same numbers."""
+    """Store the large networks' kernels in eight bits (int8, int8_convrot, fp8), which halves what
+    they take in bfloat16; with file only those that are quantised in their file, with the same
+    numbers."""
     mesh: Annotated[str | None, OWN] = None
     """The devices to spread images and parameters over, such as data=4,tensor=2."""
     memory: Annotated[Gigabytes | None, OWN] = None

@@ -22,14 +22,16 @@ from diffusax.runtime.devices.host import device_place, on_device
 from diffusax.runtime.devices.layouts import place_of
 from diffusax.runtime.devices.memory import array_bytes
 
-Weights = Literal["int8", "fp8"]
-"""What kernels are stored as: integers, or floating-point numbers of four bits of exponent and
-three of mantissa (float8_e4m3fn, Micikevicius et al. 2022)."""
-Stored = Literal["int8", "fp8", "file"]
+Weights = Literal["int8", "int8_convrot", "fp8"]
+"""What kernels are stored as: integers, integers of rotated inputs as ConvRot has them, or
+floating-point numbers of four bits of exponent and three of mantissa (float8_e4m3fn, Micikevicius
+et al. 2022)."""
+Stored = Literal["int8", "int8_convrot", "fp8", "file"]
 """What kernels are stored as when they are loaded: "file" keeps their numbers in the file as they
 are, in eight bits where it has eight or fewer."""
 _STORED: dict[str, tuple[Any, float]] = {
     "int8": (np.int8, 127.0),
+    "int8_convrot": (np.int8, 127.0),
     "fp8": (ml_dtypes.float8_e4m3fn, 448.0),
 }
 """The dtype and the largest number of each kind."""
@@ -232,9 +234,19 @@ def parse_weights(weights: Any, *, loading: bool = False) -> Any:
     raise ValueError(f"weights must be one of {names}, or None (got {weights!r})")
 
 
-def stores_as(values: np.ndarray, kind: Weights) -> bool:
-    """Returns whether numbers are stored in the dtype of a kind already."""
-    return bool(values.dtype == _STORED[kind][0])
+def stores_as(values: np.ndarray, rotation: int, kind: Weights) -> bool:
+    """Returns whether numbers of a rotation, 0 for none, are stored as a kind asks already."""
+    return bool(values.dtype == _STORED[kind][0]) and (kind != "int8_convrot" or rotation > 0)
+
+
+def rotation_of(shape: Sequence[int], kind: Weights) -> int:
+    """Returns the length of the groups of inputs that are rotated; 0 for none.
+
+    ConvRot rotates 256 inputs of a linear layer, or as many as divide a narrower one.
+    """
+    if kind != "int8_convrot" or len(shape) != 2:
+        return 0
+    return next((group for group in (256, 64, 16) if shape[0] % group == 0), 0)
 
 
 def quantize(
@@ -278,16 +290,19 @@ def quantize_parts(
     """
     stored, most = _STORED[kind]
     made, scale = empty(shape, stored), np.empty(shape[-1], np.float32)
-    start = 0
+    start, group = 0, rotation_of(shape, kind)
     for given in parts:
         own = slice(start, start + given.shape[-1])
         start = own.stop
         part = given.astype(np.float32)
+        if group:
+            groups = part.reshape(-1, group, part.shape[-1])
+            part = np.matmul(hadamard(group), groups).reshape(part.shape)
         top = np.abs(part).max(tuple(range(part.ndim - 1)))
         scale[own] = np.where(top > 0, top * np.float32(1 / most), np.float32(1))
         part /= scale[own]
-        made[..., own] = np.rint(part, part) if kind == "int8" else _as_fp8(part)
-    return Quantized(made, scale, np.dtype(dtype))
+        made[..., own] = _as_fp8(part) if kind == "fp8" else np.rint(part, part)
+    return Quantized(made, scale, np.dtype(dtype), group)
 
 
 def _as_fp8(numbers: np.ndarray) -> np.ndarray:
@@ -314,12 +329,13 @@ def _fp8_table() -> np.ndarray:
 def _quantize_there(kernel: jax.Array, kind: Weights) -> Quantized:
     """Computes `quantize` where the kernel lies."""
     stored, most = _STORED[kind]
-    wide = kernel.astype(jnp.float32)
+    wide, group = kernel.astype(jnp.float32), rotation_of(kernel.shape, kind)
+    wide = rotate(wide.T, group).T if group else wide
     top = jnp.abs(wide).max(tuple(range(wide.ndim - 1)))
     scale = jnp.where(top > 0, top * np.float32(1 / most), jnp.float32(1))
     values = wide / scale
-    values = jnp.rint(values) if kind == "int8" else values
-    return Quantized(values.astype(stored), scale, np.dtype(kernel.dtype))
+    values = values if kind == "fp8" else jnp.rint(values)
+    return Quantized(values.astype(stored), scale, np.dtype(kernel.dtype), group)
 
 
 def quantize_array(kernel: Any, kind: Weights) -> Quantized:
@@ -398,7 +414,8 @@ def quantized_shapes(shapes: Any, kind: Weights) -> Any:
             return value
         numbers = jax.ShapeDtypeStruct(value.shape, _STORED[kind][0])
         scale = jax.ShapeDtypeStruct(value.shape[-1:], jnp.float32)
-        return Quantized(numbers, scale, np.dtype(value.dtype))
+        group = rotation_of(value.shape, kind)
+        return Quantized(numbers, scale, np.dtype(value.dtype), group)
 
     return one((), shapes)
 

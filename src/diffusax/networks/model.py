@@ -277,8 +277,9 @@ class Model(Pretrained, ModuleMethods):
         on to compute. `save_pretrained` writes the kernels multiplied out.
 
         Args:
-            weights: "int8", integers with a scale for each output channel, or "fp8", numbers of
-                float8_e4m3fn with such a scale.
+            weights: "int8", integers with a scale for each output channel; "int8_convrot", those of
+                rotated inputs, which TPUs multiply as integers (see `int8_activations`); or "fp8",
+                numbers of float8_e4m3fn.
 
         Raises:
             ValueError: it is another text, or the network is a PyTorch module's.

@@ -59,7 +59,7 @@ class Pretrained(Publishing):
                 file's.
             variant: a variant such as "fp16", if the checkpoint has one.
             device: a device or sharding to put the parameters on.
-            weights: "int8" or "fp8" to store the kernels inside of blocks in eight bits, see
+            weights: "int8", "int8_convrot" or "fp8" to store kernels inside of blocks so, see
                 `quantize`; "file" for those that a quantised file has in eight bits or fewer, with
                 the same numbers; None for the dtype. diffusers' quantization_config is understood.
             **keywords: revision, token, local_files_only, cache_dir and force_download; options

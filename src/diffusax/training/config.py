@@ -176,7 +176,7 @@ class DenoisingConfig(TrainConfig):
     transformer); full (levels too: the least memory, the most time)."""
     compute_dtype: ComputeDtype = "bfloat16"
     """The dtype that the networks compute in; parameters are float32."""
-    weights: Literal["int8", "fp8"] | None = None
+    weights: Literal["int8", "int8_convrot", "fp8"] | None = None
     """Store the kernels of frozen denoisers and text encoders in eight bits, which halves what they
     take in bfloat16; with lora or textual inversion, where the large networks are frozen."""
     timestep_bias: TimestepBiasConfig = dataclasses.field(default_factory=TimestepBiasConfig)

@@ -229,7 +229,7 @@ class DiffusionPipeline(
         in the same dtype as before, and compile once more.
 
         Args:
-            weights: "int8" or "fp8", see `Model.quantize`.
+            weights: "int8", "int8_convrot" or "fp8", see `Model.quantize`.
             components: names of components; by default the denoiser, ControlNets and text encoders.
 
         Raises:

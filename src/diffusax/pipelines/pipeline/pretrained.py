@@ -106,12 +106,13 @@ class Pretrained(Publishing):
                 memory does; calls with other texts are an error.
             encoder_device: a device, or a mesh of devices, for the text encoders alone, whose
                 embeddings are copied from there; others are for the other networks then.
-            weights: "int8" or "fp8" to store the kernels of the denoiser, of ControlNets and of
-                text encoders in eight bits, which halves what they take in bfloat16; computation
-                keeps its dtype, see `quantize`. "file" stores what quantised files have in eight
-                bits or fewer in eight, with the same numbers, and all else in the dtype; None
-                stores everything in the dtype. Or a dictionary of them by component, with that of
-                the others under "default". diffusers' quantization_config is understood, too.
+            weights: "int8", "int8_convrot" or "fp8" to store the kernels of the denoiser, of
+                ControlNets and of text encoders in eight bits, which halves what they take in
+                bfloat16; computation keeps its dtype, see `quantize`. "file" stores what quantised
+                files have in eight bits or fewer in eight, with the same numbers, and all else in
+                the dtype; None stores everything in the dtype. Or a dictionary of them by
+                component, with that of the others under "default". diffusers' quantization_config
+                is understood, too.
             **components: components to use instead of the checkpoint's (`vae=`, `unet=`,
                 `scheduler=`, `controlnet=` or `adapter=` a model or a list), also diffusers' and
                 transformers' own, or None for those that are not needed. Then force_download,
