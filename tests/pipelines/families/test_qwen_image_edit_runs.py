@@ -7,7 +7,7 @@ import torch
 from support.compiled_programs import forget_executables
 from support.lora import add_lora, lora_layers
 from support.pairs import picture
-from support.qwen_edits import EDIT, PLUS, images, make_areas_smaller, with_positions
+from support.qwen_edits import PLUS, images, make_areas_smaller, with_positions
 from support.tiny_transformers import qwen_image_pipeline
 
 import diffusax
@@ -105,13 +105,6 @@ def test_adapters_are_those_of_pytorch(tmp_path):
 def test_texts_cannot_be_encoded_before_their_images_are_known(made):
     with pytest.raises(ValueError, match="image must be given"):
         diffusax.DiffusionPipeline.from_pretrained(made[0], encode_first=[PROMPT])
-
-
-def test_edits_are_no_recipe_of_training(tmp_path):
-    qwen_image_pipeline(tmp_path, EDIT)
-    family = opened(tmp_path).family
-    with pytest.raises(ValueError, match="cannot be trained on edits here"):
-        family.edits.condition(None, None, None)
 
 
 @pytest.mark.slow

@@ -8,14 +8,13 @@ for each seed: what was done, what came of it, how long it took.
 
 import json
 import random
-import resource
 import shutil
 import sys
 import time
 from pathlib import Path
 
 import torch
-from damage import FLOATS, NUMBERS, change_header, cut, places, value
+from damage import FLOATS, NUMBERS, change_header, cut, peak_kibibytes, places, value
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -145,7 +144,7 @@ def main(folder: Path, scratch: Path, first: int, last: int) -> None:
         except ValueError as error:
             report["kind"] = str(error)
         report["seconds"] = time.perf_counter() - began
-        report["kibibytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        report["kibibytes"] = peak_kibibytes()
         print(json.dumps(report), flush=True)
 
 

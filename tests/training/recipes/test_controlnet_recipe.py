@@ -1,5 +1,6 @@
 """The recipe controlnet: what it starts from, what it learns, and that diffusers opens it."""
 
+import dataclasses
 import json
 
 import diffusers
@@ -174,6 +175,17 @@ def test_what_cannot_be_is_refused(checkpoint, start, steered):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_frozen_controlnet_may_be_in_eight_bits(checkpoint, start, steered, dtype):
+    recipe = make(checkpoint, steered, controlnet=str(start), lora=LoRAConfig(), weights="int8")
+    config = dataclasses.replace(recipe.config, compute_dtype=dtype)
+    recipe = controlnet(config)
+    frozen, shapes = recipe.frozen(), recipe.frozen_shapes()
+    assert jax.tree.structure(frozen) == jax.tree.structure(shapes)
+    kernel = frozen["controlnet"]["down_blocks"]["0"]["resnets"]["0"]["conv1"]["kernel"]
+    assert (kernel.values.dtype, kernel.dtype) == (np.int8, np.dtype(dtype))
+
+
 def test_adapters_of_a_controlnet_are_loaded_beside_it(checkpoint, start, steered, tmp_path):
     validation = ControlNetValidationConfig(
         every=1, prompts=("a dog",), images=(str(tmp_path / "photo.png"),), steps=3

@@ -12,7 +12,8 @@ from PIL import Image
 from diffusax.boundary.options import Share
 from diffusax.checkpoints import resolve, save_network
 from diffusax.images.reading import load_image
-from diffusax.models.network import Params
+from diffusax.models.network import Params, cast_params
+from diffusax.models.quantized import copied_dicts, quantize_in_place
 from diffusax.models.unet.derived import controlnet_params
 from diffusax.networks import Model, load_network
 from diffusax.pipelines.tasks.steering import control_text_to_image
@@ -93,16 +94,23 @@ class ControlNet(Denoiser):
         )
         self.images = [load_image(path) for path in config.validation.images]
 
-    def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Params:
+    def load(
+        self, name: str, dtype: Any = "float32", *, device: Any = None, weights: Any = None
+    ) -> Params:
         """Loads the parameters of a network, or makes those of a new ControlNet."""
         if name != "controlnet":
-            return super().load(name, dtype, device=device)
+            return super().load(name, dtype, device=device, weights=weights)
         if self.config.controlnet:
             folder = resolve(self.config.controlnet)
-            return load_network(folder, dtype=dtype, device=device).params
+            return load_network(folder, dtype=dtype, device=device, weights=weights).params
         network, base = self.base.networks["controlnet"], self.base
         params = super().load(base.denoiser, device=device)
-        return controlnet_params(network, params, seed=self.config.seed)
+        made = controlnet_params(network, params, seed=self.config.seed)
+        if weights is None:
+            return made
+        tree: Params = copied_dicts(cast_params(made, dtype))
+        quantize_in_place(tree, weights)
+        return tree
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
         """Generates images for the validation prompts, steered, with the prompts beneath."""

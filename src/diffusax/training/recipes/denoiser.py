@@ -181,7 +181,7 @@ class Denoiser:
         base, dtype, weights = self.base, self.config.compute_dtype, self.config.weights
 
         def load(name: str, encoded_in: str) -> Params:
-            return base.load(name, encoded_in, device=mesh, weights=weights).params
+            return self.load(name, encoded_in, device=mesh, weights=weights)
 
         def run(embed: Callable[..., Params], *arguments: Params) -> Params:
             with in_mesh(mesh), lowering_for(lowering_platforms(mesh)):
@@ -208,9 +208,14 @@ class Denoiser:
         texts = self._texts(load, jax.eval_shape)
         return {**frozen, **jax.eval_shape(lambda texts: texts, texts)}
 
-    def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Params:
-        """Loads the parameters of a network, on a device or split over a mesh."""
-        return self.base.load(name, dtype, device=device).params
+    def load(
+        self, name: str, dtype: Any = "float32", *, device: Any = None, weights: Any = None
+    ) -> Params:
+        """Loads the parameters of a network, on a device or split over a mesh.
+
+        weights: what the kernels of large networks are stored as, see `component_weights`.
+        """
+        return self.base.load(name, dtype, device=device, weights=weights).params
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """Returns a row's images, tokens and, where the family has them, sizes.
