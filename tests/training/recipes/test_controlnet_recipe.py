@@ -177,7 +177,8 @@ def test_what_cannot_be_is_refused(checkpoint, start, steered):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_frozen_controlnet_may_be_in_eight_bits(checkpoint, start, steered, dtype):
-    recipe = make(checkpoint, steered, controlnet=str(start), lora=LoRAConfig(), weights="int8")
+    lora = LoRAConfig(rank=2, targets=("all",))
+    recipe = make(checkpoint, steered, controlnet=str(start), lora=lora, weights="int8")
     config = dataclasses.replace(recipe.config, compute_dtype=dtype)
     recipe = controlnet(config)
     frozen, shapes = recipe.frozen(), recipe.frozen_shapes()
