@@ -31,7 +31,7 @@ from diffusax.models.quantized import (
     channels_at_once,
     quantize_parts,
     quantizes,
-    stores_as,
+    stored_dtype,
 )
 
 MAX_LISTED = 15
@@ -170,18 +170,22 @@ def fit_params(
     found = fitted(module_class, abstract_params, stored, where=where)
     _check_dtypes(wanted, found, dtype)
 
+    def alike(name: str, kind: Stored) -> bool:
+        # Numbers of another dtype would be unpacked in vain.
+        return kind == "file" or stored_dtype(kind) == found[name].dtype
+
     def load(name: str) -> Any:
         path, shape = wanted[name]
         place = device(path, shape) if callable(device) else device
-        if weights is not None and kept is not None and path[-1].key == "kernel":
+        kind = weights if weights == "file" or quantizes(path_name(path), shape) else None
+        if kind is not None and kept is not None and path[-1].key == "kernel" and alike(name, kind):
             with kept(found[name]) as stored:
-                kernel = stored and _as_stored(stored, path, shape, dtype, weights)
+                kernel = stored and _as_stored(stored, path, shape, dtype, kind)
             if kernel is not None:
                 return put_quantized(kernel, place)
-        kind = None if weights == "file" or not quantizes(path_name(path), shape) else weights
         own = found[name].dtype if dtype is None else dtype
         row = math.prod(torch_shape(shape, path)[1:])
-        if kind is None:
+        if kind is None or kind == "file":
             parts = read(found[name], max(1, _AT_ONCE // max(row, 1)), own)
             return put_array(_joined(parts, path, shape, own), place)
         parts = read(found[name], channels_at_once(row), np.float32)
@@ -220,10 +224,8 @@ def _as_stored(
 ) -> Quantized | None:
     """Returns a kernel with the numbers of its file; None where others are asked for."""
     by_blocks = kept.scale.ndim == 2 or kept.fine is not None or bool(kept.least)
-    if weights != "file":
-        fits = stores_as(kept.values, kept.rotation, weights)
-        if by_blocks or not fits or not quantizes(path_name(path), shape):
-            return None
+    if weights != "file" and (by_blocks or (weights == "int8_convrot" and not kept.rotation)):
+        return None
     if by_blocks and len(shape) != 2:
         return None
     values = to_flax(kept.values.reshape(torch_shape(shape, path)), path)

@@ -234,9 +234,9 @@ def parse_weights(weights: Any, *, loading: bool = False) -> Any:
     raise ValueError(f"weights must be one of {names}, or None (got {weights!r})")
 
 
-def stores_as(values: np.ndarray, rotation: int, kind: Weights) -> bool:
-    """Returns whether numbers of a rotation, 0 for none, are stored as a kind asks already."""
-    return bool(values.dtype == _STORED[kind][0]) and (kind != "int8_convrot" or rotation > 0)
+def stored_dtype(kind: Weights) -> np.dtype:
+    """Returns the dtype of the numbers of a kernel that is stored as this kind."""
+    return np.dtype(_STORED[kind][0])
 
 
 def rotation_of(shape: Sequence[int], kind: Weights) -> int:
