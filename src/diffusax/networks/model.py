@@ -34,7 +34,6 @@ from diffusax.models.quantized import (
 from diffusax.models.table import MODELS
 from diffusax.networks.module_methods import ModuleMethods
 from diffusax.networks.pretrained import Pretrained
-from diffusax.runtime.devices.layouts import in_order
 from diffusax.runtime.programs.program import Program
 from diffusax.runtime.switches import under_own_switches
 
@@ -290,7 +289,6 @@ class Model(Pretrained, ModuleMethods):
             # Other pipelines may have the same dicts.
             tree = self._store[self._name] = copied_dicts(self.params)
             quantize_in_place(tree, kind)
-            self._store[self._name] = in_order(tree)
         return self
 
     def enable_tiling(self) -> None:
