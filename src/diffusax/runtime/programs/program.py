@@ -64,8 +64,8 @@ class Shape(NamedTuple):
     platform: str
     static: tuple[tuple[str, Any], ...]
     arrays: tuple[Any, ...]
-    """The shapes and dtypes of the arguments; of parameters their number and the first one's dtype.
-    """
+    """The shapes and dtypes of the arguments; of parameters their number, the first one's dtype
+    and whether some lie in the host's memory."""
     int8: Int8Activations = "auto"
     """See `int8_activations`."""
 
