@@ -44,6 +44,7 @@ def test_draws_what_diffusers_draws(checkpoint, tmp_path, capsys):
     ("options", "message"),
     [
         (["--sampler", "euler"], "--sampler is nothing that --backend torch knows"),
+        (["--step-cache", "deep=3"], "--step-cache is nothing that --backend torch knows"),
         (["--model", "absent"], "absent cannot be loaded by diffusers"),
     ],
 )

@@ -43,13 +43,14 @@ def test_the_command_writes_what_python_writes(model, prompts, tmp_path, capsys)
     args = ["--model", model, "--out", out, "--steps", 2, "--guidance", 5, "--sampler", "euler_a"]
     args += ["--height", 32, "--width", 40, "--seed", 4, "--num-images", 2, "--batch-size", 3]
     args += ["--negative-prompt", "dog", "--dtype", "bfloat16", "--format", "webdataset"]
-    args += ["--weights", "fp8"]
+    args += ["--weights", "fp8", "--step-cache", "deep=3"]
     with pytest.raises(SystemExit) as stop:
         main(["generate", "--prompts", str(prompts), *map(str, args)])
     assert stop.value.code == 3
     said = f"{out} (4 drawn, 1 line left out: see errors.jsonl)\n"
     assert capsys.readouterr().out == said
     pipe = diffusax.DiffusionPipeline.from_pretrained(model, dtype="bfloat16", weights="fp8")
+    pipe.unet.enable_cache(diffusax.DeepCacheConfig(3))
     settings = offline.Settings(
         steps=2,
         guidance=5,

@@ -78,9 +78,9 @@ def test_mistakes_are_told_in_a_sentence(server, place, capsys, monkeypatch):
         "error: width must be divisible by 8 (got 65); use 64 or 72"
     )
     assert "num_inference_steps must be at most 50 steps" in failure(capsys, *given, "--steps", 51)
-    assert "--dtype is for the machine that generates" in failure(
-        capsys, *given, "--dtype", "bfloat16"
-    )
+    for flag, value in (("--dtype", "bfloat16"), ("--step-cache", "deep=3")):
+        expected = f"{flag} is for the machine that generates"
+        assert expected in failure(capsys, *given, flag, value)
     assert "--api-key needs --server" in failure(capsys, "x", "--api-key", KEY)
     assert "an API key must be sent" in failure(capsys, *given, "--api-key", "another-key")
     assert "server must be an address such as http://" in failure(

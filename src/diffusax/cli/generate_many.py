@@ -107,14 +107,9 @@ class GenerateMany(GenerationOptions, offline.Settings):
     def load(self) -> Any:
         """Loads the pipeline. Its sampler is the option's, which lines may override."""
         pipe = diffusax.AutoPipelineForText2Image.from_pretrained(self.model, **self.loading())
-        if self.vae_tiling:
-            pipe.enable_vae_tiling()
         if self.lora_dir is not None:
             loras.load_folder(pipe, self.lora_dir)
-        self.load_embeddings(pipe)
-        if self.compiled is not None:
-            pipe.load_compiled(self.compiled)
-        return pipe
+        return self.equip(pipe)
 
     def _prompts(self) -> Path | list[str]:
         return lines_of_input() if str(self.prompts) == "-" else self.prompts

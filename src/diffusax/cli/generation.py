@@ -76,11 +76,15 @@ class GenerationOptions(Options):
         return {name: getattr(self, name) for name in names}
 
     def prepare(self, pipe: Any) -> Any:
-        """Sets what the options name: sampler, tiling, embeddings. Returns the pipeline."""
+        """Sets the sampler and what `equip` does. Returns the pipeline."""
         if self.sampler is not None:
             from diffusax.samplers import scheduler_from_name
 
             pipe.scheduler = scheduler_from_name(self.sampler, pipe.scheduler)
+        return self.equip(pipe)
+
+    def equip(self, pipe: Any) -> Any:
+        """Sets what the options name: tiling, cache, embeddings, programs. Returns the pipeline."""
         if self.vae_tiling:
             pipe.enable_vae_tiling()
         if self.step_cache is not None:
@@ -88,18 +92,14 @@ class GenerationOptions(Options):
 
             network = pipe.parts.models[pipe.parts.denoiser.components[0]]
             network.enable_cache(config_from_text(self.step_cache))
-        self.load_embeddings(pipe)
-        if self.compiled is not None:
-            pipe.load_compiled(self.compiled)
-        return pipe
-
-    def load_embeddings(self, pipe: Any) -> None:
-        """Loads the embeddings that the options name into a pipeline."""
         if self.embeddings:
             from diffusax.checkpoints.embeddings import embedding_files
 
             files = [file for path in self.embeddings for file in embedding_files(path)]
             pipe.load_textual_inversion(files)
+        if self.compiled is not None:
+            pipe.load_compiled(self.compiled)
+        return pipe
 
     def profiled(self) -> contextlib.AbstractContextManager[Any]:
         """Returns the context that writes the trace, if the options ask for one."""

@@ -12,8 +12,9 @@ from diffusax.cli.parsing import given_flags
 from diffusax.serving.client import ENDED, Client
 
 _OURS = (
-    *("backend", "dtype", "vae_dtype", "weights", "variant", "revision", "vae_tiling", "mesh"),
-    *("compiled", "lora_dir", "embeddings", "profile", "noise", "encode_first"),
+    *("backend", "dtype", "vae_dtype", "weights", "step_cache", "variant", "revision"),
+    *("vae_tiling", "mesh", "compiled", "lora_dir", "embeddings", "profile", "noise"),
+    "encode_first",
 )
 """Options that say how this machine would generate."""
 _AT_ONCE = 16

@@ -11,6 +11,7 @@ _NATIVE_ONLY = (
     "sampler",
     "vae_dtype",
     "weights",
+    "step_cache",
     "compiled",
     "controlnet",
     "lora_dir",
