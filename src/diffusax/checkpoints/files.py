@@ -153,6 +153,8 @@ MODEL_INDEX = "model_index.json"
 MODULAR_INDEX = "modular_model_index.json"
 """What diffusers' modular pipelines have in its place."""
 INDEXES = (MODEL_INDEX, MODULAR_INDEX)
+CallDefaults = dict[str, float | list[int]]
+"""Arguments of a call by name: numbers, or lists of whole numbers."""
 DISTILLED_STEPS = {"Flux3DistilledModularPipeline": 16}
 """The steps that modular pipelines were distilled to, by class; no file says them."""
 
@@ -233,22 +235,24 @@ def listed_class(folder: Path) -> str | None:
     return read_model_index(folder.parent)[1].get(folder.name, ("", None))[1]
 
 
-def read_call_defaults(folder: Path) -> dict[str, float]:
+def read_call_defaults(folder: Path) -> CallDefaults:
     """Reads arguments of a call that suit this checkpoint better than diffusers' own defaults.
 
     They are under the key `_call_defaults`; diffusers ignores keys that begin with an underscore.
 
     Raises:
-        ValueError: they are not numbers by name.
+        ValueError: they are not numbers, or lists of whole numbers, by name.
     """
     path = index_of(folder) or Path(folder) / MODEL_INDEX
     data = load_json(path)
     steps = DISTILLED_STEPS.get(str(data.get("_class_name")))
     own = {} if steps is None else {"num_inference_steps": steps}
     try:
-        return convert(data.get("_call_defaults", own), dict[str, float | int])
+        return convert(data.get("_call_defaults", own), dict[str, float | int | list[int]])
     except Mismatch as wrong:
-        raise ValueError(f"{path}: _call_defaults must be numbers by name ({wrong})") from None
+        raise ValueError(
+            f"{path}: _call_defaults must be numbers, or lists of them, by name ({wrong})"
+        ) from None
 
 
 def write_model_index(
@@ -256,7 +260,7 @@ def write_model_index(
     class_name: str,
     components: dict[str, Any],
     *,
-    call_defaults: dict[str, float] | None = None,
+    call_defaults: CallDefaults | None = None,
     **options: Any,
 ) -> None:
     """Writes model_index.json; a component of None is one without which the pipeline runs."""

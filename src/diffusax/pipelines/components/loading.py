@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from diffusax.boundary.files import load_json
 from diffusax.checkpoints import read_model_index, save_network
 from diffusax.checkpoints.files import (
+    CallDefaults,
     component_folder,
     fitting_variant,
     numbered_folders,
@@ -238,7 +239,7 @@ def save_components(
     parts: Components,
     *,
     variant: str | None,
-    call_defaults: dict[str, float],
+    call_defaults: CallDefaults,
     max_shard_size: int | str | None = None,
 ) -> None:
     """Writes a checkpoint that diffusers opens.

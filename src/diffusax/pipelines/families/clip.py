@@ -32,8 +32,11 @@ def tokenize(
     return Tokens(tuple(tokens.input_ids for tokens in found), found[0].weights)
 
 
-def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
-    """Returns the ids of a caption for each text encoder, t; a long one is cut unannounced."""
+def tokenize_caption(tokenizers: Sequence[Any], caption: str, length: int | None = None) -> Tokens:
+    """Returns the ids of a caption for each text encoder, t; a long one is cut unannounced.
+
+    length has no effect, as CLIP reads one window.
+    """
     return Tokens(tuple(t.window(t.ids_of(caption)[: t.model_max_length - 2]) for t in tokenizers))
 
 

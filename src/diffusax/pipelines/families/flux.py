@@ -221,10 +221,10 @@ def tokenize(
     return Tokens((clip.windows(list(texts[0])), _t5_ids(t5, list(texts[1]), most)))
 
 
-def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
+def tokenize_caption(tokenizers: Sequence[Any], caption: str, length: int | None = None) -> Tokens:
     """Returns the ids of a caption for CLIP and for T5, t of a fixed length each."""
     clip, t5 = tokenizers
-    return Tokens((clip.windows([caption])[0], _t5_ids(t5, [caption], _LONGEST)[0]))
+    return Tokens((clip.windows([caption])[0], _t5_ids(t5, [caption], length or _LONGEST)[0]))
 
 
 def _t5_ids(tokenizer: Any, texts: list[str], length: int) -> np.ndarray:

@@ -174,12 +174,12 @@ def tokenize(
     length has no effect, as in diffusers.
     """
     tokens = _chats(tokenizers[0], texts[0], call.max_sequence_length)
-    return tokens._replace(layers=HiddenLayers(call.text_encoder_out_layers or _LAYERS))
+    return tokens._replace(layers=HiddenLayers(tuple(call.text_encoder_out_layers or _LAYERS)))
 
 
-def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
+def tokenize_caption(tokenizers: Sequence[Any], caption: str, length: int | None = None) -> Tokens:
     """Returns the ids of a caption as a chat, t of a fixed length, and how many are no padding."""
-    tokens = _chats(tokenizers[0], [caption], _LONGEST)
+    tokens = _chats(tokenizers[0], [caption], length or _LONGEST)
     return Tokens((tokens.ids[0][0],), lengths=tokens.lengths[0])
 
 

@@ -199,13 +199,14 @@ def tokenize(
     """
     rows = [chat_tokens(tokenizers[0], text, call.max_sequence_length) for text in texts[0]]
     tokens = padded_tokens(tokenizers[0], rows, _array_length(max(map(len, rows)), call))
-    return tokens._replace(layers=HiddenLayers(call.text_encoder_out_layers or _LAYERS))
+    return tokens._replace(layers=HiddenLayers(tuple(call.text_encoder_out_layers or _LAYERS)))
 
 
-def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
+def tokenize_caption(tokenizers: Sequence[Any], caption: str, length: int | None = None) -> Tokens:
     """Returns the ids of a caption as a chat, t of a fixed length, and how many are no padding."""
-    rows = [chat_tokens(tokenizers[0], caption, _CAPTION)]
-    tokens = padded_tokens(tokenizers[0], rows, _CAPTION)
+    most = length or _CAPTION
+    rows = [chat_tokens(tokenizers[0], caption, most)]
+    tokens = padded_tokens(tokenizers[0], rows, most)
     return Tokens((tokens.ids[0][0],), lengths=tokens.lengths[0])
 
 

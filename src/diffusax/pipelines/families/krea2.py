@@ -145,11 +145,11 @@ def tokenize(
     )
 
 
-def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
+def tokenize_caption(tokenizers: Sequence[Any], caption: str, length: int | None = None) -> Tokens:
     """Returns the ids of a caption as a chat, t of a fixed length, and how many are no padding."""
-    rows = [_chat(tokenizers[0], caption, _LONGEST)]
-    length = max(_BEGIN_TOKENS + _LONGEST, len(rows[0]))
-    tokens = padded_tokens(tokenizers[0], rows, length)
+    most = length or _LONGEST
+    rows = [_chat(tokenizers[0], caption, most)]
+    tokens = padded_tokens(tokenizers[0], rows, max(_BEGIN_TOKENS + most, len(rows[0])))
     return Tokens((tokens.ids[0][0],), lengths=tokens.lengths[0])
 
 

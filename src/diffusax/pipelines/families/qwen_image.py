@@ -119,10 +119,11 @@ def tokenize(
     return padded_tokens(tokenizers[0], rows, _BEGIN_TOKENS + read)
 
 
-def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
+def tokenize_caption(tokenizers: Sequence[Any], caption: str, length: int | None = None) -> Tokens:
     """Returns the ids of a caption as a chat, t of a fixed length, and how many are no padding."""
-    rows = [_chat(tokenizers[0], caption, _CAPTION)]
-    tokens = padded_tokens(tokenizers[0], rows, _BEGIN_TOKENS + _CAPTION)
+    most = length or _CAPTION
+    rows = [_chat(tokenizers[0], caption, most)]
+    tokens = padded_tokens(tokenizers[0], rows, _BEGIN_TOKENS + most)
     return Tokens((tokens.ids[0][0],), lengths=tokens.lengths[0])
 
 

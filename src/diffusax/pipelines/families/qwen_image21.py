@@ -168,10 +168,10 @@ def tokenize(
     return padded_tokens(tokenizers[0], rows, padded_length(max(map(len, rows))))
 
 
-def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
+def tokenize_caption(tokenizers: Sequence[Any], caption: str, length: int | None = None) -> Tokens:
     """Returns the ids of a caption as a chat, t of a fixed length, and how many are no padding."""
     rows = [_ids(tokenizers[0], caption)]
-    tokens = padded_tokens(tokenizers[0], rows, max(_CAPTION, len(rows[0])))
+    tokens = padded_tokens(tokenizers[0], rows, max(length or _CAPTION, len(rows[0])))
     return Tokens((tokens.ids[0][0],), lengths=tokens.lengths[0])
 
 

@@ -102,12 +102,16 @@ class ImageChats:
         padded = padded if length is None else lambda _: length
         return tokens_with_images(processor, chats, images, padded)
 
-    def tokenize_caption(self, tokenizers: Sequence[Any], caption: str) -> Tokens:
+    def tokenize_caption(
+        self, tokenizers: Sequence[Any], caption: str, length: int | None = None
+    ) -> Tokens:
         """Returns the ids of a caption without images as a chat, t of a fixed length, and how many
         are no padding.
         """
         ids = list(tokenizers[0](self._chat(caption, 0)).input_ids)
-        tokens = padded_tokens(tokenizers[0], [ids], max(_BEGIN_TOKENS + _CAPTION, len(ids)))
+        tokens = padded_tokens(
+            tokenizers[0], [ids], max(_BEGIN_TOKENS + (length or _CAPTION), len(ids))
+        )
         return Tokens((tokens.ids[0][0],), lengths=tokens.lengths[0])
 
     def text_length(self, components: Any, call: Any) -> tuple[int, ...]:

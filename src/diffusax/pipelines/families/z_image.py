@@ -114,10 +114,11 @@ def tokenize(
     )
 
 
-def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
+def tokenize_caption(tokenizers: Sequence[Any], caption: str, length: int | None = None) -> Tokens:
     """Returns the ids of a caption as a chat, t of a fixed length, and how many are no padding."""
-    ids = chat_tokens(tokenizers[0], caption, _LONGEST)
-    tokens = padded_tokens(tokenizers[0], [ids], _LONGEST)
+    most = length or _LONGEST
+    ids = chat_tokens(tokenizers[0], caption, most)
+    tokens = padded_tokens(tokenizers[0], [ids], most)
     return Tokens((tokens.ids[0][0],), lengths=tokens.lengths[0])
 
 

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from diffusax.boundary import messages
 from diffusax.boundary.messages import hinting
+from diffusax.checkpoints.files import CallDefaults
 from diffusax.models.network import Params, cast_params, floating_dtype
 from diffusax.models.quantized import Weights
 from diffusax.pipelines.components.adapters import resolve_adapters
@@ -118,7 +119,7 @@ class DiffusionPipeline(
         options, encoder_mesh = dict(self.family.options), components.pop("encoder_mesh", None)
         self.parts = Components(self.family, {}, {}, {}, None, options, encoder_mesh=encoder_mesh)
         self.progress_bar_options: dict[str, Any] = {}
-        self.call_defaults: dict[str, float] = {}
+        self.call_defaults: CallDefaults = {}
         self._guidance_scale: float | None = None
         self._num_timesteps, self._interrupt = 0, False
         self.tensors = None

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 from jax.sharding import Mesh
 
 from diffusax.checkpoints import read_call_defaults, resolve
+from diffusax.checkpoints.files import CallDefaults
 from diffusax.checkpoints.keywords import NO_EFFECT, hub_keywords, stored_as
 from diffusax.checkpoints.networks import check_safe
 from diffusax.checkpoints.publishing import Publishing, publishing_keywords
@@ -25,7 +26,7 @@ class Pretrained(Publishing):
     family: ClassVar[Family]
     component_names: ClassVar[tuple[str, ...]]
     parts: Components
-    call_defaults: dict[str, float]
+    call_defaults: CallDefaults
     progress_bar_options: dict[str, Any]
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from diffusax.boundary.files import load_json
 from diffusax.checkpoints import read_call_defaults, read_model_index, resolve
-from diffusax.checkpoints.files import component_folder
+from diffusax.checkpoints.files import CallDefaults, component_folder
 from diffusax.checkpoints.networks import read_network, stored_tensors
 from diffusax.checkpoints.single_file import is_single_file, read_contents
 from diffusax.pipelines.classes.auto import (
@@ -108,7 +108,7 @@ class Checkpoint:
     single file."""
     origin: Any
     """The class of pipelines that the checkpoint names."""
-    call_defaults: dict[str, float]
+    call_defaults: CallDefaults
     scheduler: Scheduler
     context_dim: int | None
     """The width of the text embeddings that its denoiser attends to."""
@@ -258,7 +258,7 @@ def _class_for(origin: Any, task: str, *, steered: bool = False) -> Any:
     return origin if task == "edit" else AUTOS[task].find_class(origin, steered)
 
 
-def _defaults(pipeline_class: Any, call_defaults: dict[str, float]) -> dict[str, Any]:
+def _defaults(pipeline_class: Any, call_defaults: CallDefaults) -> dict[str, Any]:
     found = dict(arguments_of(pipeline_class))
     if found.get("guidance_scale") is None:
         found["guidance_scale"] = found.get("true_cfg_scale", 1.0)

@@ -20,7 +20,13 @@ from diffusax.boundary.options import Weight
 from diffusax.checkpoints import resolve, save_network
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.conversion import to_pil
-from diffusax.models.autoencoders.latents import from_bytes, sample_latents, to_unit
+from diffusax.models.autoencoders.latents import (
+    fold_latents,
+    from_bytes,
+    latent_statistics,
+    sample_latents,
+    to_unit,
+)
 from diffusax.models.network import Network, Params, cast_params, cast_shapes, initialize_params
 from diffusax.networks import Model, load_network
 from diffusax.runtime.programs.program import Program
@@ -33,7 +39,10 @@ from diffusax.training.data.options import ImageDataConfig
 from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.step.step import Batch
 
-_ENCODER = ("encoder", "quant_conv")
+_TRAINED = ("AutoencoderKL", "AutoencoderKLFlux2")
+_MEASURED = "bn"
+"""The statistics of latents, which no gradient reaches."""
+_ENCODER = ("encoder", "quant_conv", _MEASURED)
 
 _SAMPLES = 64
 """The number of images from which the scale of the latents is measured."""
@@ -93,9 +102,9 @@ class Autoencoder:
         self.config = config
         self.folder = _folder(config.model)
         self.network = read_network(self.folder)
-        if self.network.class_name != "AutoencoderKL":
+        if self.network.class_name not in _TRAINED:
             raise ValueError(
-                f"autoencoder trains an AutoencoderKL; {self.folder} holds a "
+                f"autoencoder trains an {' or an '.join(_TRAINED)}; {self.folder} holds a "
                 f"{self.network.class_name}"
             )
         network = self.network.config
@@ -166,14 +175,20 @@ class Autoencoder:
         return to_pil(np.asarray(pairs))
 
     def save(self, trained: Params, folder: Path) -> None:
-        """Saves the network, with a newly measured scaling factor where the encoder was trained."""
+        """Saves the network, whose latents are measured anew where the encoder was trained.
+
+        What is measured is the scaling factor, or the statistics of patches of latents.
+        """
         network, params = self.network, trained["vae"]
         if self.config.decoder_only:
             params = {**self._part(self._load(), kept=True), **params}
-        else:
+        elif latent_statistics(params) is None:
             scale = latent_scale(network, params, self._images(_SAMPLES))
             config = dataclasses.replace(network.config, scaling_factor=scale)
             network = dataclasses.replace(network, config=config)
+        else:
+            measured = patch_statistics(network, params, self._images(_SAMPLES))
+            params = {**params, _MEASURED: measured}
         save_network(Model(network, params), folder)
 
     def card(self) -> dict[str, Any]:
@@ -214,6 +229,20 @@ def latent_scale(network: Network, params: Params, pixels: np.ndarray) -> float:
     """
     mean, logvar = _encode(network, params, pixels)
     return float(1 / jnp.sqrt(jnp.var(mean) + jnp.mean(jnp.exp(logvar))))
+
+
+def patch_statistics(network: Network, params: Params, pixels: np.ndarray) -> Params:
+    """Returns the mean and variance of each channel of patches of latents, c each.
+
+    Upstream: diffusers models/autoencoders/autoencoder_kl_flux2.py, whose batch norm has them.
+
+    pixels: b H W 3 uint8.
+    """
+    mean, logvar = _encode(network, params, pixels)
+    mean, variance = (fold_latents(x, network.config.latent_patch) for x in (mean, jnp.exp(logvar)))
+    axes = (0, 1, 2)
+    spread = jnp.var(mean, axes) + jnp.mean(variance, axes)
+    return {"running_mean": jnp.mean(mean, axes), "running_var": spread}
 
 
 @functools.partial(Program, static=("network",))

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from diffusax.checkpoints import read_model_index, resolve
+from diffusax.checkpoints import read_call_defaults, read_model_index, resolve
+from diffusax.checkpoints.files import CallDefaults
 from diffusax.checkpoints.networks import read_network
 from diffusax.models.encoders.token_table import EncoderWithWords
 from diffusax.models.network import Network, Params
@@ -71,6 +72,8 @@ class BaseModel:
     scheduler: Scheduler
     options: dict[str, Any]
     """The options in model_index.json that the family reads."""
+    defaults: CallDefaults = dataclasses.field(default_factory=dict)
+    """The arguments of calls that suit the checkpoint, see `of_texts`."""
 
     @classmethod
     def open(
@@ -131,6 +134,7 @@ class BaseModel:
             {c.name: c.kind.from_folder(folder / c.name) for c in tokenizers},
             _scheduler(family, folder, listed, **changes),
             {**options, **{k: v for k, v in stored.items() if k in options}},
+            read_call_defaults(folder),
         )
 
     def with_controlnet(self, path_or_repo: str) -> "BaseModel":
@@ -186,7 +190,8 @@ class BaseModel:
         """Returns a caption's tokens by their names in a batch: ids per text encoder, t int32."""
         names = [encoder.tokenizer for encoder in self.family.text_encoders]
         tokenizers = self.text_tokenizers
-        tokens = self.family.tokenize_caption(tokenizers, clean_caption(caption))
+        length = self.defaults.get("max_sequence_length")
+        tokens = self.family.tokenize_caption(tokenizers, clean_caption(caption), length)
         found = dict(zip(map(ids_name, names), tokens.ids))
         return found if tokens.lengths is None else {**found, LENGTHS: tokens.lengths}
 
@@ -221,7 +226,15 @@ class BaseModel:
     @property
     def hidden_layers(self) -> HiddenLayers | None:
         """The hidden states that are a text's embeddings; see `Family.hidden_layers`."""
+        if isinstance(own := self.defaults.get("text_encoder_out_layers"), list):
+            return HiddenLayers(tuple(own))
         return self.family.hidden_layers(self)
+
+    @property
+    def of_texts(self) -> dict[str, Any]:
+        """The arguments of a call by which it reads texts as the training does."""
+        names = "max_sequence_length", "text_encoder_out_layers"
+        return {name: self.defaults[name] for name in names if name in self.defaults}
 
     @property
     def denoiser(self) -> str:

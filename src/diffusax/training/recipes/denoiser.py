@@ -286,6 +286,7 @@ class Denoiser:
             "num_inference_steps": config.validation.steps,
             "guidance_scale": config.validation.guidance,
             "seed": config.seed,
+            **self.base.of_texts,
         }
         return draw_images(components, task, Call(**{**own, **arguments}))
 
