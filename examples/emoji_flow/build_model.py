@@ -1,6 +1,6 @@
 """Makes the untrained checkpoint: a vocabulary for captions and instructions, and small networks.
 
-python examples/emoji_flow/build_model.py --data out/emoji_flow/data --output out/emoji_flow/untrained
+python examples/emoji_flow/build_model.py --output out/emoji_flow/untrained
 """
 
 import argparse
@@ -32,8 +32,9 @@ TEXT = 96
 LATENTS = 8
 WORD = r"'s| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
 END = "<|endoftext|>"
-CHAT = "{{ messages[0].content | lower }}"
-"""The text alone: a small model has no use for what stands around it in a chat."""
+BEGIN = "<|im_start|>"
+CHAT = BEGIN + "{{ messages[0].content | lower }}"
+"""What stands around a text in a chat is one token here, so that no text is empty."""
 
 
 def train_tokenizer(texts: list[str]) -> Qwen2Tokenizer:
@@ -48,12 +49,13 @@ def train_tokenizer(texts: list[str]) -> Qwen2Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
-        vocab_size=VOCABULARY - 1,
+        vocab_size=VOCABULARY - 2,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_special_tokens([AddedToken(END, special=True, normalized=False)])
+    special = [AddedToken(token, special=True, normalized=False) for token in (BEGIN, END)]
+    tokenizer.add_special_tokens(special)
     config = {
         "tokenizer_class": "Qwen2Tokenizer",
         "model_max_length": MAX_TOKENS,
@@ -125,7 +127,7 @@ def main() -> None:
     args = parser.parse_args()
     texts = pq.read_table(args.data, columns=["edit_prompt"])["edit_prompt"].to_pylist()
     tokenizer = train_tokenizer(texts)
-    longest = max((len(tokenizer(text).input_ids), text) for text in set(texts))
+    longest = max((1 + len(tokenizer(text).input_ids), text) for text in set(texts))
     pipe = build(tokenizer)
     pipe.save_pretrained(args.output)
     print("the longest text has", *longest)
