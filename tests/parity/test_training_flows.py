@@ -4,6 +4,7 @@ The references are the scripts' inner loops on the same images, prompts, noise a
 """
 
 import dataclasses
+import json
 from typing import Any
 
 import diffusers
@@ -30,7 +31,7 @@ from support.flow_training import (
 from support.lora import ATTENTION
 from support.lora_training import ALPHA, add_trained, trained_tree
 from support.qwen_edits import PLUS, make_areas_smaller
-from support.tiny_transformers import qwen_image_pipeline
+from support.tiny_transformers import klein_pipeline, qwen_image_pipeline
 
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors
@@ -47,6 +48,7 @@ from diffusax.training import (
     InstructPix2PixValidationConfig,
     LoRAConfig,
     OptimizerConfig,
+    TextToImageConfig,
     TextualInversionConfig,
     cache_latents,
     controlnet,
@@ -56,7 +58,7 @@ from diffusax.training import (
     textual_inversion,
     train,
 )
-from diffusax.training.step.denoising import DenoisingLoss, Dropped
+from diffusax.training.step.denoising import DenoisingLoss, Dropped, encode_captions
 
 RANK = 4
 LOSS, GRADIENT = 1e-5, 1e-4
@@ -477,3 +479,22 @@ def test_texts_speak_of_as_many_images_as_rows_have(tmp_path):
     keys = jax.vmap(jax.random.key)(jnp.arange(2))
     losses = jax.eval_shape(recipe.loss, recipe.shapes(), recipe.frozen_shapes(), batch, keys)
     assert losses.shape == (2,)
+
+
+def test_texts_are_as_long_and_of_the_layers_that_a_checkpoint_says(tmp_path, data):
+    theirs = klein_pipeline(tmp_path / "model")
+    own = {"max_sequence_length": 24, "text_encoder_out_layers": [1, 3, 4]}
+    index = tmp_path / "model" / "model_index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text("utf-8")), "_call_defaults": own}))
+    config = TextToImageConfig(
+        model=str(tmp_path / "model"), data=CaptionedDataConfig(str(data), resolution=32)
+    )
+    recipe = text_to_image(config)
+    batch = {name: x[None] for name, x in recipe.base.tokenize("a red apple").items()}
+    params = {"text_encoder": recipe.load("text_encoder")}
+    ours = encode_captions(
+        recipe.base.family, recipe.networks, params, batch, recipe.denoising.layers
+    )
+    texts, _ = theirs.encode_prompt("a red apple", **own)
+    assert ours.context.shape == (1, 24, texts.shape[-1])
+    np.testing.assert_allclose(ours.context, texts, atol=1e-4)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from support.tiny_transformers import klein_autoencoder
 
 from diffusax.checkpoints import save_network
 from diffusax.checkpoints.networks import read_network
@@ -130,3 +131,24 @@ def test_the_autoencoder_of_a_pipeline_is_found(checkpoint, config, tmp_path):
     trained = diffusers.AutoencoderKL.from_pretrained(tmp_path / "model")
     before = diffusers.AutoencoderKL.from_pretrained(checkpoint / "vae")
     assert not torch.equal(trained.decoder.conv_in.weight, before.decoder.conv_in.weight)
+
+
+def test_patches_of_latents_are_measured_for_diffusers(tmp_path, pictures):
+    klein_autoencoder().save_pretrained(tmp_path / "vae")
+    data = ImageDataConfig(str(pictures), resolution=16, random_flip=False)
+    config = AutoencoderConfig(model=str(tmp_path / "vae"), data=data, output=str(tmp_path / "out"))
+    recipe = autoencoder(config)
+    recipe.save(recipe.trained(), tmp_path / "saved")
+    theirs = diffusers.AutoencoderKLFlux2.from_pretrained(tmp_path / "saved")
+    rng = np.random.default_rng(0)
+    rows = [recipe.example(row, rng)["pixel_values"] for row in recipe.source]
+    x = torch.tensor(np.stack(rows)).permute(0, 3, 1, 2) / 127.5 - 1
+    with torch.no_grad():
+        found = theirs.encode(x).latent_dist
+        mean, variance = map(
+            diffusers.Flux2KleinPipeline._patchify_latents, (found.mean, found.std**2)
+        )
+    axes = (0, 2, 3)
+    np.testing.assert_allclose(theirs.bn.running_mean, mean.mean(axes), atol=1e-4)
+    spread = mean.var(axes, correction=0) + variance.mean(axes)
+    np.testing.assert_allclose(theirs.bn.running_var, spread, rtol=1e-4)
