@@ -17,8 +17,10 @@ from diffusax.models.encoders.configs import (
     CLIPConfig,
     CLIPTextConfig,
     CLIPVisionConfig,
+    Dinov2Config,
     Qwen3Config,
     T5Config,
+    ViTConfig,
 )
 from diffusax.models.encoders.qwen2_5_vl_configs import (
     Qwen2_5_VLConfig,

@@ -270,7 +270,7 @@ def initialize_params(
     return fill(shapes, [draw(path, leaf) for path, leaf in ordered_leaves(shapes)])
 
 
-_ONES = ("scale", "gamma", "running_var")
+_ONES = ("scale", "gamma", "lambda1", "running_var")
 _ZEROS = ("bias", "centred_scale", "scale_shift_table", "running_mean")
 """The names of parameters that start as ones and as zeros."""
 

@@ -28,6 +28,7 @@ from diffusax.models.encoders.qwen3_vl import (
 )
 from diffusax.models.encoders.qwen3_vl_vision import Qwen3VLVisionModel
 from diffusax.models.encoders.t5 import T5EncoderModel
+from diffusax.models.encoders.vit import Dinov2Model, ViTModel
 from diffusax.models.transformers.flux import FluxTransformer2DModel
 from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
 from diffusax.models.transformers.flux3 import Flux3Transformer2DModel
@@ -57,6 +58,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         CLIPVisionModel,
         CLIPVisionModelWithProjection,
         ControlNetModel,
+        Dinov2Model,
         FluxControlNetModel,
         Flux2Transformer2DModel,
         Flux3Transformer2DModel,
@@ -78,6 +80,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         T5EncoderModel,
         UNet2DConditionModel,
         UNet2DModel,
+        ViTModel,
         ZImageTransformer2DModel,
     )
 }

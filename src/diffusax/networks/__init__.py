@@ -20,6 +20,8 @@ from diffusax.networks.encoders import (
     CLIPTextModelWithProjection,
     CLIPVisionModel,
     CLIPVisionModelWithProjection,
+    Dinov2Model,
+    ViTModel,
 )
 from diffusax.networks.flux import (
     Flux2Transformer2DModel,
@@ -73,6 +75,7 @@ __all__ = [
     "CLIPVisionModel",
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
+    "Dinov2Model",
     "Flux2Transformer2DModel",
     "Flux3Transformer2DModel",
     "FluxControlNetModel",
@@ -95,6 +98,7 @@ __all__ = [
     "T5EncoderModel",
     "UNet2DConditionModel",
     "UNet2DModel",
+    "ViTModel",
     "ZImageTransformer2DModel",
     "load_network",
 ]

@@ -1,6 +1,6 @@
-"""CLIP's encoders of texts and images, called as in transformers."""
+"""CLIP's encoders of texts and images, and other vision transformers, called as in transformers."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -174,6 +174,69 @@ class CLIPModel(Model):
         pixels = _pixels(pixel_values, self.config.vision_config)
         features = self.run(pixels, method="get_image_features", channels_first=True)
         return alike(features, pixel_values)
+
+
+class ViTModel(Model):
+    """A vision transformer, such as DINO's, without a pooler."""
+
+    module_class = MODELS["ViTModel"]
+    any_size: ClassVar[bool] = False
+    """Whether positions are always interpolated for images of other sizes."""
+
+    def __call__(
+        self,
+        pixel_values: Any = None,
+        bool_masked_pos: Any = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        return_dict: bool | None = True,
+    ) -> Any:
+        """Encodes images. The first entry, `[0]`, is `.last_hidden_state`, b 1+n d.
+
+        `.pooler_output` is None, as the network has no pooler; `.last_hidden_state[:, 0]` is the
+        class token after the final norm, which is DINO's feature of an image.
+
+        Args:
+            pixel_values: images, normalised by the checkpoint's processor, b 3 H W.
+            bool_masked_pos: None.
+            output_attentions: None or False.
+            output_hidden_states: whether to return `.hidden_states`: the embeddings and each
+                layer's output, b t d.
+            interpolate_pos_encoding: whether images may have another size than the config's.
+            return_dict: whether to return an object instead of a tuple.
+
+        Raises:
+            ValueError: the images do not have the network's size, or an argument is given that the
+                network has no meaning for.
+        """
+        check_absent(output_attentions or None, ATTENTIONS)
+        check_absent(bool_masked_pos, "bool_masked_pos must be None: no patches are hidden")
+        if self.any_size or interpolate_pos_encoding:
+            pixels = take_map("pixel_values", pixel_values, self.config.num_channels)
+        else:
+            pixels = _pixels(pixel_values, self.config)
+        found = self.run(pixels, channels_first=True)
+        hidden = found.hidden_states if output_hidden_states else None
+        last = found.last_hidden_state
+        output = BaseModelOutputWithPooling(last, self._pool(last), hidden)
+        return result(output, return_dict is not False, pixel_values)
+
+    def _pool(self, last_hidden_state: Any) -> Any:
+        return None
+
+
+class Dinov2Model(ViTModel):
+    """DINOv2's vision transformer, for images of any size of at least a patch.
+
+    `.pooler_output`, b d, is the class token after the final norm.
+    """
+
+    module_class = MODELS["Dinov2Model"]
+    any_size = True
+
+    def _pool(self, last_hidden_state: Any) -> Any:
+        return last_hidden_state[:, 0]
 
 
 def _pixels(pixel_values: Any, config: Any) -> Any:

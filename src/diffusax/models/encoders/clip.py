@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from diffusax.models.encoders.configs import CLIPTextConfig, CLIPVisionConfig
+from diffusax.models.encoders.configs import CLIPTextConfig, CLIPVisionConfig, Dinov2Config
 from diffusax.models.layers.inputs import check_ids, check_token_ids
 from diffusax.models.layers.layers import Embedding, LayerNorm, Linear
 from diffusax.models.ops.activations import gelu, quick_gelu
@@ -26,6 +26,8 @@ TENSOR_RULES: Rules = (
 """The rules of both towers."""
 ADAPTER_GROUPS = (r".*\.self_attn\.(q|k|v|out)_proj", r".*\.encoder\.layers\..*")
 """The products of attention; all layers of the transformer."""
+ACTIVATIONS = {"quick_gelu": quick_gelu, "gelu": gelu}
+"""The activations of MLPs by their names in configs."""
 
 
 class CLIPTextOutput(NamedTuple):
@@ -76,13 +78,13 @@ class CLIPAttention(nnx.Module):
 class CLIPMLP(nnx.Module):
     """Two linear layers. x: b t d -> b t d."""
 
-    def __init__(self, config: TowerConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TowerConfig | Dinov2Config, *, rngs: nnx.Rngs):
         self.activation = config.hidden_act
         self.fc1 = Linear(config.hidden_size, config.intermediate_size, rngs=rngs)
         self.fc2 = Linear(config.intermediate_size, config.hidden_size, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.fc2(_ACTIVATIONS[self.activation](self.fc1(x)))
+        return self.fc2(ACTIVATIONS[self.activation](self.fc1(x)))
 
 
 class CLIPEncoderLayer(nnx.Module):
@@ -206,6 +208,3 @@ class CLIPTextModelWithProjection(CLIPTextModel):
 
     def _project(self, pooled: jax.Array) -> jax.Array:
         return self.text_projection(pooled)
-
-
-_ACTIVATIONS = {"quick_gelu": quick_gelu, "gelu": gelu}

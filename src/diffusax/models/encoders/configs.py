@@ -1,4 +1,4 @@
-"""The configs of CLIP (Radford et al. 2021): its two towers, and both together."""
+"""The configs of encoders: CLIP and its towers, other vision transformers, Qwen3, T5."""
 
 import dataclasses
 from typing import Annotated, Any, ClassVar, Literal
@@ -89,10 +89,7 @@ class CLIPVisionConfig(Keyed):
     def __post_init__(self) -> None:
         check_types(self)
         _check_heads(self)
-        if self.image_size < self.patch_size:
-            raise ValueError(
-                f"image_size={self.image_size} must be at least patch_size={self.patch_size}"
-            )
+        _check_patches(self)
 
     @property
     def patches(self) -> int:
@@ -141,7 +138,90 @@ class CLIPConfig(Keyed):
 _TOWERS: dict[str, Any] = {"text_config": CLIPTextConfig, "vision_config": CLIPVisionConfig}
 
 
-def _check_heads(config: CLIPTextConfig | CLIPVisionConfig) -> None:
+_OF_VIT = IGNORED | {
+    "attention_probs_dropout_prob",
+    "drop_path_rate",
+    "encoder_stride",
+    "hidden_dropout_prob",
+    "pooler_act",
+    "pooler_output_size",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTConfig(Keyed):
+    """The options of transformers' ViTConfig that change the result."""
+
+    class_name: ClassVar[str] = "ViTModel"
+    fixed: ClassVar[dict[str, Any]] = {"model_type": "vit"}
+    ignored: ClassVar[frozenset[str]] = _OF_VIT
+
+    hidden_size: Channels = 768
+    intermediate_size: Channels = 3072
+    num_hidden_layers: Layers = 12
+    num_attention_heads: Heads = 12
+    num_channels: Annotated[int, Meta(ge=1, le=64)] = 3
+    image_size: Pixels = 224
+    patch_size: Pixels = 16
+    hidden_act: Activation = "gelu"
+    layer_norm_eps: Epsilon = 1e-12
+    qkv_bias: bool = True
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_heads(self)
+        _check_patches(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dinov2Config(Keyed):
+    """The options of transformers' Dinov2Config that change the result.
+
+    image_size: the size of the images whose patches have the stored positions; those of other
+    images are interpolated.
+    """
+
+    class_name: ClassVar[str] = "Dinov2Model"
+    fixed: ClassVar[dict[str, Any]] = {"model_type": "dinov2"}
+    ignored: ClassVar[frozenset[str]] = _OF_VIT | {
+        *("apply_layernorm", "out_features", "out_indices", "reshape_hidden_states"),
+        "stage_names",
+    }
+
+    hidden_size: Channels = 768
+    num_hidden_layers: Layers = 12
+    num_attention_heads: Heads = 12
+    mlp_ratio: Annotated[int, Meta(ge=1, le=64)] = 4
+    num_channels: Annotated[int, Meta(ge=1, le=64)] = 3
+    image_size: Pixels = 224
+    patch_size: Pixels = 14
+    hidden_act: Activation = "gelu"
+    layer_norm_eps: Epsilon = 1e-6
+    qkv_bias: bool = True
+    layerscale_value: Shift = 1.0
+    use_swiglu_ffn: bool = False
+    use_mask_token: bool = True
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_heads(self)
+        _check_patches(self)
+
+    @property
+    def intermediate_size(self) -> int:
+        """The width of the layers' MLPs; of gated ones two thirds, rounded up to eights."""
+        width = self.hidden_size * self.mlp_ratio
+        return (int(width * 2 / 3) + 7) // 8 * 8 if self.use_swiglu_ffn else width
+
+
+def _check_patches(config: CLIPVisionConfig | ViTConfig | Dinov2Config) -> None:
+    if config.image_size < config.patch_size:
+        raise ValueError(
+            f"image_size={config.image_size} must be at least patch_size={config.patch_size}"
+        )
+
+
+def _check_heads(config: CLIPTextConfig | CLIPVisionConfig | ViTConfig | Dinov2Config) -> None:
     if config.hidden_size % config.num_attention_heads:
         raise ValueError(
             f"hidden_size={config.hidden_size} must be divisible by num_attention_heads="
