@@ -1,5 +1,6 @@
 """Reads safetensors and GGUF files tensor by tensor, and writes safetensors."""
 
+import functools
 import json
 import math
 import mmap
@@ -50,10 +51,16 @@ class TensorFile:
 
     def __init__(self, path: Path):
         self.path = path
-        self.entries = read_entries(path)
         self._others: dict[Path, TensorFile] = {}
+        if not path.stat().st_size:
+            raise _not_whole(path, "it is empty")
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    @functools.cached_property
+    def entries(self) -> dict[str, Entry]:
+        """The places of the tensors by name, see `read_entries`."""
+        return read_entries(self.path)
 
     def view(self, entry: Entry, dtype: Any = None) -> np.ndarray:
         """Returns the tensor, valid until `release`; a copy only if swapped or encoded.
@@ -313,6 +320,8 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
             (length,) = struct.unpack("<Q", file.read(8))
             return json.loads(file.read(length)), 8 + length
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is not a whole safetensors file ({error}); download it again"
-        ) from None
+        raise _not_whole(path, error) from None
+
+
+def _not_whole(path: Path, reason: Any) -> ValueError:
+    return ValueError(f"{path} is not a whole safetensors file ({reason}); download it again")

@@ -1,7 +1,7 @@
 """Measures how good a model is: CLIP's similarities, and the Frechet Inception distance."""
 
 from diffusax.evaluation.edits import Edits, EditScores, EditSettings, evaluate_edits
-from diffusax.evaluation.features import CLIP, Inception
+from diffusax.evaluation.features import CLIP, DINO, Inception
 from diffusax.evaluation.images import ImageScores, evaluate_images, statistics
 from diffusax.evaluation.metrics import (
     Gaussian,
@@ -14,16 +14,21 @@ from diffusax.evaluation.metrics import (
     save_statistics,
     text_image_similarity,
 )
+from diffusax.evaluation.preferences import Aesthetic, HPSv2, PickScore
 
 __all__ = [
     "CLIP",
+    "DINO",
+    "Aesthetic",
     "EditScores",
     "EditSettings",
     "Edits",
     "Gaussian",
+    "HPSv2",
     "ImageScores",
     "Inception",
     "Mean",
+    "PickScore",
     "clip_score",
     "direction_similarity",
     "evaluate_edits",

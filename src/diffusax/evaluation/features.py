@@ -10,11 +10,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from diffusax.boundary.files import load_json
 from diffusax.checkpoints import resolve
 from diffusax.checkpoints.tensors import read_entries
 from diffusax.checkpoints.tree import load_entries
 from diffusax.evaluation.inception import SIDE, InceptionConfig, InceptionV3
-from diffusax.images.image_processor import CLIPImageProcessor
+from diffusax.images.image_processor import FILES, CLIPImageProcessor
 from diffusax.images.reading import load_image
 from diffusax.models.network import Network
 from diffusax.networks import Model, load_network
@@ -48,6 +49,7 @@ class CLIP:
         cls,
         path_or_repo: str | Path,
         *,
+        processor: str | Path | None = None,
         dtype: Any = "float32",
         batch_size: int = 32,
         mesh: Mesh | None = None,
@@ -59,6 +61,8 @@ class CLIP:
         Args:
             path_or_repo: a folder with config.json, weights, the tokenizer's files and perhaps
                 preprocessor_config.json, as transformers' CLIPModel and CLIPProcessor write them.
+            processor: a folder or repository with the tokenizer's files, where the checkpoint has
+                none.
             dtype: the dtype of the parameters and the computation.
             batch_size: the size over all devices.
             mesh: the mesh; by default all devices of this process.
@@ -75,11 +79,16 @@ class CLIP:
                 f"{path_or_repo} holds a {model.class_name}; CLIP's metrics need a CLIPModel with "
                 "both towers, such as openai/clip-vit-large-patch14"
             )
-        text = model.config.text_config
-        tokenizer = CLIPTokenizer.from_folder(folder)
-        tokenizer.check_fits(text.vocab_size, text.max_position_embeddings)
+        if processor is not None and not any((folder / name).is_file() for name in _TOKENIZERS):
+            folder = resolve(processor, weights=False, **hub)
         size = model.config.vision_config.image_size
-        return cls(model, tokenizer, CLIPImageProcessor.from_folder(folder, size), batch_size, mesh)
+        images = CLIPImageProcessor.from_folder(folder, size)
+        return cls(model, clip_tokenizer(folder, model.config), images, batch_size, mesh)
+
+    @property
+    def logit_scale(self) -> float:
+        """The factor of cosines that training has learned."""
+        return float(np.exp(np.asarray(self.model.params["logit_scale"], np.float32)))
 
     def images(self, images: Iterable[Any]) -> np.ndarray:
         """Returns the features of images, PIL images or paths, b p."""
@@ -101,6 +110,98 @@ class CLIP:
         self, run: Callable[[Any], jax.Array], items: Iterable[Any], prepare: Callable[[Any], Any]
     ) -> np.ndarray:
         return batched_features(run, items, prepare, self.batch_size, self.mesh)
+
+
+def clip_tokenizer(folder: Path, config: Any) -> CLIPTokenizer:
+    """Reads the tokenizer in a CLIP's folder. config: the CLIP's, a CLIPConfig.
+
+    Raises:
+        ValueError: there is none, or it does not fit the network.
+    """
+    tokenizer = CLIPTokenizer.from_folder(folder)
+    tokenizer.check_fits(config.text_config.vocab_size, config.text_config.max_position_embeddings)
+    return tokenizer
+
+
+_TOKENIZERS = ("tokenizer.json", "vocab.json")
+_IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
+
+
+@dataclasses.dataclass(frozen=True)
+class DINO:
+    """A DINO or DINOv2 checkpoint, which computes features of images, b d float32 of length one.
+
+    They are the class tokens after the final norm. model: a Dinov2Model or a ViTModel. batch_size:
+    the size over all devices of the mesh.
+    """
+
+    model: Model
+    processor: CLIPImageProcessor
+    batch_size: int = 32
+    mesh: Mesh | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_repo: str | Path = "facebook/dinov2-base",
+        *,
+        dtype: Any = "float32",
+        batch_size: int = 32,
+        mesh: Mesh | None = None,
+        **hub: Any,
+    ) -> "DINO":
+        """Loads a checkpoint from a folder or Hub repository, such as facebook/dino-vits16.
+
+        Images are cut out of the middle after their shorter side was resized, bicubically, to 256
+        pixels for each 224 that are cut out: as DINO's eval_knn.py does, MagicBrush's image_eval.py
+        with DINO, and DINOv2's own preprocessor_config.json.
+
+        Args:
+            path_or_repo: a folder with config.json, weights and perhaps preprocessor_config.json,
+                as transformers' Dinov2Model or ViTModel is saved.
+            dtype: the dtype of the parameters and the computation.
+            batch_size: the size over all devices.
+            mesh: the mesh; by default all devices of this process.
+            **hub: revision, token, local_files_only, cache_dir.
+
+        Raises:
+            ValueError: the checkpoint cannot be found or read, or is of another network.
+        """
+        folder = resolve(path_or_repo, **hub)
+        mesh = local_mesh() if mesh is None else mesh
+        model = load_network(folder, dtype=dtype, device=mesh)
+        if model.class_name not in ("Dinov2Model", "ViTModel"):
+            raise ValueError(
+                f"{path_or_repo} holds a {model.class_name}; DINO's similarity needs a Dinov2Model "
+                "or a ViTModel, such as facebook/dinov2-base"
+            )
+        return cls(model, dino_processor(folder, model.config.image_size), batch_size, mesh)
+
+    def images(self, images: Iterable[Any]) -> np.ndarray:
+        """Returns the features of images, PIL images or paths, b d."""
+
+        def run(pixels: Any) -> jax.Array:
+            return self.model.run(pixels).last_hidden_state[:, 0]
+
+        pixels = self.processor.pixels
+        return _unit(batched_features(run, images, pixels, self.batch_size, self.mesh))
+
+
+def dino_processor(folder: Path, image_size: int) -> CLIPImageProcessor:
+    """Returns how images are prepared for a DINO in a folder, see `DINO.from_pretrained`.
+
+    image_size: the side in pixels that is cut out where preprocessor_config.json does not say so,
+    as those of ViTs do not.
+
+    Raises:
+        ValueError: an option in the file is not valid; names the file and the option.
+    """
+    file = folder / FILES[0]
+    data = load_json(file) if file.is_file() else {}
+    if data.get("crop_size") is not None:
+        return CLIPImageProcessor.from_dict({**_IMAGENET, **data}, source=str(file))
+    size, crop = round(image_size * 256 / 224), image_size
+    return CLIPImageProcessor.from_dict({**_IMAGENET, "size": size, "crop_size": crop})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""The names of OpenCLIP's text encoders (Cherti et al. 2023), which SD 2 and SDXL files hold.
+"""The names of OpenCLIP's models (Cherti et al. 2023), whose text encoders SD 2 and SDXL files hold.
 
 OpenCLIP keeps the three projections of attention in one tensor, queries, keys and values below each
 other, and the projection of the pooled text as a matrix to multiply by from the right.
 """
 
-from diffusax.models.encoders.configs import CLIPTextConfig
+from diffusax.models.encoders.configs import CLIPConfig, CLIPTextConfig
 
 _FIXED = {
     "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
@@ -21,19 +21,43 @@ _LAYER = {
 }
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 TEXT_PROJECTION = "text_projection"
+TRANSPOSED = {
+    TEXT_PROJECTION: f"{TEXT_PROJECTION}.weight",
+    "visual.proj": "visual_projection.weight",
+}
+"""The tensors of which transformers has the transpose, and its names."""
+_VISION = {
+    "class_embedding": "embeddings.class_embedding",
+    "positional_embedding": "embeddings.position_embedding.weight",
+    "conv1.weight": "embeddings.patch_embedding.weight",
+    "ln_pre.weight": "pre_layrnorm.weight",
+    "ln_pre.bias": "pre_layrnorm.bias",
+    "ln_post.weight": "post_layernorm.weight",
+    "ln_post.bias": "post_layernorm.bias",
+}
 
 
-def open_clip_names(config: CLIPTextConfig) -> dict[str, tuple[str, ...]]:
+def open_clip_names(config: CLIPTextConfig | CLIPConfig) -> dict[str, tuple[str, ...]]:
     """Returns the names in transformers for each tensor's name in OpenCLIP.
 
     Three names are those of the three parts of a tensor along its first axis. The names are without
     a prefix, such as {"transformer.resblocks.0.ln_1.bias":
-    ("text_model.encoder.layers.0.layer_norm1.bias",)}. `text_projection`, of which transformers has
-    the transpose as `text_projection.weight`, is not among them.
+    ("text_model.encoder.layers.0.layer_norm1.bias",)}. Those in `TRANSPOSED` are not among them. Of
+    a whole CLIP, the vision network's names are there, too.
     """
+    text = config.text_config if isinstance(config, CLIPConfig) else config
     names: dict[str, tuple[str, ...]] = {original: (name,) for original, name in _FIXED.items()}
-    for i in range(config.num_hidden_layers):
-        theirs, ours = f"transformer.resblocks.{i}", f"text_model.encoder.layers.{i}"
+    names |= _layer_names("", "text_model", text.num_hidden_layers)
+    if isinstance(config, CLIPConfig):
+        names |= {f"visual.{k}": (f"vision_model.{name}",) for k, name in _VISION.items()}
+        names |= _layer_names("visual.", "vision_model", config.vision_config.num_hidden_layers)
+    return names
+
+
+def _layer_names(prefix: str, tower: str, layers: int) -> dict[str, tuple[str, ...]]:
+    names: dict[str, tuple[str, ...]] = {}
+    for i in range(layers):
+        theirs, ours = f"{prefix}transformer.resblocks.{i}", f"{tower}.encoder.layers.{i}"
         for kind in ("weight", "bias"):
             for original, name in _LAYER.items():
                 names[f"{theirs}.{original}.{kind}"] = (f"{ours}.{name}.{kind}",)

@@ -5,7 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diffusax.checkpoints.original.autoencoder import autoencoder_names
-from diffusax.checkpoints.original.open_clip import PROJECTIONS, TEXT_PROJECTION, open_clip_names
+from diffusax.checkpoints.original.open_clip import (
+    PROJECTIONS,
+    TEXT_PROJECTION,
+    TRANSPOSED,
+    open_clip_names,
+)
 from diffusax.checkpoints.original.transformers import ORIGINALS, transformer_names
 from diffusax.checkpoints.original.unet import controlnet_names, unet_names
 from diffusax.checkpoints.single_file.contents import Part
@@ -73,7 +78,7 @@ def named_entries(part: Part, network: Network) -> dict[str, Entry]:
     if part.layout == "original":
         return _of_images(_by_module(own, NAMES[part.name](config)), network)
     if part.layout == "open_clip":
-        return _open_clip(own, config)
+        return of_open_clip(own, config)
     if network.class_name in ("Qwen3VLModel", "Qwen3VLForConditionalGeneration"):
         return {_of_qwen3_vl(name): entry for name, entry in own.items()}
     return _of_clip(own)
@@ -157,16 +162,24 @@ def _transformer(entries: Mapping[str, Entry], network: Network) -> dict[str, En
     return found
 
 
-def _open_clip(entries: Mapping[str, Entry], config: Any) -> dict[str, Entry]:
+def of_open_clip(entries: Mapping[str, Entry], config: Any) -> dict[str, Entry]:
+    """Returns the tensors of one of OpenCLIP's models by transformers' names.
+
+    config: a CLIPTextConfig for its text encoder, a CLIPConfig for all of it.
+
+    Raises:
+        ValueError: a tensor that holds several does not have the shape for it.
+    """
     names = open_clip_names(config)
     # SD 2 uses the output of the layer before the last, which is therefore not in its config.
-    beyond = f"transformer.resblocks.{config.num_hidden_layers}."
+    layers = getattr(config, "text_config", config).num_hidden_layers
+    beyond = f"transformer.resblocks.{layers}."
     found = {}
     for name, entry in entries.items():
         if name.startswith(beyond):
             continue
-        if name == TEXT_PROJECTION:
-            found[f"{TEXT_PROJECTION}.weight"] = entry.transpose()
+        if name in TRANSPOSED:
+            found[TRANSPOSED[name]] = entry.transpose()
             continue
         targets = names.get(name, (name,))
         parts = [entry] if len(targets) == 1 else _split(name, entry, len(targets))
