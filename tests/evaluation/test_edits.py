@@ -15,7 +15,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 import diffusax
 from diffusax.cli import main
-from diffusax.cli.evaluate_instruct_pix2pix import write_plot
+from diffusax.cli.evaluate_edits import write_plot
 from diffusax.evaluation import EditScores, Mean
 from diffusax.runtime.programs.compilations import count_compilations
 
@@ -175,7 +175,8 @@ def test_other_scales_and_other_rows_compile_nothing(tiny_checkpoints, tiny_clip
 
 def test_the_plot_is_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
-    found = [EditScores(1 + i, *[Mean(0.1 * i, 0.01)] * 3, []) for i in range(3)]
+    names = ("image_similarity", "direction_similarity", "text_similarity")
+    found = [EditScores(1 + i, dict.fromkeys(names, Mean(0.1 * i, 0.01)), []) for i in range(3)]
     assert write_plot(found, tmp_path / "plot.png")
     with Image.open(tmp_path / "plot.png") as plot:
         assert plot.width > 600

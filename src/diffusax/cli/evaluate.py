@@ -6,11 +6,17 @@ from typing import Any
 from diffusax.cli.parsing import choose
 
 TASKS = {
-    "instruct-pix2pix": "Measure how much edits keep of their images and how well they follow "
-    "their captions, over image guidance scales.",
+    "edits": "Measure how much edits keep of their images and how well they follow their "
+    "instructions, or write them for the judges of GEdit-Bench and ImgEdit-Bench.",
     "text-to-image": "Measure how well images fit their captions, and how far they are from "
-    "reference images.",
+    "reference images, or write them for the judges of GenEval and DPG-Bench.",
+    "instruct-pix2pix": "Measure edits over image guidance scales, as InstructPix2Pix's paper does.",
 }
+LAYOUTS = {
+    **dict.fromkeys(("gedit", "imgedit"), "edits"),
+    **dict.fromkeys(("geneval", "dpg"), "text-to-image"),
+}
+"""The task to which each benchmark's layout belongs."""
 
 
 def command(args: list[str]) -> Any:
@@ -20,11 +26,27 @@ def command(args: list[str]) -> Any:
 
 
 def _load(name: str, args: list[str]) -> Any:
-    args = _as_train(args, "--data" if name == "instruct-pix2pix" else "--images")
-    if name == "instruct-pix2pix":
+    edits = name != "text-to-image"
+    _check_layout(name, args)
+    args = _as_train(args, "--data" if edits else "--images")
+    if edits:
         args = _model_first(args)
     module = importlib.import_module(f"diffusax.cli.evaluate_{name.replace('-', '_')}")
     return module.command(args)
+
+
+def _check_layout(name: str, args: list[str]) -> None:
+    """Raises ValueError for the layout of a benchmark of another task, whose command it names."""
+    for arg, after in zip(args, [*args[1:], ""], strict=True):
+        if not _is(arg, "--layout"):
+            continue
+        layout = arg.partition("=")[2] or after
+        task = LAYOUTS.get(layout, name)
+        if (task == "text-to-image") != (name == "text-to-image"):
+            kind = "of prompts" if task == "text-to-image" else "of edits"
+            raise ValueError(
+                f"{layout} is a benchmark {kind}; use diffusax evaluate {task} --layout {layout}"
+            )
 
 
 def _as_train(args: list[str], data: str) -> list[str]:

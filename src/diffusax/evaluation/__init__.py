@@ -1,8 +1,10 @@
-"""Measures how good a model is: CLIP's similarities, and the Frechet Inception distance."""
+"""Measures how good a model is: similarities, preferences, and the Frechet Inception distance."""
 
-from diffusax.evaluation.edits import Edits, EditScores, EditSettings, evaluate_edits
+from diffusax.evaluation.edit_runs import EditScores, evaluate_edits
+from diffusax.evaluation.edits import Edits, EditSettings
 from diffusax.evaluation.features import CLIP, DINO, Inception
 from diffusax.evaluation.images import ImageScores, evaluate_images, statistics
+from diffusax.evaluation.measures import Measures
 from diffusax.evaluation.metrics import (
     Gaussian,
     Mean,
@@ -11,6 +13,7 @@ from diffusax.evaluation.metrics import (
     frechet_distance,
     image_similarity,
     load_statistics,
+    pixel_distances,
     save_statistics,
     text_image_similarity,
 )
@@ -28,6 +31,7 @@ __all__ = [
     "ImageScores",
     "Inception",
     "Mean",
+    "Measures",
     "PickScore",
     "clip_score",
     "direction_similarity",
@@ -36,6 +40,7 @@ __all__ = [
     "frechet_distance",
     "image_similarity",
     "load_statistics",
+    "pixel_distances",
     "save_statistics",
     "statistics",
     "text_image_similarity",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from PIL import Image
 
 from diffusax.boundary.files import written_whole
 
@@ -58,6 +59,22 @@ def direction_similarity(original: Any, edited: Any, before: Any, after: Any) ->
     """
     original, edited, before, after = map(_unit, (original, edited, before, after))
     return _cosine(edited - original, after - before)
+
+
+def pixel_distances(images: Sequence[Image.Image], others: Sequence[Image.Image]) -> np.ndarray:
+    """Returns the mean absolute and the mean squared difference of pixels in [0, 1]: b 2 float64.
+
+    They are MagicBrush's L1 and L2 (its evaluation/image_eval.py): an image is first resized to the
+    size of the other one, bicubically.
+    """
+
+    def distances(image: Image.Image, other: Image.Image) -> tuple[float, float]:
+        resized = image.convert("RGB").resize(other.size)
+        a, b = (np.asarray(x.convert("RGB"), np.float64) / 255 for x in (resized, other))
+        return float(np.abs(a - b).mean()), float(np.square(a - b).mean())
+
+    pairs = zip(images, others, strict=True)
+    return np.array([distances(*pair) for pair in pairs]).reshape(-1, 2)
 
 
 def mean_and_error(values: Any) -> Mean:

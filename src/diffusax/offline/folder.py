@@ -42,22 +42,9 @@ class Folder:
         Raises:
             ValueError: the folder holds another run; says in what it differs.
         """
-        file = self.path / "manifest.json"
         # The processes of a run start at the same time.
         with self._lock("manifest", _SECONDS_FOR_MANIFEST):
-            if not file.exists():
-                write_durably(file, (json.dumps(manifest, indent=1) + "\n").encode())
-                return
-            before = load_json(file)
-        names = [name for name in {**manifest, **before} if manifest.get(name) != before.get(name)]
-        if names:
-            changes = [
-                f"{n} was {_short(before.get(n))}, now {_short(manifest.get(n))}" for n in names
-            ]
-            raise ValueError(
-                f"{self.path} holds a run that differs: {'; '.join(changes)}; give the "
-                "same as then to go on with it, or another output folder"
-            )
+            claim(self.path / "manifest.json", manifest, self.path)
 
     @contextlib.contextmanager
     def part(self, index: int, count: int) -> Iterator[None]:
@@ -112,6 +99,27 @@ class Folder:
 
     def _shard(self, number: int) -> Path:
         return self.path / f"{number:06}{self.format.suffix}"
+
+
+def claim(file: Path, manifest: Mapping[str, Any], folder: Path) -> None:
+    """Writes what decides a run's results to a file, or compares it with what is there.
+
+    folder: the folder of the run, for the message.
+
+    Raises:
+        ValueError: the file is another run's; says in what it differs.
+    """
+    if not file.exists():
+        write_durably(file, (json.dumps(manifest, indent=1) + "\n").encode())
+        return
+    before = load_json(file)
+    names = [name for name in {**manifest, **before} if manifest.get(name) != before.get(name)]
+    if names:
+        changes = [f"{n} was {_short(before.get(n))}, now {_short(manifest.get(n))}" for n in names]
+        raise ValueError(
+            f"{folder} holds a run that differs: {'; '.join(changes)}; give the "
+            "same as then to go on with it, or another output folder"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
