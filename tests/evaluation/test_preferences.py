@@ -1,5 +1,6 @@
 """Scores of preference against PyTorch's networks on the same weights and images."""
 
+import itertools
 import json
 import shutil
 
@@ -95,7 +96,7 @@ def test_aesthetic_score_is_that_of_its_layers(tiny_clip, tmp_path, kind):
     folder, clip = tiny_clip
     torch.manual_seed(0)
     widths = (16, 32, 24, 8, 4, 1)
-    layers = [torch.nn.Linear(c, d) for c, d in zip(widths, widths[1:])]
+    layers = [torch.nn.Linear(c, d) for c, d in itertools.pairwise(widths)]
     dropouts = [torch.nn.Dropout(p) for p in (0.2, 0.2, 0.1)]
     mlp = torch.nn.Module()
     mlp.layers = torch.nn.Sequential(

@@ -1,6 +1,7 @@
 """Tiny CLIPs and data sets to evaluate with."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,16 +36,37 @@ def build_clip(folder: Path) -> transformers.CLIPModel:
     return model
 
 
-def write_edits(file: Path, count: int) -> Path:
+DINO = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 42,
+    "patch_size": 14,
+}
+
+
+def build_dino(folder: Path, name: str = "Dinov2Model") -> Any:
+    """A tiny DINOv2, or DINO (ViTModel), in a folder without a preprocessor_config.json."""
+    config = getattr(transformers, f"{name.removesuffix('Model')}Config")(**DINO)
+    model = randomize(getattr(transformers, name)(config))
+    model.save_pretrained(folder)
+    return model
+
+
+def write_edits(file: Path, count: int, *, edited: bool = False, captions: bool = True) -> Path:
     """A Parquet file in the form of timbrooks/instructpix2pix-clip-filtered."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
-            "original_prompt": f"a photo of {i} apples",
             "input_image": {"bytes": png(picture(i)), "path": None},
             "edit_prompt": f"turn {i} of them into pears",
-            "edited_prompt": f"a photo of {i} pears",
         }
         for i in range(count)
     ]
+    for i, row in enumerate(rows):
+        if captions:
+            row["original_prompt"] = f"a photo of {i} apples"
+            row["edited_prompt"] = f"a photo of {i} pears"
+        if edited:
+            row["edited_image"] = {"bytes": png(picture(100 + i)), "path": None}
     pq.write_table(pa.Table.from_pylist(rows), file)
     return file

@@ -49,7 +49,7 @@ class _Storage(NamedTuple):
 
 
 class _Inert:
-    """What stands for everything in a pickle that is no tensor; it takes all calls, does nothing."""
+    """Stands for everything in a pickle that is no tensor; it takes all calls and does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -122,9 +122,7 @@ def _read(path: Path, archive: zipfile.ZipFile, file: Any) -> dict[str, Entry]:
 class _Unpickler(pickle.Unpickler):
     """Reads a pickle in which nothing can be called but what describes tensors."""
 
-    def __init__(
-        self, file: Any, path: Path, storage: Callable[[str, np.dtype], _Storage]
-    ) -> None:
+    def __init__(self, file: Any, path: Path, storage: Callable[[str, np.dtype], _Storage]) -> None:
         super().__init__(file, encoding="utf-8")
         self._path, self._storage = path, storage
 

@@ -10,7 +10,7 @@ TASKS = {
     "instructions, or write them for the judges of GEdit-Bench and ImgEdit-Bench.",
     "text-to-image": "Measure how well images fit their captions, and how far they are from "
     "reference images, or write them for the judges of GenEval and DPG-Bench.",
-    "instruct-pix2pix": "Measure edits over image guidance scales, as InstructPix2Pix's paper does.",
+    "instruct-pix2pix": "Measure edits over image guidance scales, as figure 8 of its paper does.",
 }
 LAYOUTS = {
     **dict.fromkeys(("gedit", "imgedit"), "edits"),

@@ -23,6 +23,7 @@ from diffusax.evaluation.editors import check_guided_by_image, looks_at_images
 from diffusax.evaluation.edits import Edits, EditSettings, ImageGuidance, Shapes
 from diffusax.evaluation.measures import TITLES, Measures, Score
 from diffusax.evaluation.metrics import Mean, table
+from diffusax.evaluation.preferences import AESTHETIC, CLIP_H, CLIP_L, HPS, PICKSCORE
 from diffusax.images.sheets import labelled_grid
 from diffusax.offline.folder import claim
 from diffusax.offline.run import pipeline_facts
@@ -33,34 +34,32 @@ _CHOICE = ("samples", "image_guidance")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoreOptions:
-    """The networks of the scores, each a folder or a Hub repository id."""
+class PreferenceOptions:
+    """The networks of the scores of preference, each a folder or a Hub repository id."""
 
-    clip: str = "openai/clip-vit-large-patch14"
-    """The CLIP that measures: a folder with a whole CLIPModel, or a Hub repository id."""
-    dino: str = "facebook/dinov2-base"
-    """The DINO or DINOv2 that measures, such as facebook/dino-vits16."""
-    pickscore: str = "yuvalkirstain/PickScore_v1"
+    pickscore: str = PICKSCORE
     """PickScore's CLIP."""
-    hps: str = "xswu/HPSv2"
+    hps: str = HPS
     """HPSv2's state of OpenCLIP: a .pt file, or where HPS_v2.1_compressed.pt is."""
-    aesthetic: str = "trl-lib/ddpo-aesthetic-predictor"
+    hps_processor: str = CLIP_H
+    """The CLIP with the config and the tokenizer of HPSv2's and PickScore's."""
+    aesthetic: str = AESTHETIC
     """The layers of the aesthetic score: a .pth or .safetensors file, or where aesthetic-model.pth
     is."""
-    aesthetic_clip: str = "openai/clip-vit-large-patch14"
+    aesthetic_clip: str = CLIP_L
     """The CLIP whose features the aesthetic score reads."""
 
-    def sources(self) -> dict[str, str]:
-        """Returns the folders and repositories by score."""
-        return {field.name: getattr(self, field.name) for field in _SOURCES}
+    def preferences(self) -> dict[str, str]:
+        """Returns the folders and repositories by the names that `Measures.load` takes."""
+        return {name: getattr(self, name) for name in _PREFERENCES}
 
 
-_SOURCES = dataclasses.fields(ScoreOptions)
+_PREFERENCES = [field.name for field in dataclasses.fields(PreferenceOptions)]
 
 
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateEdits(ScoreOptions, EditSettings, GenerationOptions):
+class EvaluateEdits(PreferenceOptions, EditSettings, GenerationOptions):
     """Measure a model that edits images by instructions, on the rows of a data set.
 
     The images of the data set are edited, and the scores say what was kept of them, what was done,
@@ -97,6 +96,10 @@ class EvaluateEdits(ScoreOptions, EditSettings, GenerationOptions):
     """The guidance scale of the instruction; the pipeline's own by default."""
     steps: Annotated[Steps | None, OWN] = None
     """The number of sampler steps; the pipeline's own by default."""
+    clip: str = CLIP_L
+    """The CLIP that measures: a folder with a whole CLIPModel, or a Hub repository id."""
+    dino: str = "facebook/dinov2-base"
+    """The DINO or DINOv2 that measures, such as facebook/dino-vits16."""
     official_pixel_range: bool = False
     """Give CLIP pixels in [-1, 1] instead of [0, 1] before they are normalised. InstructPix2Pix's
     own script does so by mistake; only with this option are the numbers comparable with its."""
@@ -139,6 +142,10 @@ class EvaluateEdits(ScoreOptions, EditSettings, GenerationOptions):
         plotted = len(found) > 1 and "direction_similarity" in found[0].means
         plot = not plotted or write_plot(found, self.output / "plot.png")
         print(f"wrote {escaped(self.output)}{'' if plot else NO_PLOT}")
+
+    def sources(self) -> dict[str, str]:
+        """Returns the folders and repositories of the networks of the scores."""
+        return {"clip": self.clip, "dino": self.dino, **self.preferences()}
 
     def measures(self) -> Measures:
         """Loads the networks of the scores."""
@@ -192,7 +199,11 @@ class EvaluateEdits(ScoreOptions, EditSettings, GenerationOptions):
             line |= {name: mean.mean, f"{name}_error": mean.error}
         settings = {"samples": samples, "steps": self.steps, "resolution": size, "seed": self.seed}
         names = ("model", "data", "official_pixel_range")
-        networks = {name: source for name, source in self.sources().items() if name in self.scores}
+        networks = {
+            name if name in ("clip", "dino") else f"{name}_model": source
+            for name, source in self.sources().items()
+            if name in self.scores
+        }
         return {**line, **settings, **networks, **{name: getattr(self, name) for name in names}}
 
     def _write_lines(self, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""`diffusax evaluate instruct-pix2pix`: `evaluate edits` with the options of the paper's figure 8."""
+"""`diffusax evaluate instruct-pix2pix`: `evaluate edits` at the settings of the paper."""
 
 import dataclasses
 from typing import ClassVar

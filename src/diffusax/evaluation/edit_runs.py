@@ -13,8 +13,8 @@ from PIL import Image
 from tqdm.auto import tqdm
 
 from diffusax.boundary.files import written_whole
-from diffusax.evaluation.edits import Edit, Edits, EditSettings, batches_by_size
 from diffusax.evaluation.editors import Editor, opened_editor
+from diffusax.evaluation.edits import Edit, Edits, EditSettings, batches_by_size
 from diffusax.evaluation.features import CLIP
 from diffusax.evaluation.measures import TITLES, Measures
 from diffusax.evaluation.metrics import Mean, mean_and_error
@@ -202,7 +202,7 @@ class RowLog:
                 self._rows[key] = {name: float(value) for name, value in values.items()}
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise ValueError(
-                    f"{file} line {number} is no row of an evaluation; remove the file to begin anew"
+                    f"{file} line {number} is no row of an evaluation; remove the file"
                 ) from None
         if len(whole) < len(data):
             with file.open("rb+") as opened:

@@ -68,7 +68,7 @@ def check_guided_by_image(pipe: Any) -> None:
 def edit_batch(
     pipe: Any, batch: Sequence[Edit], settings: EditSettings, image_guidance: float | None = None
 ) -> list[Image.Image]:
-    """Returns InstructPix2Pix's images of a batch, which is filled up so that all have one shape."""
+    """Returns InstructPix2Pix's images of a batch, which is filled up to be of one shape."""
     filled = [*batch, *[batch[-1]] * (settings.batch_size - len(batch))]
     width, height = batch[0].image.size
     size = pipe.family.edits.resize.keeping(height, width)
@@ -131,9 +131,7 @@ def _options(pipe: Any, settings: EditSettings) -> dict[str, Any]:
     }
     if negative is not None and "negative_prompt" not in names:
         raise ValueError(f"{type(pipe).__name__} has no negative_prompt; leave it out")
-    return {
-        name: value for name, value in given.items() if value is not None and name in names
-    }
+    return {name: value for name, value in given.items() if value is not None and name in names}
 
 
 def _lanes(pipe: Any, images: int) -> int:

@@ -123,7 +123,12 @@ class Edits(Sequence[Edit]):
     """The rows that the settings choose from a data set, read when they are asked for."""
 
     def __init__(
-        self, settings: EditSettings, size: int | Shapes, *, references: int = 1, required: bool = True
+        self,
+        settings: EditSettings,
+        size: int | Shapes,
+        *,
+        references: int = 1,
+        required: bool = True,
     ):
         """Opens the data set.
 
@@ -215,8 +220,9 @@ def open_edits(
     before = settings.caption_column or CAPTIONS[0]
     after = settings.edited_caption_column or CAPTIONS[1]
     named = settings.edited_image_column
+    original, prompt = settings.original_image_column, settings.edit_prompt_column
     tried = [
-        Columns(settings.original_image_column, settings.edit_prompt_column, *captions, edited)
+        Columns(original, prompt, captions[0], captions[1], edited)
         for edited in (named or EditDataConfig.edited_image_column, *(() if named else (None,)))
         for captions in ((before, after), (None, after), (before, None), (None, None))
         if captions[0] or not (settings.caption_column or required)

@@ -2,13 +2,14 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from diffusax.evaluation.features import CLIP, Inception, batched
+from diffusax.evaluation.measures import Measures
 from diffusax.evaluation.metrics import (
     Gaussian,
     Mean,
@@ -30,12 +31,14 @@ class ImageScores:
     """The scores of some images.
 
     clip_score: None without captions or CLIP. gaussian: the statistics of their Inception features,
-    None without the network.
+    None without the network. means: PickScore, HPSv2 and the aesthetic score by their names in
+    `measures.TITLES`.
     """
 
     pictures: int
     clip_score: Mean | None
     gaussian: Gaussian | None
+    means: Mapping[str, Mean] = dataclasses.field(default_factory=dict)
 
 
 def evaluate_images(
@@ -43,23 +46,34 @@ def evaluate_images(
     *,
     clip: CLIP | None = None,
     inception: Inception | None = None,
+    measures: Measures | None = None,
 ) -> ImageScores:
     """Computes the scores of images with captions, which are read once.
 
     Args:
-        pairs: each a PIL image, or a path, and its caption, which is None without `clip`.
+        pairs: each a PIL image, or a path, and its caption, which may be None where no score
+            reads it.
         clip: the CLIP for the CLIP score.
         inception: the network for the statistics that FID compares.
+        measures: PickScore, HPSv2 and the aesthetic score, those that are there.
 
     Raises:
         ValueError: there are no images, or less than two for statistics.
     """
     scores: list[np.ndarray] = []
     moments, count = Moments(), 0
+    further: dict[str, list[np.ndarray]] = {}
     sizes = [network.batch_size for network in (clip, inception) if network is not None]
+    if measures is not None:
+        scorers = (measures.pickscore, measures.hps, measures.aesthetic)
+        sizes += [scorer.clip.batch_size for scorer in scorers if scorer is not None]
     for batch in batched(pairs, max(sizes, default=1)):
         images = [image for image, _ in batch]
         count += len(batch)
+        if measures is not None:
+            found = measures.images(images, [text or "" for _, text in batch])
+            for name, values in found.items():
+                further.setdefault(name, []).append(values)
         if clip is not None:
             texts = clip.texts(text or "" for _, text in batch)
             scores.append(np.asarray(clip_score(clip.images(images), texts)))
@@ -71,6 +85,7 @@ def evaluate_images(
         count,
         mean_and_error(np.concatenate(scores)) if scores else None,
         _gaussian(moments) if inception is not None else None,
+        {name: mean_and_error(np.concatenate(parts)) for name, parts in further.items()},
     )
 
 

@@ -1,16 +1,16 @@
 """The folders that benchmarks' own judges read, for models that edit and models of text to image.
 
-    gedit    fullset/{task_type}/{language}/{key}.png and {key}_SRCIMG.png, the image before:
-             GEdit-Bench/generate_image_example.py and test_gedit_score.py in stepfun-ai/Step1X-Edit,
-             whose --save_path has a folder for each model
-    imgedit  {key}.png for each key of the benchmark's JSON file:
-             Benchmark/Basic/basic_bench.py and Benchmark/singleturn_bench.py in
-             PKU-YuanGroup/ImgEdit, as --result_img_folder
-    geneval  {00000}/metadata.jsonl, {00000}/samples/{0000}.png and {00000}/grid.png:
-             README.md and evaluation/evaluate_images.py in djghosh13/geneval, as its folder
-    dpg      {item}.png, four images in two rows without a gap, for each file prompts/{item}.txt:
-             dpg_bench/compute_dpg_bench.py in TencentQQGYLab/ELLA, as --image-root-path with
-             --pic-num 4 and --resolution
+gedit    fullset/{task_type}/{language}/{key}.png and {key}_SRCIMG.png, the image before:
+GEdit-Bench/generate_image_example.py and test_gedit_score.py in stepfun-ai/Step1X-Edit,
+whose --save_path has a folder for each model
+imgedit  {key}.png for each key of the benchmark's JSON file:
+Benchmark/Basic/basic_bench.py and Benchmark/singleturn_bench.py in
+PKU-YuanGroup/ImgEdit, as --result_img_folder
+geneval  {00000}/metadata.jsonl, {00000}/samples/{0000}.png and {00000}/grid.png:
+README.md and evaluation/evaluate_images.py in djghosh13/geneval, as its folder
+dpg      {item}.png, four images in two rows without a gap, for each file prompts/{item}.txt:
+dpg_bench/compute_dpg_bench.py in TencentQQGYLab/ELLA, as --image-root-path with
+--pic-num 4 and --resolution
 """
 
 import dataclasses
@@ -157,8 +157,10 @@ class ImgEditBench:
         folder = self._file.parent.resolve()
         image = (folder / str(texts[0])).resolve()
         if not image.is_relative_to(folder) or not image.is_file():
-            raise ValueError(f"{self._file}: the image of {key}, {texts[0]}, is not beside the file")
-        return BenchmarkEdit(load_image(image), str(texts[1]), *self.files(index))
+            raise ValueError(
+                f"{self._file}: the image of {key}, {texts[0]}, is not beside the file"
+            )
+        return BenchmarkEdit(load_image(image), str(texts[1]), self.files(index)[0])
 
     def files(self, index: int) -> list[Path]:
         key = self._items[index][0]

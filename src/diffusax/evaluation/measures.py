@@ -40,7 +40,8 @@ TITLES = {
 @dataclasses.dataclass(frozen=True)
 class Measures:
     """The networks that measure; None for those that are not asked for. pixels: whether L1 and L2
-    are."""
+    are.
+    """
 
     clip: CLIP | None = None
     dino: DINO | None = None
@@ -58,7 +59,8 @@ class Measures:
         Args:
             scores: the scores.
             sources: folders or Hub repositories by score, for those that are not the usual ones; of
-                the aesthetic score, that of the layers, and "aesthetic_clip" for its CLIP.
+                the aesthetic score, that of the layers, and "aesthetic_clip" for its CLIP;
+                "hps_processor" for the config and tokenizer of HPSv2 and PickScore.
             batch_size: the size over all devices.
 
         Raises:
@@ -75,6 +77,8 @@ class Measures:
                 # Most often it is the CLIP that is there already.
                 shared = "clip" in found and own == sources.get("clip", CLIP_L)
                 options["clip"] = found["clip"] if shared else own
+            elif name in ("pickscore", "hps") and "hps_processor" in sources:
+                options["processor"] = sources["hps_processor"]
             source = [sources[name]] if name in sources else [CLIP_L] if name == "clip" else []
             found[name] = _LOADERS[name](*source, **options)
         return cls(**found)
@@ -105,9 +109,7 @@ class Measures:
         found |= self._preferences(edited, after)
         return {name: np.asarray(found[name], np.float32) for name in TITLES if name in found}
 
-    def images(
-        self, images: Sequence[Any], prompts: Sequence[str] | None
-    ) -> dict[str, np.ndarray]:
+    def images(self, images: Sequence[Any], prompts: Sequence[str] | None) -> dict[str, np.ndarray]:
         """Returns what PickScore, HPSv2 and the aesthetic score say of images, b float32 each.
 
         prompts: None for images without, which have an aesthetic score alone.

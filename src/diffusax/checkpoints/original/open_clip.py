@@ -1,4 +1,4 @@
-"""The names of OpenCLIP's models (Cherti et al. 2023), whose text encoders SD 2 and SDXL files hold.
+"""The names of OpenCLIP's models (Cherti et al. 2023), which SD 2 and SDXL files hold in part.
 
 OpenCLIP keeps the three projections of attention in one tensor, queries, keys and values below each
 other, and the projection of the pooled text as a matrix to multiply by from the right.

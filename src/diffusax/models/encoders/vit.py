@@ -1,7 +1,7 @@
 """Vision transformers as features of images: ViT (Dosovitskiy et al. 2021), which DINO trains too
 (Caron et al. 2021), and DINOv2 (Oquab et al. 2023).
 
-Upstream: transformers' modeling_vit.py and modeling_dinov2.py, with the names that their files have.
+Upstream: transformers' modeling_vit.py and modeling_dinov2.py, with the names in their files.
 """
 
 from typing import Any, NamedTuple
@@ -216,7 +216,7 @@ class ViTModel(nnx.Module):
 
     config_class: Any = ViTConfig
     tensor_rules = TENSOR_RULES
-    ignored_parts = ("pooler.",)
+    ignored_parts: tuple[str, ...] = ("pooler.",)
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
         self.config = config
