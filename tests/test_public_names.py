@@ -19,7 +19,8 @@ NAMES = {
         CLIPTextModelWithProjection CLIPTokenizer CLIPVisionModel CLIPVisionModelWithProjection
         ControlNetModel DDIMPipeline DDIMScheduler DDPMPipeline DDPMScheduler DEISMultistepScheduler
         DPMSolverMultistepScheduler DPMSolverSDEScheduler DPMSolverSinglestepScheduler
-        DeepCacheConfig DiffusionPipeline EDMDPMSolverMultistepScheduler EDMEulerScheduler
+        DeepCacheConfig DiffusionPipeline Dinov2Model
+        EDMDPMSolverMultistepScheduler EDMEulerScheduler
         EulerAncestralDiscreteScheduler EulerDiscreteScheduler FirstBlockCacheConfig
         FlowMatchEulerDiscreteScheduler FlowMatchHeunDiscreteScheduler FlowMatchLCMScheduler
         Flux2KleinInpaintPipeline Flux2KleinKVPipeline Flux2KleinPipeline Flux2Transformer2DModel
@@ -47,7 +48,7 @@ NAMES = {
         StableDiffusionXLImg2ImgPipeline StableDiffusionXLInpaintPipeline
         StableDiffusionXLInstructPix2PixPipeline StableDiffusionXLPipeline T2IAdapter T5EncoderModel
         T5Tokenizer TCDScheduler TaylorSeerCacheConfig UNet2DConditionModel UNet2DModel
-        UniPCMultistepScheduler
+        UniPCMultistepScheduler ViTModel
         ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline ZImageTransformer2DModel
         __version__ count_compilations initialize kernel_shapes load_image load_network
         int8_activations make_image_grid make_mesh pack_single_file resolve save_network
@@ -100,9 +101,10 @@ NAMES = {
         SDXLCFGCutoffCallback SDXLControlnetCFGCutoffCallback
     """,
     "diffusax.evaluation": """
-        CLIP EditScores EditSettings Edits Gaussian ImageScores Inception Mean clip_score
-        direction_similarity evaluate_edits evaluate_images frechet_distance image_similarity
-        load_statistics save_statistics statistics text_image_similarity
+        Aesthetic CLIP DINO EditScores EditSettings Edits Gaussian HPSv2 ImageScores Inception Mean
+        Measures PickScore clip_score direction_similarity evaluate_edits evaluate_images
+        frechet_distance image_similarity load_statistics pixel_distances save_statistics statistics
+        text_image_similarity
     """,
     "diffusax.models": """
         AsymmetricAutoencoderKL AsymmetricAutoencoderKLConfig AutoencoderKL AutoencoderKLConfig
@@ -110,7 +112,8 @@ NAMES = {
         AutoencoderKLQwenImage21Config AutoencoderKLQwenImageConfig AutoencoderTiny
         AutoencoderTinyConfig CLIPConfig CLIPModel CLIPTextConfig CLIPTextModel
         CLIPTextModelWithProjection CLIPVisionConfig CLIPVisionModel CLIPVisionModelWithProjection
-        ControlNetConfig ControlNetModel Flux2Transformer2DConfig Flux2Transformer2DModel
+        ControlNetConfig ControlNetModel Dinov2Config Dinov2Model
+        Flux2Transformer2DConfig Flux2Transformer2DModel
         Flux3Transformer2DConfig Flux3Transformer2DModel FluxControlNetConfig FluxControlNetModel
         FluxTransformer2DConfig FluxTransformer2DModel Krea2Transformer2DConfig
         Krea2Transformer2DModel MODELS Model Network Params Qwen2_5_VLConfig
@@ -122,7 +125,7 @@ NAMES = {
         QwenImage21Transformer2DModel QwenImageTransformer2DConfig QwenImageTransformer2DModel
         T2IAdapter T2IAdapterConfig T5Config T5EncoderModel
         TENSOR_RULES UNet2DConditionConfig UNet2DConditionModel UNet2DConfig UNet2DModel
-        ZImageTransformer2DConfig ZImageTransformer2DModel initialize
+        ViTConfig ViTModel ZImageTransformer2DConfig ZImageTransformer2DModel initialize
     """,
     "diffusax.pipelines": """
         Family QwenImage21Pipeline STABLE_DIFFUSION documented noise_source text_to_image

@@ -483,7 +483,8 @@ HELPS = [
     ),
     *("train text-to-image", "train instruct-pix2pix", "train controlnet", "train autoencoder"),
     *("train dreambooth", "train textual-inversion", "train unconditional"),
-    *("evaluate instruct-pix2pix", "evaluate text-to-image", "ema", "generate --prompts"),
+    *("evaluate edits", "evaluate instruct-pix2pix", "evaluate text-to-image", "ema"),
+    "generate --prompts",
 ]
 
 
@@ -552,6 +553,7 @@ def test_evaluate_takes_the_names_of_train_too():
     other = ["instruct-pix2pix", "--output", "o", "--data.path=d", "--model", "m"]
     other += ["--data.original-image-column", "c"]
     assert evaluate(one) == evaluate(other)
+    assert evaluate(["edits", *one[1:]]) == evaluate(["edits", *other[1:]])
     one = ["text-to-image", "--images", "d", "--clip", "c", "--output", "o", "--image-column", "i"]
     other = ["text-to-image", "--data.path", "d", "--clip", "c", "--output", "o"]
     other += ["--data.image-column", "i"]

@@ -15,7 +15,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 import diffusax
 from diffusax.cli import main
-from diffusax.evaluation import Inception, statistics
+from diffusax.evaluation import Aesthetic, Inception, PickScore, statistics
 from diffusax.evaluation.features import inception_pixels
 
 
@@ -150,6 +150,23 @@ def test_a_model_is_measured_on_its_prompts(tiny_checkpoints, tiny_clip, tmp_pat
     assert found["pictures"] == 3
     assert found["clip_score"] == pytest.approx(scores.mean(), abs=3e-3)
     assert scores.mean() > 0.1
+
+
+def test_what_people_prefer_is_measured(tiny_clip, tmp_path, capsys):
+    folder = write_pictures(tmp_path / "pictures", range(3))
+    torch.save(torch.nn.Sequential(torch.nn.Linear(16, 1)).state_dict(), tmp_path / "a.pth")
+    args = ["--images", folder, "--scores", "pickscore", "aesthetic", "--pickscore", tiny_clip[0]]
+    args += ["--aesthetic", tmp_path / "a.pth", "--aesthetic-clip", tiny_clip[0]]
+    found = evaluate(tmp_path / "out", *args)
+    pictures = [Image.open(folder / f"{number:02}.png") for number in range(3)]
+    texts = [f"{number} apples" for number in range(3)]
+    scores = PickScore.from_pretrained(tiny_clip[0]).score(pictures, texts)
+    assert found["pickscore"] == pytest.approx(scores.mean(), abs=1e-4)
+    assert found["pickscore_error"] == pytest.approx(scores.std(ddof=1) / 3**0.5, abs=1e-4)
+    beauty = Aesthetic.from_pretrained(tmp_path / "a.pth", clip=tiny_clip[0]).score(pictures)
+    assert found["aesthetic"] == pytest.approx(beauty.mean(), abs=1e-4)
+    assert found["pickscore_model"] == str(tiny_clip[0])
+    assert f"PickScore {found['pickscore']:.4f} ± " in capsys.readouterr().out
 
 
 def test_mistakes_are_one_sentence(tiny_clip, tmp_path, capsys):

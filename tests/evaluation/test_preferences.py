@@ -11,13 +11,13 @@ import transformers
 from PIL import Image
 from safetensors.torch import save_file
 from support.data_sets import picture
-from support.evaluation_rows import VISION
+from support.evaluation_rows import VISION, build_dino
 from support.open_clip_model import OpenCLIP
 from support.tiny import TEXT, randomize
 from transformers import CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from diffusax.evaluation import Aesthetic, HPSv2, PickScore
+from diffusax.evaluation import DINO, Aesthetic, HPSv2, PickScore
 
 TEXTS = ["a cat", "two dogs on a bicycle", ""]
 PICTURES = [picture(seed, (40 + 9 * seed, 45)) for seed in range(3)]
@@ -132,3 +132,41 @@ def test_mistakes_are_one_sentence(tiny_clip, open_clip, tmp_path):
     torch.save(torch.nn.Sequential(torch.nn.Linear(16, 2)).state_dict(), tmp_path / "two.pth")
     with pytest.raises(ValueError, match="must lead from the 16 features of the CLIP to one score"):
         Aesthetic.from_pretrained(tmp_path / "two.pth", clip=folder)
+
+
+def files_of(folder, *, tokenizer=True):
+    names = ("vocab.json", "merges.txt", "tokenizer_config.json", "tokenizer.json")
+    return {
+        file.name: file.read_bytes()
+        for file in folder.iterdir()
+        if tokenizer or file.name not in names
+    }
+
+
+def test_the_usual_checkpoints_come_from_the_hub(hub, tiny_clip, open_clip, tmp_path):
+    folder, _ = tiny_clip
+    torch.save({"state_dict": open_clip[1].state_dict()}, tmp_path / "hps.pt")
+    torch.save(torch.nn.Sequential(torch.nn.Linear(16, 1)).state_dict(), tmp_path / "a.pth")
+    hps, layers = ((tmp_path / name).read_bytes() for name in ("hps.pt", "a.pth"))
+    build_dino(tmp_path / "dino")
+    state = hub(
+        {
+            "models/yuvalkirstain/PickScore_v1": files_of(folder, tokenizer=False),
+            "models/laion/CLIP-ViT-H-14-laion2B-s32B-b79K": {
+                **files_of(open_clip[0]),
+                "model.safetensors": b"large",
+            },
+            "models/xswu/HPSv2": {"HPS_v2.1_compressed.pt": hps, "HPS_v2_compressed.pt": b"old"},
+            "models/openai/clip-vit-large-patch14": files_of(folder),
+            "models/trl-lib/ddpo-aesthetic-predictor": {"aesthetic-model.pth": layers},
+            "models/facebook/dinov2-base": files_of(tmp_path / "dino"),
+        }
+    )
+    own = {"cache_dir": tmp_path / "cache"}
+    for scorer in (PickScore.from_pretrained(**own), HPSv2.from_pretrained(**own)):
+        assert scorer.score(PICTURES, TEXTS).shape == (3,)
+    assert Aesthetic.from_pretrained(**own).score(PICTURES).shape == (3,)
+    assert DINO.from_pretrained(**own).images(PICTURES).shape == (3, 24)
+    # Of the CLIP whose config and tokenizer are read, no weights are fetched.
+    assert state.requested.count("model.safetensors") == 3
+    assert "HPS_v2_compressed.pt" not in state.requested

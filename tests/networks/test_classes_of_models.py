@@ -28,6 +28,13 @@ VISION = {
     "patch_size": 8,
     "projection_dim": 16,
 }
+DINO = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
 CONTROLNET = {
     **{k: v for k, v in tiny.UNET["sd1"].items() if k not in ("sample_size", "up_block_types")},
     "conditioning_embedding_out_channels": (4, 8, 16),
@@ -44,6 +51,7 @@ CONFIGS = {
     "CLIPVisionModel": VISION,
     "CLIPVisionModelWithProjection": VISION,
     "ControlNetModel": CONTROLNET,
+    "Dinov2Model": DINO,
     "Flux2Transformer2DModel": tiny_transformers.KLEIN,
     "Flux3Transformer2DModel": tiny_flux3.FLUX3,
     "FluxControlNetModel": {**tiny_transformers.FLUX, "num_layers": 1, "num_single_layers": 1},
@@ -63,6 +71,7 @@ CONFIGS = {
     "T5EncoderModel": tiny_language.T5,
     "UNet2DConditionModel": tiny.UNET["sd1"],
     "UNet2DModel": tiny_unconditional.UNET,
+    "ViTModel": {**DINO, "intermediate_size": 40},
     "AutoencoderKLQwenImage21": tiny_transformers.QWEN_IMAGE21_VAE,
     "QwenImageTransformer2DModel": tiny_transformers.QWEN_IMAGE,
     "QwenImage21Transformer2DModel": tiny_transformers.QWEN_IMAGE21,

@@ -97,7 +97,7 @@ class EvaluateTextToImage(PreferenceOptions, GenerationOptions):
     """What FID compares with: a folder or data set of images, or an .npz file with mu and sigma."""
     samples: Annotated[Count | None, OWN] = None
     """The number of images; by default one for each prompt, or all there are. With more images than
-    prompts, prompts are used again with other noise."""
+    prompts, prompts are used again with other noise. Of a benchmark the number of prompts."""
     height: Annotated[Pixels | None, OWN] = None
     """The height of generated images in pixels; by default the model's own."""
     width: Annotated[Pixels | None, OWN] = None
