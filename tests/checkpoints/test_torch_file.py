@@ -38,8 +38,10 @@ def state():
     }
 
 
-def test_tensors_are_those_that_were_saved(state, tmp_path):
-    torch.save({"state_dict": state, "step": 3}, tmp_path / "a.pt")
+@pytest.mark.parametrize("newer", [True, False])
+def test_tensors_are_those_that_were_saved(state, tmp_path, newer):
+    options = {"_use_new_zipfile_serialization": newer}
+    torch.save({"state_dict": state, "step": 3}, tmp_path / "a.pt", **options)
     found = read_places(read_torch_file(tmp_path / "a.pt"))
     assert [*found] == [f"state_dict.{name}" for name in state]
     for name, tensor in state.items():
@@ -48,10 +50,12 @@ def test_tensors_are_those_that_were_saved(state, tmp_path):
         np.testing.assert_array_equal(actual.astype(float), tensor.detach().double().numpy())
 
 
-def test_nothing_in_a_file_is_called(state, tmp_path):
+@pytest.mark.parametrize("newer", [True, False])
+def test_nothing_in_a_file_is_called(state, tmp_path, newer):
     made = tmp_path / "made"
     others = [Calls(made), argparse.Namespace(x=1), np.float64(3.0), {1, 2}, range(3)]
-    torch.save({"others": others, **state}, tmp_path / "a.pt")
+    options = {"_use_new_zipfile_serialization": newer}
+    torch.save({"others": others, **state}, tmp_path / "a.pt", **options)
     assert read_torch_file(tmp_path / "a.pt").keys() == state.keys()
     assert not made.exists()
     torch.load(tmp_path / "a.pt", weights_only=False)
@@ -66,8 +70,13 @@ def test_broken_files_are_errors(state, tmp_path):
     with pytest.raises(ValueError, match="not a whole file of PyTorch"):
         read_torch_file(file)
     torch.save(state, file, _use_new_zipfile_serialization=False)
-    with pytest.raises(ValueError, match="not a whole file of PyTorch"):
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="its numbers are not all there"):
         read_torch_file(file)
+    for data in (b"", b"x", b"cos\nsystem\n", b"\x80\x02K\x01." * 5):
+        file.write_bytes(data)
+        with pytest.raises(ValueError, match=r"a\.pt"):
+            read_torch_file(file)
     torch.save({"x": torch.zeros(2, 3, 4).permute(1, 0, 2)}, file)
     with pytest.raises(ValueError, match="the strides"):
         read_torch_file(file)

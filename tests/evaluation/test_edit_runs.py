@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from support.data_sets import picture, png
 from support.evaluation_rows import build_dino, write_edits
 from support.tiny_transformers import klein_pipeline
@@ -80,6 +81,11 @@ def test_dino_similarity_is_that_of_transformers(tmp_path, name):
     features = DINO.from_pretrained(tmp_path, batch_size=2).images(images)
     expected = dino_similarity(model, images[:2], images[1:])
     np.testing.assert_allclose((features[:2] * features[1:]).sum(-1), expected, atol=1e-4)
+    # The older of these checkpoints have no safetensors.
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    again = DINO.from_pretrained(tmp_path, batch_size=2).images(images)
+    np.testing.assert_array_equal(again, features)
 
 
 def test_only_a_dino_measures_so(tiny_clip):

@@ -1,11 +1,13 @@
 """Finds the tensors in a file of PyTorch's `torch.save` without PyTorch, and without running code.
 
 Such a file is a zip archive (PyTorch 1.6 and newer): `data.pkl`, a pickle that says what is saved,
-and beside it each storage of numbers, uncompressed (PyTorch's torch/serialization.py, _save). A
-pickle is a program that may call any function. Here every function and class in it is one inert
-object, but for the two that say where a tensor's numbers lie, so that nothing can be called.
+and beside it each storage of numbers, uncompressed. Older files are some pickles in a row with the
+storages after them (PyTorch's torch/serialization.py, _save and _legacy_save). A pickle is a
+program that may call any function. Here every function and class in it is one inert object, except
+for the two that say where a tensor's numbers lie, so that nothing can be called.
 
-Only scores that are published in no other form are read so; checkpoints stay safetensors.
+Only networks that measure, which are published in no other form, are read so. Checkpoints to
+generate with stay safetensors.
 """
 
 import collections
@@ -36,6 +38,8 @@ _DTYPES = {
 }
 _LARGEST_PICKLE = 2**26
 """The bytes that the description of tensors may have; those of the largest networks have 1%."""
+_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+"""The numbers with which an older file begins."""
 _HEADER = struct.Struct("<26xHH")
 """Of a file's header in the archive: the lengths of its name and of what follows the name."""
 
@@ -73,15 +77,18 @@ def read_torch_file(path: Path) -> dict[str, Entry]:
     Names in dictionaries inside of each other are joined by dots, as "state_dict.fc1.weight".
 
     Raises:
-        ValueError: the file is no whole archive of PyTorch 1.6 or newer, or holds a tensor whose
-            numbers do not lie in their order; says which.
+        ValueError: the file is not whole, or no file of PyTorch's, or holds a tensor whose numbers
+            do not lie in their order; says which.
     """
     try:
-        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-            return _read(path, archive, file)
+        with path.open("rb") as file:
+            if file.read(2) != b"PK":
+                return _read_older(path, file)
+            with zipfile.ZipFile(file) as archive:
+                return _read(path, archive, file)
     except (zipfile.BadZipFile, EOFError, struct.error, OSError) as error:
         raise ValueError(
-            f"{path} is not a whole file of PyTorch 1.6 or newer ({error}); download it again"
+            f"{path} is not a whole file of PyTorch's ({error}); download it again"
         ) from None
     except _MALFORMED as error:
         raise ValueError(f"{path} holds a pickle that cannot be read ({error})") from None
@@ -116,6 +123,40 @@ def _read(path: Path, archive: zipfile.ZipFile, file: Any) -> dict[str, Entry]:
         return _Storage(offset, info.file_size, dtype)
 
     found = _Unpickler(io.BytesIO(archive.read(name)), path, storage).load()
+    return dict(_named(found)) if isinstance(found, Mapping) else {}
+
+
+def _read_older(path: Path, file: Any) -> dict[str, Entry]:
+    """Reads a file of PyTorch before 1.6, whose storages come after all that says what they are."""
+    dtypes: dict[str, np.dtype] = {}
+    places: dict[str, _Storage] = {}
+
+    def load(storage: Callable[[str, np.dtype], _Storage]) -> Any:
+        return _Unpickler(file, path, storage).load()
+
+    def anywhere(key: str, dtype: np.dtype) -> _Storage:
+        dtypes[key] = dtype
+        return _Storage(0, 2**62, dtype)
+
+    file.seek(0)
+    if [load(anywhere), load(anywhere)] != [_MAGIC, _PROTOCOL]:
+        raise zipfile.BadZipFile("it begins otherwise")
+    load(anywhere)
+    start = file.tell()
+    load(anywhere)
+    keys = load(anywhere)
+    if not isinstance(keys, list) or not {*keys} <= {*dtypes}:
+        raise zipfile.BadZipFile("it does not list its numbers")
+    offset, end = file.tell(), path.stat().st_size
+    for key in keys:
+        file.seek(offset)
+        (count,) = struct.unpack("<q", file.read(8))
+        places[key] = _Storage(offset + 8, count * dtypes[key].itemsize, dtypes[key])
+        offset += 8 + places[key].nbytes
+        if count < 0 or offset > end:
+            raise zipfile.BadZipFile("its numbers are not all there")
+    file.seek(start)
+    found = load(lambda key, dtype: places[key]._replace(dtype=dtype))
     return dict(_named(found)) if isinstance(found, Mapping) else {}
 
 

@@ -91,8 +91,8 @@ class EvaluateTextToImage(PreferenceOptions, GenerationOptions):
     scores: tuple[Literal["pickscore", "hps", "aesthetic"], ...] = ()
     """What PickScore, HPSv2.1 and the predictor of aesthetics say, one or more of them."""
     inception: Annotated[Path | None, OWN] = None
-    """The weights of FID's Inception v3 as a .safetensors file with the tensors of pytorch-fid's
-    pt_inception-2015-12-05-6726825d.pth."""
+    """The weights of FID's Inception v3: pytorch-fid's pt_inception-2015-12-05-6726825d.pth, or a
+    .safetensors file with its tensors."""
     reference: Annotated[str | None, OWN] = None
     """What FID compares with: a folder or data set of images, or an .npz file with mu and sigma."""
     samples: Annotated[Count | None, OWN] = None

@@ -12,13 +12,12 @@ from jax.sharding import Mesh
 
 from diffusax.boundary.files import load_json
 from diffusax.checkpoints import resolve
-from diffusax.checkpoints.tensors import read_entries
-from diffusax.checkpoints.tree import load_entries
 from diffusax.evaluation.inception import SIDE, InceptionConfig, InceptionV3
+from diffusax.evaluation.weights import load_encoder, load_file, state_of
 from diffusax.images.image_processor import FILES, CLIPImageProcessor
 from diffusax.images.reading import load_image
 from diffusax.models.network import Network
-from diffusax.networks import Model, load_network
+from diffusax.networks import Model
 from diffusax.pipelines.families.placement import put
 from diffusax.runtime.devices.mesh import make_mesh, replicated
 from diffusax.runtime.switches import in_mesh
@@ -73,7 +72,7 @@ class CLIP:
         """
         folder = resolve(path_or_repo, **hub)
         mesh = local_mesh() if mesh is None else mesh
-        model = load_network(folder, dtype=dtype, device=mesh)
+        model = load_encoder(path_or_repo, folder, dtype=dtype, mesh=mesh, **hub)
         if model.class_name != "CLIPModel":
             raise ValueError(
                 f"{path_or_repo} holds a {model.class_name}; CLIP's metrics need a CLIPModel with "
@@ -169,7 +168,7 @@ class DINO:
         """
         folder = resolve(path_or_repo, **hub)
         mesh = local_mesh() if mesh is None else mesh
-        model = load_network(folder, dtype=dtype, device=mesh)
+        model = load_encoder(path_or_repo, folder, dtype=dtype, mesh=mesh, **hub)
         if model.class_name not in ("Dinov2Model", "ViTModel"):
             raise ValueError(
                 f"{path_or_repo} holds a {model.class_name}; DINO's similarity needs a Dinov2Model "
@@ -219,31 +218,25 @@ class Inception:
     def from_file(
         cls, file: Path, *, batch_size: int = 32, mesh: Mesh | None = None
     ) -> "Inception":
-        """Loads the network with the weights of a safetensors file in pytorch-fid's layout.
+        """Loads the network with the weights of a file in pytorch-fid's layout.
 
         Args:
-            file: the tensors of pt_inception-2015-12-05-6726825d.pth under their names.
+            file: pt_inception-2015-12-05-6726825d.pth, or safetensors with its tensors.
             batch_size: the size over all devices.
             mesh: the mesh; by default all devices of this process.
 
         Raises:
-            ValueError: it is not a safetensors file, or has other tensors.
+            ValueError: the file cannot be read, or has other tensors.
         """
-        if file.suffix != ".safetensors":
-            raise ValueError(
-                f"{file} must be a .safetensors file; where PyTorch is, convert a .pth file with "
-                "safetensors.torch.save_file(torch.load(file, weights_only=True), ...)"
-            )
         network = Network(InceptionV3, InceptionConfig())
         mesh = local_mesh() if mesh is None else mesh
         device = None if mesh is None else replicated(mesh)
         try:
-            options: dict[str, Any] = {"where": str(file), "dtype": np.float32, "device": device}
-            params = load_entries(InceptionV3, network.shapes, [read_entries(file)], **options)
+            model = load_file(network, state_of(file), file, dtype=np.float32, device=device)
         except ValueError as error:
             reason = str(error).replace("does not fit its config.json", "is not FID's Inception v3")
             raise ValueError(reason) from None
-        return cls(Model(network, params), batch_size, mesh)
+        return cls(model, batch_size, mesh)
 
     def images(self, images: Iterable[Any]) -> np.ndarray:
         """Returns the features of images, PIL images or paths of any size, b 2048."""

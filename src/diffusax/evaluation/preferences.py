@@ -5,7 +5,7 @@ Each is a CLIP that was trained further, or a few layers on one.
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,12 @@ from PIL import Image, ImageOps
 from diffusax.checkpoints import resolve
 from diffusax.checkpoints.networks import placing, read_network
 from diffusax.checkpoints.single_file.names import of_open_clip
-from diffusax.checkpoints.tensors import Entry, read_entries, read_places
-from diffusax.checkpoints.torch_file import read_torch_file
-from diffusax.checkpoints.tree import load_entries
-from diffusax.checkpoints.weight_file import fetch_file
+from diffusax.checkpoints.tensors import read_places
 from diffusax.evaluation.features import CLIP, clip_tokenizer, local_mesh
 from diffusax.evaluation.metrics import text_image_similarity
+from diffusax.evaluation.weights import load_file, state_of, weight_file
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.images.reading import load_image
-from diffusax.models.network import parse_dtype
-from diffusax.networks import Model
 
 PICKSCORE = "yuvalkirstain/PickScore_v1"
 HPS = "xswu/HPSv2"
@@ -38,7 +34,6 @@ CLIP_H = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 """The CLIP that PickScore and HPSv2 were trained from."""
 CLIP_L = "openai/clip-vit-large-patch14"
 """The CLIP whose features of images the predictor of aesthetics reads."""
-_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 _LAYER = re.compile(r"(?:.*\.)?(\d+)\.(weight|bias)")
 
 
@@ -121,17 +116,10 @@ class HPSv2:
         mesh = local_mesh() if mesh is None else mesh
         entries = of_open_clip(state_of(file), network.config)
         entries = {k: entry for k, entry in entries.items() if not k.endswith("attn_mask")}
-        params = load_entries(
-            network.module_class,
-            network.shapes,
-            [entries],
-            where=str(file),
-            dtype=parse_dtype(dtype),
-            device=placing(network, mesh),
-        )
+        model = load_file(network, entries, file, dtype=dtype, device=placing(network, mesh))
         size = network.config.vision_config.image_size
         tokenizer = clip_tokenizer(folder, network.config)
-        return cls(CLIP(Model(network, params), tokenizer, Padded.of_size(size), batch_size, mesh))
+        return cls(CLIP(model, tokenizer, Padded.of_size(size), batch_size, mesh))
 
     def score(self, images: Iterable[Any], texts: Iterable[str]) -> np.ndarray:
         """Returns cos(E(image), T(text)), about 0.2 to 0.35, as `hpsv2.score` does.
@@ -241,42 +229,3 @@ def linear_layers(file: Path) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
     if not parts:
         raise ValueError(f"{file} holds no layers")
     return tuple((parts[n]["weight"].T, parts[n]["bias"]) for n in sorted(parts))
-
-
-def weight_file(path_or_repo: str | Path, weight_name: str, **hub: Any) -> Path:
-    """Returns the path of a file: itself, one in a folder, or one on the Hub.
-
-    hub: revision, token, local_files_only, cache_dir.
-
-    Raises:
-        ValueError: there is no such file, or it cannot be fetched.
-    """
-    path = Path(path_or_repo).expanduser()
-    if path.is_file():
-        return path
-    if path.is_dir():
-        if not (path / weight_name).is_file():
-            raise ValueError(f"{path} has no file {weight_name}; give the file itself")
-        return path / weight_name
-    if str(path_or_repo).startswith((".", "/", "~")) or path.suffix in _WEIGHTS:
-        raise ValueError(f"there is no file {path_or_repo}")
-    return fetch_file(str(path_or_repo), weight_name, **hub)
-
-
-def state_of(file: Path) -> Mapping[str, Entry]:
-    """Returns the places of a network's tensors in a file of safetensors or of PyTorch.
-
-    Of a file that keeps them in a dictionary `state_dict`, it is what is in there.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
-    entries = read_entries(file) if file.suffix == ".safetensors" else read_torch_file(file)
-    for prefix in ("state_dict.", "module."):
-        if any(name.startswith(prefix) for name in entries):
-            entries = {
-                name.removeprefix(prefix): entry
-                for name, entry in entries.items()
-                if name.startswith(prefix)
-            }
-    return entries
