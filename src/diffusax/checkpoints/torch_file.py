@@ -71,6 +71,22 @@ class _Inert:
     def add(self, item: Any) -> None: ...
 
 
+class _Known(_Inert):
+    """What describes tensors, which a pickle can call but not change."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+
+    def __call__(self, *args: Any, **_: Any) -> Any:
+        return self._run(*args)
+
+
+class _Kind(NamedTuple):
+    """The kind of a storage's numbers; NumPy's own objects could be changed by a pickle."""
+
+    dtype: np.dtype
+
+
 def read_torch_file(path: Path) -> dict[str, Entry]:
     """Returns the places of the tensors in a file of `torch.save`, by their names.
 
@@ -169,33 +185,32 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return self._tensor
+            return _Known(self._tensor)
         if (module, name) == ("torch._utils", "_rebuild_parameter"):
-            return _parameter
+            return _Known(_parameter)
         if (module, name) == ("collections", "OrderedDict"):
             return collections.OrderedDict
         if module in ("torch", "torch.storage") and name in _DTYPES:
-            return _DTYPES[name]
+            return _Kind(_DTYPES[name])
         return _Inert
 
     def persistent_load(self, pid: Any) -> Any:
-        kind, dtype, key, *_ = pid
-        known = kind == "storage" and isinstance(dtype, np.dtype) and isinstance(key, str)
-        return self._storage(key, dtype) if known else _Inert()
+        what, kind, key, *_ = pid
+        known = what == "storage" and isinstance(kind, _Kind) and isinstance(key, str)
+        return self._storage(key, kind.dtype) if known else _Inert()
 
     def _tensor(self, storage: Any, start: Any, shape: Any, strides: Any, *_: Any) -> Any:
         """Returns the place of a tensor of some numbers of a storage."""
         if not isinstance(storage, _Storage):
             return _Inert()
+        shape, strides = tuple(shape), tuple(strides)
         numbers = (start, *shape, *strides)
         if not all(type(n) is int and n >= 0 for n in numbers):
             raise pickle.UnpicklingError(f"a tensor has the shape {shape!r:.80}")
         count, size = int(np.prod(shape, dtype=object)), storage.dtype.itemsize
         if (start + count) * size > storage.nbytes:
             raise pickle.UnpicklingError(f"a tensor of shape {shape} is longer than its numbers")
-        entry = Entry(
-            self._path, storage.offset + start * size, count * size, storage.dtype, tuple(shape)
-        )
+        entry = Entry(self._path, storage.offset + start * size, count * size, storage.dtype, shape)
         if _in_order(shape, strides):
             return entry
         if _in_order(shape[::-1], strides[::-1]):
