@@ -17,7 +17,7 @@ import pytest
 import yaml
 from support.data_sets import write_image_folder
 from support.effort import few
-from support.evaluation_rows import build_clip
+from support.evaluation_rows import build_clip, build_dino
 from support.ip_adapters import write_hub_files
 from support.pairs import mask, picture
 from support.qwen_edits import PLUS, make_areas_smaller
@@ -76,7 +76,8 @@ T2I_ADAPTERS = {
     "colour-adapter": ("sd", 1),
 }
 IP_ADAPTERS = "h94/IP-Adapter"
-WHOLE_CLIP = "openai/clip-vit-large-patch14"
+WHOLE_CLIP = ("openai/clip-vit-large-patch14", "yuvalkirstain/PickScore_v1")
+DINOV2 = "facebook/dinov2-base"
 TAESD = "madebyollin/taesd"
 LANGUAGE_MODELS = {"Qwen/Qwen3-4B": "Qwen3ForCausalLM", "google/t5-v1_1-xxl": "T5EncoderModel"}
 DDPM = "google/ddpm-cat-256"
@@ -148,8 +149,10 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
         if repo in T2I_ADAPTERS:
             return tiny_checkpoints.t2i_adapter(*T2I_ADAPTERS[repo])[0]
         folder = tmp_path_factory.mktemp("network")
-        if repo == WHOLE_CLIP:
+        if repo in WHOLE_CLIP:
             build_clip(folder)
+        elif repo == DINOV2:
+            build_dino(folder)
         elif repo == IP_ADAPTERS:
             for part, kind in (("models", "sd"), ("sdxl_models", "xl")):
                 unet = tiny_checkpoints.pipeline(kind)[1].unet
@@ -209,7 +212,8 @@ def repositories(stand_in, monkeypatch):
             *FLUX,
             FLUX_CONTROLNET,
             *LANGUAGE_MODELS,
-            WHOLE_CLIP,
+            *WHOLE_CLIP,
+            DINOV2,
             TAESD,
             ASYMMETRIC,
             DDPM,
