@@ -113,6 +113,8 @@ class Config(Protocol):
     `class_name` is the upstream class. `fixed` gives the options that exist upstream but have only
     one supported value (a tuple lists several); `ignored` those that change nothing in the result.
     A static method `upgrade`, where there is one, puts the options of old files into newer words.
+    A set `own`, where there is one, names options that upstream does not have. Files have them with
+    an underscore before their names, which upstream skips, and only where they say something.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -134,8 +136,11 @@ def config_from_dict(cls: type[C], data: dict[str, Any], *, source: str = "confi
         raise ValueError(f"{source} must hold a JSON object (got {reprlib.repr(data)})")
     data = getattr(cls, "upgrade", dict)(data)
     names = {field.name for field in dataclasses.fields(cls)}
+    own = {f"_{name}": name for name in getattr(cls, "own", ())}
     values = {}
     for key, value in data.items():
+        if key in own:
+            values[own[key]] = value
         if key.startswith("_") or key in cls.ignored:
             continue
         if key in names:
@@ -159,8 +164,10 @@ def config_from_dict(cls: type[C], data: dict[str, Any], *, source: str = "confi
 def config_to_dict(config: Config) -> dict[str, Any]:
     """The config.json of `config`, as diffusers or transformers would read it."""
     fields = {f.name: _thaw(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    own = {name: fields.pop(name) for name in getattr(config, "own", ())}
+    told = {f"_{name}": value for name, value in own.items() if value is not None}
     fixed = {key: _supported(value)[0] for key, value in config.fixed.items()}
-    return {"_class_name": config.class_name, **fixed, **fields}
+    return {"_class_name": config.class_name, **fixed, **fields, **told}
 
 
 def check_types(config: Config) -> None:

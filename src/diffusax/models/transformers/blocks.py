@@ -147,12 +147,30 @@ class RotaryAttention(nnx.Module):
         self, x: Tokens, rotation: Rotation, lengths: jax.Array | None = None
     ) -> jax.Array:
         """Attends to the first `lengths` tokens, b; None for all of them."""
+        return self.with_keys(x, rotation, lengths)[0]
+
+    def with_keys(
+        self,
+        x: Tokens,
+        rotation: Rotation,
+        lengths: jax.Array | None = None,
+        before: tuple[jax.Array, jax.Array] | None = None,
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Returns what tokens read, and their keys, rotated, and values, b t h d each.
+
+        lengths: see a call. before: further keys and values, which all tokens attend to.
+        """
         q, k, v = split_heads(x, (self.to_q, self.to_k, self.to_v), self.heads)
         if self.norm_q is not None and self.norm_k is not None:
             q, k = self.norm_q(q), self.norm_k(k)
-        y = attention(rotate(q, rotation), rotate(k, rotation), v, key_lengths=lengths)
-        y = y.reshape(x.shape)
-        return y if self.to_out is None else self.to_out[0](y)
+        q, k = rotate(q, rotation), rotate(k, rotation)
+        keys, values = k, v
+        if before is not None:
+            # Lengths are those of what comes last.
+            keys, values = (concatenate(pair, axis=1) for pair in zip(before, (k, v)))
+            lengths = None if lengths is None else before[0].shape[1] + lengths
+        y = attention(q, keys, values, key_lengths=lengths).reshape(x.shape)
+        return y if self.to_out is None else self.to_out[0](y), (k, v)
 
 
 class JointAttention(nnx.Module):

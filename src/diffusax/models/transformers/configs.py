@@ -14,9 +14,12 @@ from diffusax.boundary.config import (
     Positive,
     check_types,
 )
+from diffusax.models.transformers.references import Layout
 
 Axes = Annotated[tuple[Channels, ...], Meta(min_length=3, max_length=3)]
 Blocks = Annotated[int, Meta(ge=0, le=64)]
+OWN = frozenset(["references_layout"])
+"""The options that diffusers' networks of text to image do not have, see `Config`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,7 @@ class ZImageTransformer2DConfig(Keyed):
         "siglip_feat_dim": None,
     }
     ignored: ClassVar[frozenset[str]] = frozenset()
+    own: ClassVar[frozenset[str]] = OWN
 
     in_channels: Channels = 16
     dim: Channels = 3840
@@ -48,6 +52,9 @@ class ZImageTransformer2DConfig(Keyed):
     """The channels of a head for the position in the text, the row and the column."""
     axes_lens: Axes = (1024, 512, 512)
     """The number of positions on each of these axes."""
+    references_layout: Layout | None = None
+    """What images to look at see, "blind" or "joint", in a network that has learned to look at
+    some; None in others, which look at them as "blind"."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -204,6 +211,7 @@ class Krea2Transformer2DConfig(Keyed):
     class_name: ClassVar[str] = "Krea2Transformer2DModel"
     fixed: ClassVar[dict[str, Any]] = {}
     ignored: ClassVar[frozenset[str]] = frozenset()
+    own: ClassVar[frozenset[str]] = OWN
 
     in_channels: Channels = 64
     """The channels of a token of the image, a patch of 2x2 latents."""
@@ -229,6 +237,9 @@ class Krea2Transformer2DConfig(Keyed):
     """The channels of a head for the frame, the row and the column."""
     rope_theta: Positive = 1000.0
     norm_eps: Epsilon = 1e-5
+    references_layout: Layout | None = None
+    """What images to look at see, "blind" or "joint", in a network that has learned to look at
+    some; None in others, which look at them as "blind"."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -1,10 +1,13 @@
 """Krea 2's transformer: a text and an image in one stream (Krea AI 2026).
 
 Upstream: diffusers models/transformers/transformer_krea2.py. The image's tokens come first here,
-and those of the text after them, so that padding stands at the end of all.
+and those of the text after them, so that padding stands at the end of all. Between them may stand
+those of images to look at, see `models.transformers.references`.
 """
 
 import functools
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,10 +25,18 @@ from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.layers.rngs import shaped
 from diffusax.models.ops.activations import approximate_gelu, gated_silu
 from diffusax.models.ops.attention import attention
+from diffusax.models.ops.matmul import concatenate
 from diffusax.models.ops.modulation import add_gated, shifted
 from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.transformers.blocks import TRANSFORMER_CACHES, rotation_at
 from diffusax.models.transformers.configs import Krea2Transformer2DConfig
+from diffusax.models.transformers.references import (
+    JOINT,
+    KeysValues,
+    Timed,
+    between,
+    rows_of,
+)
 from diffusax.runtime.devices.mesh import Rule, Rules, gather_channels, split_tokens
 
 PATCH = 2
@@ -64,6 +75,7 @@ class Krea2Attention(nnx.Module):
         rotation: Rotation | None = None,
         *,
         window: int | None = None,
+        before: KeysValues | None = None,
     ) -> jax.Array:
         """Attends to tokens.
 
@@ -73,7 +85,20 @@ class Krea2Attention(nnx.Module):
             rotation: the tokens' positions; None for none.
             window: the number of tokens that follow each other and attend to each other alone;
                 None for all.
+            before: further keys and values, which all tokens attend to.
         """
+        return self.with_keys(x, lengths, rotation, window=window, before=before)[0]
+
+    def with_keys(
+        self,
+        x: jax.Array,
+        lengths: jax.Array | None = None,
+        rotation: Rotation | None = None,
+        *,
+        window: int | None = None,
+        before: KeysValues | None = None,
+    ) -> tuple[jax.Array, KeysValues]:
+        """Returns what tokens read, and their keys, rotated, and values; see a call."""
         b, t, c = x.shape
         d = c // self.heads
         q, k, v = (layer(x).reshape(b, t, -1, d) for layer in (self.to_q, self.to_k, self.to_v))
@@ -82,8 +107,13 @@ class Krea2Attention(nnx.Module):
             q, k = rotate(q, rotation), rotate(k, rotation)
         if window is not None:
             q, k, v = (y.reshape(-1, window, *y.shape[2:]) for y in (q, k, v))
-        y = attention(q, k, v, key_lengths=lengths).reshape(b, t, c)
-        return self.to_out[0](y * nnx.sigmoid(self.to_gate(x)))
+        keys, values = k, v
+        if before is not None:
+            # Lengths are those of what comes last.
+            keys, values = (concatenate(pair, axis=1) for pair in zip(before, (k, v)))
+            lengths = None if lengths is None else before[0].shape[1] + lengths
+        y = attention(q, keys, values, key_lengths=lengths).reshape(b, t, c)
+        return self.to_out[0](y * nnx.sigmoid(self.to_gate(x))), (k, v)
 
 
 class SwiGLU(nnx.Module):
@@ -185,20 +215,40 @@ class Krea2TransformerBlock(nnx.Module):
         self.ff = SwiGLU(c, config.intermediate_size, rngs=rngs)
 
     def __call__(
-        self, x: jax.Array, modulation: jax.Array, lengths: jax.Array, rotation: Rotation
+        self,
+        x: jax.Array,
+        modulation: Timed,
+        lengths: jax.Array | None,
+        rotation: Rotation,
+        before: KeysValues | None = None,
     ) -> jax.Array:
         """Returns the next block's tokens, b t c.
 
         Args:
             x: b t c.
             modulation: what all blocks have in common, b 6 c.
-            lengths: how many of the first tokens are attended to, b.
+            lengths: how many of the first tokens are attended to, b; None for all.
             rotation: the tokens' positions.
+            before: the keys and values of images to look at that were read before.
         """
-        scale1, shift1, gate1, scale2, shift2, gate2 = _rows(modulation, self.scale_shift_table)
-        h = self.attn(shifted(self.norm1(x), shift1, scale1), lengths, rotation)
+        return self.with_keys(x, modulation, lengths, rotation, before)[0]
+
+    def with_keys(
+        self,
+        x: jax.Array,
+        modulation: Timed,
+        lengths: jax.Array | None,
+        rotation: Rotation,
+        before: KeysValues | None = None,
+    ) -> tuple[jax.Array, KeysValues]:
+        """Returns the next block's tokens, and this one's keys and values; see a call."""
+        rows = rows_of(modulation, lambda one: _rows(one, self.scale_shift_table))
+        scale1, shift1, gate1, scale2, shift2, gate2 = rows
+        h, read = self.attn.with_keys(
+            shifted(self.norm1(x), shift1, scale1), lengths, rotation, before=before
+        )
         x = add_gated(x, gate1, h)
-        return add_gated(x, gate2, self.ff(shifted(self.norm2(x), shift2, scale2)))
+        return add_gated(x, gate2, self.ff(shifted(self.norm2(x), shift2, scale2))), read
 
 
 class Krea2FinalLayer(nnx.Module):
@@ -248,6 +298,8 @@ class Krea2Transformer2DModel(nnx.Module):
         lengths: jax.Array,
         *,
         fused: bool = False,
+        references: Sequence[jax.Array] = (),
+        prefix: tuple[KeysValues, ...] | None = None,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
         """Returns the prediction, b h w c, in the dtype of the parameters.
@@ -259,6 +311,8 @@ class Krea2Transformer2DModel(nnx.Module):
                 result of `fuse_text`, b s c.
             lengths: the number of the text's tokens that are not padding, b.
             fused: see text.
+            references: the latents of images to look at, b h' w' c each.
+            prefix: what `prefix` returned for images to look at, which are left out then.
             gradient_checkpointing: the activations that the gradient computes again, not keeping
                 them: "none", or "blocks" or "full" for those within each block.
 
@@ -270,12 +324,72 @@ class Krea2Transformer2DModel(nnx.Module):
         remat = gradient_checkpointing != "none"
         if not fused:
             text = self.fuse_text(text, lengths, remat=remat)
-        rows, columns = x.shape[1] // PATCH, x.shape[2] // PATCH
-        ids = np.concatenate([image_ids(rows, columns), np.zeros((text.shape[1], 3), np.int32)])
-        rotation = rotation_at(ids, self.config.axes_dims_rope, self.config.rope_theta)
-        tokens = patchify(x, PATCH, channels_first=True)
-        y = self.predict_tokens(tokens, timestep, text, lengths, rotation, remat=remat)
+        joint = list(references) if self.config.references_layout == JOINT else []
+        if references and not joint and prefix is None:
+            prefix = self.prefix(references, remat=remat)
+        tokens, ids = self._tokens([x, *(y.astype(x.dtype) for y in joint)], 0)
+        ids = np.concatenate([ids, np.zeros((text.shape[1], 3), np.int32)])
+        rotation = self._rotation(ids)
+        count = (x.shape[1] // PATCH) * (x.shape[2] // PATCH)
+        y = self.predict_tokens(
+            tokens,
+            timestep,
+            text,
+            lengths,
+            rotation,
+            clean=tokens.shape[1] - count,
+            prefix=prefix,
+            remat=remat,
+        )
         return unpatchify(y, PATCH, *x.shape[1:3], channels_first=True)
+
+    def prefix(
+        self, references: Sequence[jax.Array], *, remat: bool = False
+    ) -> tuple[KeysValues, ...]:
+        """Returns the keys and values, in each block, of images to look at that see each other
+        alone, at time zero.
+
+        Args:
+            references: the latents of at least one image, b h w c each.
+            remat: whether gradients compute the activations of blocks again.
+
+        Raises:
+            ValueError: one has another number of channels.
+        """
+        tokens, ids = self._tokens(references, 1)
+        rotation, read = self._rotation(ids), list[KeysValues]()
+        x = split_tokens(self.img_in(tokens))
+        # A row for each image, as adapters have weights of their own for each.
+        _, modulation = self._modulation(jnp.zeros(x.shape[0], jnp.float32))
+        for block in self.transformer_blocks:
+            x, own = rematerialized(block.with_keys, remat)(x, modulation, None, rotation)
+            read.append(own)
+        return tuple(read)
+
+    def _tokens(self, maps: Sequence[jax.Array], frame: int) -> tuple[jax.Array, np.ndarray]:
+        """Returns the tokens of latents, b t c, and their positions, t 3, from a frame on.
+
+        The image that is generated is frame 0, and those to look at are 1, 2 and so on, as in
+        ai-toolkit (krea2/src/pipeline.py, pack_ref_latents).
+        """
+        tokens, ids = list[jax.Array](), list[np.ndarray]()
+        for i, y in enumerate(maps, frame):
+            check_map("references" if i else "x", y, self.config.in_channels // PATCH**2)
+            tokens.append(patchify(y, PATCH, channels_first=True))
+            ids.append(image_ids(y.shape[1] // PATCH, y.shape[2] // PATCH, i))
+        if len(tokens) == 1:
+            return tokens[0], ids[0]
+        return jnp.concatenate(tokens, axis=1), np.concatenate(ids)
+
+    def _rotation(self, ids: np.ndarray) -> Rotation:
+        return rotation_at(ids, self.config.axes_dims_rope, self.config.rope_theta)
+
+    def _modulation(self, timestep: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the embedded time, b c, and what all blocks have in common, b 6 c."""
+        temb = self.time_embed(timestep)
+        # A row for each image is little to gather.
+        modulation = gather_channels(self.time_mod_proj(approximate_gelu(temb)))
+        return temb, modulation.reshape(timestep.shape[0], 6, -1)
 
     def fuse_text(self, text: jax.Array, lengths: jax.Array, *, remat: bool = False) -> jax.Array:
         """Returns what the blocks read of a text, which does not depend on the image or the time.
@@ -307,9 +421,11 @@ class Krea2Transformer2DModel(nnx.Module):
         lengths: jax.Array,
         rotation: Rotation,
         *,
+        clean: int = 0,
+        prefix: tuple[KeysValues, ...] | None = None,
         remat: bool = False,
     ) -> jax.Array:
-        """Returns the prediction for latents at any positions, b t c.
+        """Returns the prediction for latents at any positions, b t c, but not for clean ones.
 
         Args:
             x: b t c.
@@ -318,36 +434,44 @@ class Krea2Transformer2DModel(nnx.Module):
             lengths: see a call.
             rotation: the positions of x's tokens, then of the text's, b (t + s) d/2, or
                 1 (t + s) d/2.
+            clean: the number of x's last tokens that are of images to look at.
+            prefix: see a call.
             remat: whether gradients compute the activations of blocks again.
 
         Raises:
             ValueError: an input has another shape.
         """
         check_tokens("x", x, {self.config.in_channels})
-        b, t, _ = x.shape
-        temb = self.time_embed(timestep)
-        # A row for each image is little to gather.
-        modulation = gather_channels(self.time_mod_proj(approximate_gelu(temb)))
-        modulation = modulation.reshape(b, 6, -1)
+        t = x.shape[1]
+        temb, modulation = self._modulation(timestep)
+        timed: Timed = modulation
+        if clean:
+            still = self._modulation(jnp.zeros_like(timestep))[1]
+            timed = between(modulation, still, t - clean, clean, text.shape[1])
         image = split_tokens(self.img_in(x))
         text = split_tokens(text.astype(image.dtype))
         joined = split_tokens(jnp.concatenate([image, text], axis=1))
 
-        def call(block: Any, joined: jax.Array) -> tuple[jax.Array]:
-            return (rematerialized(block, remat)(joined, modulation, t + lengths, rotation),)
+        def call(block: Any, before: Any, joined: jax.Array) -> tuple[jax.Array]:
+            given = joined, timed, t + lengths, rotation, before
+            return (rematerialized(block, remat)(*given),)
 
         def seen() -> jax.Array:
             return t + lengths
 
-        steps = [functools.partial(call, block) for block in self.transformer_blocks]
+        pairs = zip(self.transformer_blocks, prefix or itertools.repeat(None))
+        steps = [functools.partial(call, *pair) for pair in pairs]
         joined = through_blocks(self, (joined,), steps, lambda joined: joined, seen)
-        return self.final_layer(joined[:, :t], temb)
+        return self.final_layer(joined[:, : t - clean], temb)
 
 
-def image_ids(rows: int, columns: int) -> np.ndarray:
-    """Returns the positions of an image's tokens on the three axes, (rows columns) 3."""
+def image_ids(rows: int, columns: int, frame: int = 0) -> np.ndarray:
+    """Returns the positions of an image's tokens on the three axes, (rows columns) 3.
+
+    frame: zero for the image that is generated, and 1, 2 and so on for those that it looks at.
+    """
     index = np.arange(rows * columns)
-    return np.stack([0 * index, index // columns, index % columns], axis=1)
+    return np.stack([0 * index + frame, index // columns, index % columns], axis=1)
 
 
 def _table(count: int, c: int, rngs: nnx.Rngs) -> nnx.Param[jax.Array]:

@@ -1,6 +1,11 @@
-"""Z-Image's transformer: image and caption tokens in one stream (Z-Image Team 2025)."""
+"""Z-Image's transformer: image and caption tokens in one stream (Z-Image Team 2025).
+
+Behind the image may stand others to look at, see `models.transformers.references`.
+"""
 
 import functools
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,6 +32,13 @@ from diffusax.models.transformers.blocks import (
     rotary_positions,
 )
 from diffusax.models.transformers.configs import ZImageTransformer2DConfig
+from diffusax.models.transformers.references import (
+    JOINT,
+    KeysValues,
+    Timed,
+    between,
+    rows_of,
+)
 from diffusax.runtime.devices.mesh import split_tokens
 
 _PATCH = 2
@@ -76,7 +88,8 @@ class ZImageTransformerBlock(nnx.Module):
         x: jax.Array,
         rotation: Rotation,
         lengths: jax.Array | None,
-        temb: jax.Array | None = None,
+        temb: Timed | None = None,
+        before: KeysValues | None = None,
     ) -> jax.Array:
         """Returns the next layer's tokens, b t c.
 
@@ -85,18 +98,36 @@ class ZImageTransformerBlock(nnx.Module):
             rotation: the tokens' positions.
             lengths: the number of tokens that are attended to, b; None for all.
             temb: the embedded time, b d, for a block with modulation.
+            before: the keys and values of images to look at that were read before.
         """
+        return self.with_keys(x, rotation, lengths, temb, before)[0]
+
+    def with_keys(
+        self,
+        x: jax.Array,
+        rotation: Rotation,
+        lengths: jax.Array | None,
+        temb: Timed | None = None,
+        before: KeysValues | None = None,
+    ) -> tuple[jax.Array, KeysValues]:
+        """Returns the next layer's tokens, and this one's keys and values; see a call."""
         scale1, gate1, scale2, gate2 = self._modulation(temb)
-        h = self.attention(scaled_rms_norm(self.attention_norm1, x, scale1), rotation, lengths)
+        given = scaled_rms_norm(self.attention_norm1, x, scale1)
+        h, read = self.attention.with_keys(given, rotation, lengths, before)
         x = add_gated(x, gate1, self.attention_norm2(h))
         h = self.feed_forward(scaled_rms_norm(self.ffn_norm1, x, scale2))
-        return add_gated(x, gate2, self.ffn_norm2(h))
+        return add_gated(x, gate2, self.ffn_norm2(h)), read
 
-    def _modulation(self, temb: jax.Array | None) -> tuple[Any, Any, Any, Any]:
+    def _modulation(self, temb: Timed | None) -> Sequence[Any]:
         if self.adaLN_modulation is None or temb is None:
             return 1, 1, 1, 1
-        parts = jnp.split(self.adaLN_modulation[0](temb)[:, None], 4, axis=-1)
-        return 1 + parts[0], jnp.tanh(parts[1]), 1 + parts[2], jnp.tanh(parts[3])
+        linear = self.adaLN_modulation[0]
+
+        def rows(one: jax.Array) -> Sequence[jax.Array]:
+            parts = jnp.split(linear(one)[:, None], 4, axis=-1)
+            return 1 + parts[0], jnp.tanh(parts[1]), 1 + parts[2], jnp.tanh(parts[3])
+
+        return rows_of(temb, rows)
 
 
 class FinalLayer(nnx.Module):
@@ -164,6 +195,8 @@ class ZImageTransformer2DModel(nnx.Module):
         lengths: jax.Array,
         *,
         refined: bool = False,
+        references: Sequence[jax.Array] = (),
+        prefix: tuple[KeysValues, ...] | None = None,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
         """Returns the prediction, b h w c, in the dtype of the parameters.
@@ -175,6 +208,8 @@ class ZImageTransformer2DModel(nnx.Module):
                 result of `refine_caption`, b s dim.
             lengths: the number of the caption's tokens that are not padding, b.
             refined: see caption.
+            references: the latents of images to look at, b h' w' c each.
+            prefix: what `prefix` returned for images to look at, which are left out then.
             gradient_checkpointing: the activations that the gradient computes again, not keeping
                 them: "none", or "blocks" or "full" for those within each block.
 
@@ -186,19 +221,20 @@ class ZImageTransformer2DModel(nnx.Module):
         remat = gradient_checkpointing != "none"
         if not refined:
             caption = self.refine_caption(caption, lengths, remat=remat)
-        rows, columns = x.shape[1] // _PATCH, x.shape[2] // _PATCH
-        self._check_positions(caption.shape[1], rows, columns)
-        embedder: Any = self.all_x_embedder[_NAME]
+        joint = list(references) if self.config.references_layout == JOINT else []
+        if references and not joint and prefix is None:
+            prefix = self.prefix(references, lengths, caption.shape[1], remat=remat)
         final_layer: Any = self.all_final_layer[_NAME]
         temb = self.t_embedder(timestep * self.config.t_scale)
-        tokens = embedder(patchify(x, _PATCH))
-        n, known = tokens.shape[1], filled_lengths(lengths)
-
-        image = split_tokens(_filled(tokens, jnp.full(x.shape[0], n), self.x_pad_token[...]))
-        image_rotation = self._image_rotation(known, rows, columns, caption.shape[1])
-        tembs = iter(apart(temb, len(self.noise_refiner) + len(self.layers)))
+        known, s = filled_lengths(lengths), caption.shape[1]
+        maps = [x, *(y.astype(x.dtype) for y in joint)]
+        image, image_rotation = self._images(maps, known, s, 0)
+        n = (x.shape[1] // _PATCH) * (x.shape[2] // _PATCH)
+        tembs = iter(self._times(temb, _up(n), image.shape[1] - _up(n), s))
+        before = iter(prefix or itertools.repeat(None))
         for block in self.noise_refiner:
-            image = rematerialized(block, remat)(image, image_rotation, None, next(tembs))
+            given = image, image_rotation, None, next(tembs), next(before)
+            image = rematerialized(block, remat)(*given)
 
         joined = split_tokens(jnp.concatenate([image, caption], axis=1))
         rotations = image_rotation, self._caption_rotation(*caption.shape[:2])
@@ -207,13 +243,95 @@ class ZImageTransformer2DModel(nnx.Module):
         def attended() -> jax.Array:
             return image.shape[1] + known
 
-        def call(block: Any, temb: jax.Array, joined: jax.Array) -> tuple[jax.Array]:
-            return (rematerialized(block, remat)(joined, rotation, attended(), temb),)
+        def call(block: Any, temb: Any, before: Any, joined: jax.Array) -> tuple[jax.Array]:
+            given = joined, rotation, attended(), temb, before
+            return (rematerialized(block, remat)(*given),)
 
-        steps = [functools.partial(call, *pair) for pair in zip(self.layers, tembs)]
+        steps = [functools.partial(call, *own) for own in zip(self.layers, tembs, before)]
         joined = through_blocks(self, (joined,), steps, lambda joined: joined, attended)
         y = final_layer(joined[:, :n], temb)
         return unpatchify(y, _PATCH, *x.shape[1:3])
+
+    def prefix(
+        self,
+        references: Sequence[jax.Array],
+        lengths: jax.Array,
+        length: int,
+        *,
+        remat: bool = False,
+    ) -> tuple[KeysValues, ...]:
+        """Returns the keys and values, in each block that images go through, of images to look at
+        that see each other alone, at time one.
+
+        Args:
+            references: the latents of at least one image, b h w c each.
+            lengths: the number of the caption's tokens that are not padding, b: images stand after
+                their caption.
+            length: the most of them, for which there must be positions.
+            remat: whether gradients compute the activations of blocks again.
+
+        Raises:
+            ValueError: one has another number of channels, or needs more positions than there are.
+        """
+        blocks = *self.noise_refiner, *self.layers
+        x, rotation = self._images(references, filled_lengths(lengths), _up(length), 1)
+        read = list[KeysValues]()
+        for block, temb in zip(blocks, self._still(len(blocks), x.shape[0])):
+            x, own = rematerialized(block.with_keys, remat)(x, rotation, None, temb)
+            read.append(own)
+        return tuple(read)
+
+    def _images(
+        self, maps: Sequence[jax.Array], known: jax.Array, s: int, frame: int
+    ) -> tuple[jax.Array, Rotation]:
+        """Returns the tokens of latents, each filled up to a multiple of 32, and their positions.
+
+        Args:
+            maps: b h w c each.
+            known: the caption's tokens, b.
+            s: the most of them.
+            frame: the number of the first image: the one that is generated stands after its
+                caption, and those to look at one, two and so on after it. No other code has images
+                to look at in a plain Z-Image; in diffusers' Omni each follows a caption.
+        """
+        embedder: Any = self.all_x_embedder[_NAME]
+        parts, rotations = list[jax.Array](), list[Rotation]()
+        for i, y in enumerate(maps, frame):
+            check_map("references" if i else "x", y, self.config.in_channels)
+            rows, columns = y.shape[1] // _PATCH, y.shape[2] // _PATCH
+            self._check_positions(s + i, rows, columns)
+            tokens = embedder(patchify(y, _PATCH))
+            full = jnp.full(y.shape[0], tokens.shape[1])
+            parts.append(_filled(tokens, full, self.x_pad_token[...]))
+            rotations.append(self._image_rotation(known + i, rows, columns, s + i))
+        if len(parts) == 1:
+            return split_tokens(parts[0]), rotations[0]
+        rotation = jax.tree.map(lambda *own: jnp.concatenate(own, axis=1), *rotations)
+        return split_tokens(jnp.concatenate(parts, axis=1)), rotation
+
+    def _times(self, temb: jax.Array, image: int, clean: int, text: int) -> Sequence[Timed]:
+        """Returns the embedded time for each block that images go through.
+
+        Args:
+            temb: that of the image that is generated and of its caption, b d.
+            image: the tokens of this image.
+            clean: those after them that are of images to look at.
+            text: those of the caption.
+        """
+        refiners, layers = len(self.noise_refiner), len(self.layers)
+        moving = apart(temb, refiners + layers)
+        if not clean:
+            return moving
+        still = self._still(refiners + layers, temb.shape[0])
+        after = [0] * refiners + [text] * layers
+        return [between(a, b, image, clean, n) for a, b, n in zip(moving, still, after)]
+
+    def _still(self, count: int, b: int) -> Sequence[jax.Array]:
+        """Returns the embedded time of a clean image for so many blocks, b d each.
+
+        It has a row for each image, as adapters have weights of their own for each.
+        """
+        return apart(self.t_embedder(jnp.full(b, self.config.t_scale, jnp.float32)), count)
 
     def refine_caption(
         self, caption: jax.Array, lengths: jax.Array, *, remat: bool = False

@@ -76,6 +76,15 @@ class Denoiser:
         """Whether the guidance scale is an input of the network."""
         return False
 
+    @property
+    def references_layout(self) -> str | None:
+        """Which tokens those of images to look at see, of which a LoRA must have learned the same.
+
+        "joint" for all, "blind" for each other alone, "causal" for the text before them, too; None
+        where the network looks at no images.
+        """
+        return None
+
     def guidance_inputs(self, scales: Any) -> dict[str, Any]:
         """Returns what training adds to the conditions for guidance scales, b or b 1."""
         return {}

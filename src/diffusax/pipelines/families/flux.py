@@ -42,6 +42,10 @@ class FluxDenoiser(TransformerDenoiser):
     A negative prompt takes a branch, beside the scale that the network embeds.
     """
 
+    @property
+    def references_layout(self) -> str:
+        return "joint"
+
     def _steering(self, images: int) -> list[tuple[Network, str]]:
         """Returns the ControlNet of each image and its name; the only one may see several images.
 

@@ -71,6 +71,10 @@ class Flux3KleinDenoiser(TransformerDenoiser):
     sample_size = (64, 64)
 
     @property
+    def references_layout(self) -> str:
+        return "joint"
+
+    @property
     def flow_map(self) -> bool:
         """Whether the network is told the time that a step leads to: it is distilled then."""
         return bool(self.network.config.flow_map)

@@ -19,10 +19,17 @@ from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImageConfig
 from diffusax.models.network import Params
 from diffusax.models.transformers.krea2 import PATCH
+from diffusax.models.transformers.references import BLIND, JOINT
 from diffusax.pipelines.families import policies
 from diffusax.pipelines.families.denoiser import DenoiserInputs
 from diffusax.pipelines.families.embeddings import Masked
 from diffusax.pipelines.families.family import TEXT_COMPONENTS, Family, diffusers_components
+from diffusax.pipelines.families.references import (
+    LEARNED,
+    looked_at,
+    references,
+    with_prefix,
+)
 from diffusax.pipelines.families.transformer import (
     DESCRIBING_CHAT,
     TransformerDenoiser,
@@ -69,23 +76,35 @@ class Krea2Denoiser(TransformerDenoiser):
         """The channels of latents, of which a patch is a token."""
         return int(self.network.config.in_channels) // PATCH**2
 
+    @property
+    def references_layout(self) -> str:
+        return self.network.config.references_layout or BLIND
+
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
-        """Returns the conditions with the fused texts, which a run computes once."""
+        """Returns the conditions with what a run computes once: the fused texts, and what steps
+        read of images to look at that see each other alone.
+        """
         options = adapter_options(params, "transformer", inputs.adapters)
         given = self._layers(conditions.context), conditions.lengths
         fused = self.network.apply(params["transformer"], *given, method="fuse_text", **options)
-        return conditions._replace(keys={"transformer": fused})
+        found, images = conditions._replace(keys={"transformer": fused}), references(conditions)
+        if not images or self.references_layout == JOINT:
+            return found
+        read = self.network.apply(params["transformer"], images, method="prefix", **options)
+        return with_prefix(found, read)
 
     def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
         """Predicts the velocity from images to noise for each branch, b h w c; see `Denoiser`.
 
-        Of the conditions it reads the texts, b s (l d), and their lengths, b. Of the inputs it
-        reads adapters: b a.
+        Of the conditions it reads the texts, b s (l d), and their lengths, b, and among the added
+        ones "references", a tuple of the latents of images to look at, b h w c each. Of the inputs
+        it reads adapters: b a.
         """
         x, timestep, conditions, inputs = given
         options |= adapter_options(params, "transformer", inputs.adapters)
         fused = (conditions.keys or {}).get("transformer")
         options["fused"] = fused is not None
+        options |= looked_at(conditions)
         text = self._layers(conditions.context) if fused is None else fused
         time = timestep.astype(jnp.float32) / 1000
         read = x, time, text, conditions.lengths
@@ -209,6 +228,7 @@ KREA2 = Family(
     guidance=policies.TwoBranches(above_zero),
     start=policies.FlowSteps(),
     encoding=policies.sample_once,
+    edits=LEARNED,
     callback_view=policies.prompts_alone,
 )
 """Krea 2, distilled (Turbo) and not (Raw)."""

@@ -47,6 +47,10 @@ class QwenImageDenoiser(TransformerDenoiser):
     """Qwen-Image's transformer."""
 
     @property
+    def references_layout(self) -> str:
+        return "joint"
+
+    @property
     def in_channels(self) -> int:
         """The channels of latents, of which a patch is a token."""
         return int(self.network.config.in_channels) // PATCH**2

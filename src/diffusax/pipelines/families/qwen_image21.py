@@ -68,6 +68,10 @@ class QwenImage21Denoiser(TransformerDenoiser):
     sample_size = (64, 64)
 
     @property
+    def references_layout(self) -> str:
+        return "causal"
+
+    @property
     def context_dim(self) -> int:
         """The width of the language model's hidden states."""
         return int(self.network.config.context_in_dim)

@@ -16,6 +16,7 @@ import numpy as np
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Params
+from diffusax.models.transformers.references import BLIND, JOINT
 from diffusax.pipelines.families import policies
 from diffusax.pipelines.families.denoiser import DenoiserInputs
 from diffusax.pipelines.families.embeddings import OwnLengths
@@ -24,6 +25,12 @@ from diffusax.pipelines.families.family import (
     Family,
     diffusers_components,
     usual_autoencoder,
+)
+from diffusax.pipelines.families.references import (
+    LEARNED,
+    looked_at,
+    references,
+    with_prefix,
 )
 from diffusax.pipelines.families.transformer import (
     TransformerDenoiser,
@@ -50,26 +57,45 @@ class ZImageDenoiser(TransformerDenoiser):
         """The width of the language model's hidden states."""
         return int(self.network.config.cap_feat_dim)
 
+    @property
+    def references_layout(self) -> str:
+        return self.network.config.references_layout or BLIND
+
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
-        """Returns the conditions with the refined captions, which a run computes once."""
+        """Returns the conditions with what a run computes once: the refined captions, and what
+        steps read of images to look at that see each other alone.
+        """
         options = adapter_options(params, "transformer", inputs.adapters)
         given = conditions.context, conditions.lengths
         refined = self.network.apply(
             params["transformer"], *given, method="refine_caption", **options
         )
-        return conditions._replace(keys={"transformer": refined})
+        found, images = conditions._replace(keys={"transformer": refined}), references(conditions)
+        if not images or self.references_layout == JOINT:
+            return found
+        read = self.network.apply(
+            params["transformer"],
+            images,
+            conditions.lengths,
+            refined.shape[1],
+            method="prefix",
+            **options,
+        )
+        return with_prefix(found, read)
 
     def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
         """Predicts the velocity from images to noise for each branch, b h w c; see `Denoiser`.
 
         The network counts time from 0 for noise to 1. Of the conditions it reads the captions,
-        b s d, and their lengths, b. Of the inputs it reads adapters: b a.
+        b s d, and their lengths, b, and among the added ones "references", a tuple of the latents
+        of images to look at, b h w c each. Of the inputs it reads adapters: b a.
         """
         x, timestep, conditions, inputs = given
         options |= adapter_options(params, "transformer", inputs.adapters)
         caption, refined = conditions.context, (conditions.keys or {}).get("transformer")
         if refined is not None:
             caption, options["refined"] = refined, True
+        options |= looked_at(conditions)
         time = (1000 - timestep.astype(jnp.float32)) / 1000
         read = x, time, caption, conditions.lengths
         return -self.network.apply(params["transformer"], *read, **options)
@@ -167,6 +193,7 @@ Z_IMAGE = Family(
     guidance=policies.ClassifierFree(above_zero),
     start=policies.FlowSteps(),
     encoding=policies.sample_once,
+    edits=LEARNED,
     inpaint=policies.Inpaint(policies.KeepSize(), noise=policies.blend_drawn),
     callback_view=policies.prompts_alone,
 )
