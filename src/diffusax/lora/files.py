@@ -28,6 +28,10 @@ PEFT_NAME, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 METADATA = "lora_adapter_metadata"
 """The text in a file's header that holds PEFT's options, as JSON."""
 
+LAYOUT = "references_layout"
+"""The text in a file's header that says by which layout a LoRA has learned to look at images. It is
+ours: ai-toolkit, which trains such LoRAs, writes none."""
+
 Parts = dict[str, np.ndarray]
 """The tensors of a layer by what they are: down, up, mid, alpha, dora_scale, hada_w1_a, ..."""
 FileLayers = dict[tuple[str, str], Parts]
@@ -54,6 +58,11 @@ class LoraFile(NamedTuple):
     tensors: dict[str, np.ndarray]
     metadata: dict[str, str]
     name: str
+
+    @property
+    def references_layout(self) -> str | None:
+        """The layout by which it has learned to look at images, where its header says one."""
+        return self.metadata.get(LAYOUT)
 
 
 def read_lora(source: Any, **where: Any) -> LoraFile:
@@ -110,6 +119,17 @@ def output_name(path: Path) -> str | None:
     except (ValueError, OSError):
         return None
     return found if isinstance(found, str) and found.lower() != "none" else None
+
+
+def layout_of(path: Path) -> str | None:
+    """Returns the layout in a LoRA's header, see `LAYOUT`; None where it has none.
+
+    A file that cannot be read has none, see `output_name`.
+    """
+    try:
+        return read_metadata(path).get(LAYOUT)
+    except (ValueError, OSError):
+        return None
 
 
 def called(name: str, files: Mapping[K, tuple[str, str | None]]) -> list[K]:

@@ -37,6 +37,9 @@ class Lora:
     changes: Mapping[str, Mapping[str, Change]] = dataclasses.field(default_factory=dict)
     """For each component what is no product, by the parameters' paths, such as "conv_in.kernel";
     it is merged into the parameters."""
+    references_layout: str | None = None
+    """The layout by which it has learned to look at images, see `Denoiser.references_layout`; None
+    where it has not, or its file does not say so."""
 
     @property
     def rank(self) -> int:
@@ -124,7 +127,7 @@ def lora_of_layers(
                 changes.setdefault(component, {})[f"{path}.{leaf}"] = change
     if not products and not changes:
         raise ValueError(f"{file.name} has no layer whose shapes fit {', '.join(networks)}")
-    return Lora(products, changes)
+    return Lora(products, changes, file.references_layout)
 
 
 def lora_of_arrays(name: str, layers: Any, networks: Mapping[str, Any]) -> Lora:

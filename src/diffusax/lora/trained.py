@@ -267,6 +267,7 @@ def write_result(
     kind: str,
     encoders: int,
     networks: Mapping[str, Any],
+    references_layout: str | None = None,
 ) -> list[Path]:
     """Writes the adapters to a folder, in diffusers' format, kohya's, or both; returns the files.
 
@@ -277,6 +278,8 @@ def write_result(
         kind: "diffusers", "kohya" or "both".
         encoders: the number of the model's text encoders; see `write_lora`.
         networks: the model's networks by component.
+        references_layout: the layout by which they have learned to look at images; None where they
+            have not.
 
     Raises:
         ValueError: the format has no such layers.
@@ -287,8 +290,9 @@ def write_result(
     layers, unet = to_layers(lora, params), None
     if "unet" in networks:
         unet = networks["unet"].config
+    options = {"encoders": encoders, "unet": unet, "references_layout": references_layout}
     for name in chosen:
-        write_lora(folder / names[name], layers, name, encoders=encoders, unet=unet)
+        write_lora(folder / names[name], layers, name, **options)
     return [folder / names[name] for name in chosen]
 
 

@@ -16,7 +16,7 @@ from diffusax.checkpoints.original.flux import FLUX, FLUX2, FLUX3
 from diffusax.checkpoints.original.layout import named
 from diffusax.checkpoints.original.unet import unet_names
 from diffusax.checkpoints.tensors import write_tensors
-from diffusax.lora.files import METADATA, ROWS, FileLayers, Parts
+from diffusax.lora.files import LAYOUT, METADATA, ROWS, FileLayers, Parts
 from diffusax.lora.keys import KOHYA
 from diffusax.models.unet.unet import UNet2DConditionConfig
 
@@ -50,6 +50,7 @@ def write_lora(
     options: Mapping[str, Any] | None = None,
     encoders: int = 1,
     unet: UNet2DConditionConfig | None = None,
+    references_layout: str | None = None,
 ) -> None:
     """Writes a LoRA's file; it appears only when it is whole.
 
@@ -63,6 +64,8 @@ def write_lora(
             the tensors' ranks and alphas stand for.
         encoders: the text encoders of the model, whose names in kohya's files follow from it.
         unet: the config of the model's UNet, by which layers of SDXL's are known.
+        references_layout: the layout by which the LoRA has learned to look at images, which the
+            header says then; None where it has not.
 
     Raises:
         ValueError: the format has no such tensors.
@@ -70,14 +73,17 @@ def write_lora(
     if kind == "kohya":
         _check_own(layers)
         layers = _with_original_names(layers, unet)
-        header = _kohya_header(layers, encoders)
-        write_tensors(path, _to_kohya(layers, encoders), metadata=header)
+        told = _kohya_header(layers, encoders)
+        told = told if references_layout is None else {**(told or {}), LAYOUT: references_layout}
+        write_tensors(path, _to_kohya(layers, encoders), metadata=told)
         return
     tensors, found = _to_diffusers(layers)
     header = {"format": "pt"}
     if options or found:
         text = json.dumps(dict(options) if options else found, indent=2, sort_keys=True)
         header[METADATA] = text
+    if references_layout is not None:
+        header[LAYOUT] = references_layout
     write_tensors(path, tensors, metadata=header)
 
 

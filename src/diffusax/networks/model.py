@@ -159,6 +159,12 @@ class Model(Pretrained, ModuleMethods):
         model._store, model._name = store, name
         return model
 
+    def of_network(self, network: Any) -> Self:
+        """Returns a model with the same parameters, in the same place, and another config."""
+        model = self._holding(network, None, self.switches, self.left_out)
+        model._store, model._name = self._store, self._name
+        return model
+
     def keep_params(self) -> None:
         """Makes the model keep its parameters itself, whatever happens to a store that had them."""
         self._store, self._name = {"params": self.params}, "params"

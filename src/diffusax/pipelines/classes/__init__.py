@@ -22,7 +22,7 @@ from diffusax.pipelines.classes.flux2 import (
     Flux2KleinPipeline,
 )
 from diffusax.pipelines.classes.flux3 import Flux3KleinInpaintPipeline, Flux3KleinPipeline
-from diffusax.pipelines.classes.krea2 import Krea2Pipeline
+from diffusax.pipelines.classes.krea2 import Krea2EditPipeline, Krea2Pipeline
 from diffusax.pipelines.classes.qwen_image import (
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
@@ -51,6 +51,7 @@ from diffusax.pipelines.classes.t2i_adapter import (
 )
 from diffusax.pipelines.classes.unconditional import DDIMPipeline, DDPMPipeline
 from diffusax.pipelines.classes.z_image import (
+    ZImageEditPipeline,
     ZImageImg2ImgPipeline,
     ZImageInpaintPipeline,
     ZImagePipeline,
@@ -70,6 +71,7 @@ __all__ = [
     "FluxInpaintPipeline",
     "FluxKontextPipeline",
     "FluxPipeline",
+    "Krea2EditPipeline",
     "Krea2Pipeline",
     "LatentConsistencyModelImg2ImgPipeline",
     "LatentConsistencyModelPipeline",
@@ -95,6 +97,7 @@ __all__ = [
     "StableDiffusionXLInpaintPipeline",
     "StableDiffusionXLInstructPix2PixPipeline",
     "StableDiffusionXLPipeline",
+    "ZImageEditPipeline",
     "ZImageImg2ImgPipeline",
     "ZImageInpaintPipeline",
     "ZImagePipeline",

@@ -7,7 +7,8 @@ from diffusax.checkpoints import resolve
 from diffusax.checkpoints.keywords import hub_keywords
 from diffusax.pipelines import classes
 from diffusax.pipelines.components.foreign import own_pipeline
-from diffusax.pipelines.components.loading import class_for
+from diffusax.pipelines.components.loading import EDITORS, class_for
+from diffusax.pipelines.components.references import has_edit_lora, learned_layout
 from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
 from diffusax.pipelines.tasks import flux, inpainting, steering, tasks
 
@@ -45,10 +46,13 @@ class _Auto:
         A pipeline of PyTorch diffusers is converted first.
         """
         pipe = own_pipeline(DiffusionPipeline, pipe)
+        origin = type(pipe)
+        if cls.task is tasks.image_to_image and _looks_at_images(pipe):
+            origin = EDITORS.get(origin.__name__, origin)
         steered = components.get("controlnet", getattr(pipe, "controlnet", None)) is not None
         if "controlnet" in components and components["controlnet"] is None:
             del components["controlnet"]
-        return cls.find_class(type(pipe), steered).from_pipe(pipe, **components)
+        return cls.find_class(origin, steered).from_pipe(pipe, **components)
 
     @classmethod
     def find_class(cls, origin: Any, steered: bool) -> Any:
@@ -75,6 +79,14 @@ class _Auto:
         return (distilled or found)[0]
 
 
+def _looks_at_images(pipe: DiffusionPipeline) -> bool:
+    """Returns whether a network of text to image, or a LoRA of it, has learned to look at some."""
+    (name,) = pipe.family.names("denoiser")
+    network = pipe.parts.networks.get(name)
+    learned = network is not None and learned_layout(network) is not None
+    return learned or has_edit_lora(pipe.adapters)
+
+
 def _is_distilled(cls: type) -> bool:
     return "Consistency" in cls.__name__
 
@@ -84,7 +96,7 @@ class AutoPipelineForText2Image(_Auto):
 
     task = staticmethod(tasks.text_to_image)
     controlled = (steering.control_text_to_image, flux.control)
-    served_by = (flux.kontext,)
+    served_by = (flux.kontext, tasks.edit)
 
 
 class AutoPipelineForImage2Image(_Auto):
@@ -93,7 +105,7 @@ class AutoPipelineForImage2Image(_Auto):
     task = staticmethod(tasks.image_to_image)
     controlled = (steering.control_image_to_image,)
     distilled = staticmethod(tasks.consistency_image_to_image)
-    served_by = (flux.kontext,)
+    served_by = (flux.kontext, tasks.edit)
 
 
 class AutoPipelineForInpainting(_Auto):

@@ -9,6 +9,7 @@ from diffusax.checkpoints.files import DISTILLED_STEPS
 from diffusax.models.autoencoders.latents import patchify, unpatchify
 from diffusax.models.transformers.flux import PATCH
 from diffusax.models.transformers.flux2 import text_ids
+from diffusax.pipelines.components.references import set_layout
 from diffusax.pipelines.families import (
     FLUX,
     FLUX2_KLEIN,
@@ -137,6 +138,40 @@ class _TransformerLoRAs(LoraMethods):
         )
 
 
+class _LearnsToLook:
+    """Pipelines of networks of text to image that can learn to look at images."""
+
+    parts: Any
+
+    @property
+    def references_layout(self):
+        """Which tokens those of images to look at see: "blind" for each other alone, as is usual,
+        or "joint" for all. A network or a LoRA has learned one of the two.
+
+        Assigning it takes effect at once. A ValueError says where it is neither of them, or where
+        a LoRA that is loaded has learned the other.
+        """
+        return self.parts.denoiser.references_layout
+
+    @references_layout.setter
+    def references_layout(self, layout):
+        set_layout(self.parts, layout)
+
+
+class LooksAtImages:
+    """Pipelines whose networks have learned to look at images."""
+
+    def __init__(self, *, references_layout=None, **components):
+        """Makes a pipeline of components, see `DiffusionPipeline`.
+
+        references_layout: "blind" or "joint", see the attribute; by default what the network's
+            config says, and "blind" where it says nothing.
+        """
+        super().__init__(**components)
+        if "transformer" in self.parts.models:
+            self.references_layout = references_layout or self.references_layout
+
+
 class Flux2Klein(_TransformerLoRAs, DiffusionPipeline):
     """Pipelines of FLUX.2 klein."""
 
@@ -164,7 +199,7 @@ class Flux2Klein(_TransformerLoRAs, DiffusionPipeline):
         return embeds, _positions(np.tile(text_ids(embeds.shape[1]), (len(embeds), 1, 1)), embeds)
 
 
-class Krea2(_TransformerLoRAs, DiffusionPipeline):
+class Krea2(_LearnsToLook, _TransformerLoRAs, DiffusionPipeline):
     """Pipelines of Krea 2."""
 
     family = KREA2
@@ -308,7 +343,7 @@ class Flux3Klein(_TransformerLoRAs, DiffusionPipeline):
         """
 
 
-class ZImage(_TransformerLoRAs, DiffusionPipeline):
+class ZImage(_LearnsToLook, _TransformerLoRAs, DiffusionPipeline):
     """Pipelines of Z-Image."""
 
     family = Z_IMAGE

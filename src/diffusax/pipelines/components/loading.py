@@ -25,7 +25,13 @@ from diffusax.models.network import Params, cast_shapes
 from diffusax.models.quantized import parse_weights, quantized_shapes
 from diffusax.networks import Model, load_network
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.families.family import CONTROLNET, NUMBERED_ROLES, T2I_ADAPTER, Role
+from diffusax.pipelines.families.family import (
+    CONTROLNET,
+    NUMBERED_ROLES,
+    T2I_ADAPTER,
+    Family,
+    Role,
+)
 from diffusax.pipelines.families.placement import component_mesh
 from diffusax.samplers import Scheduler, scheduler_from_config
 
@@ -39,12 +45,16 @@ _SEVERAL = {"controlnet": "MultiControlNetModel", "t2i_adapter": "MultiAdapter"}
 
 CLASSES: dict[str, Any] = {}
 """The classes of pipelines by name; each is added when it is defined."""
+EDITORS: dict[str, Any] = {}
+"""The classes for networks that have learned to look at images, by the names under which diffusers
+opens their checkpoints; each is added when it is defined."""
 
 
 def class_for(cls: Any, folder: Path) -> Any:
     """Returns the class to load a folder with: `cls`, or the one that the checkpoint names.
 
-    The checkpoint's is used where `cls` has no family, as DiffusionPipeline.
+    The checkpoint's is used where `cls` has no family, as DiffusionPipeline. Where the denoiser's
+    config says that it has learned to look at images, this is the class that looks at some.
 
     Raises:
         ValueError: diffusax has no such pipeline, or `cls` is for another family.
@@ -56,7 +66,14 @@ def class_for(cls: Any, folder: Path) -> Any:
             f"{folder / 'model_index.json'} asks for {class_name or 'no pipeline'}, which "
             "diffusax does not have"
         )
+    if named.__name__ in EDITORS and _has_learned(folder, named.family):
+        named = EDITORS[named.__name__]
     return fitting_class(cls, named, str(folder))
+
+
+def _has_learned(folder: Path, family: Family) -> bool:
+    path = component_folder(folder, family.names("denoiser")[0]) / "config.json"
+    return path.is_file() and load_json(path).get("_references_layout") is not None
 
 
 def fitting_class(cls: Any, named: Any, source: str) -> Any:
@@ -270,7 +287,8 @@ def save_components(
     if parts.scheduler is not None:
         parts.scheduler.save_config(folder / name)
         listed[name] = ("diffusers", parts.scheduler.to_config()["_class_name"])
-    write_model_index(folder, cls.__name__, listed, call_defaults=call_defaults, **parts.options)
+    name = cls.diffusers_name or cls.__name__
+    write_model_index(folder, name, listed, call_defaults=call_defaults, **parts.options)
     if (modular := cls.modular_name(parts)) is not None:
         present = {k: v for k, v in listed.items() if v is not None}
         write_modular_index(folder, modular, present)

@@ -16,6 +16,7 @@ from diffusax.lora.write import write_lora
 from diffusax.pipelines.components.adapters import adaptable_networks
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.components.merging import fuse, unfuse
+from diffusax.pipelines.components.references import check_layout
 from diffusax.pipelines.plan.arguments import as_list
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ class LoraMethods:
         lacking = [c.name for c in self.parts.family.components if c.name not in networks]
         layers = find_layers(file, networks, strict=strict, others=lacking)
         store, lora = self.parts.adapters, lora_of_layers(layers, file, networks, strict=strict)
+        check_layout(self.parts, lora, file.name)
         if hotswap:
             store.replace(adapter_name or "", lora, networks)
             return

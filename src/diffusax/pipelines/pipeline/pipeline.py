@@ -16,6 +16,7 @@ from diffusax.pipelines.components.attributes import ComponentAttribute
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.components.loading import (
     CLASSES,
+    EDITORS,
     IGNORED,
     QUANTIZED,
     with_class_options,
@@ -74,6 +75,8 @@ class DiffusionPipeline(
     """The networks that every call needs: their names, and whether only decoding needs them."""
     returns_flags: ClassVar[bool] = False
     """Whether a call with return_dict=False returns a second value, a safety checker's result."""
+    diffusers_name: ClassVar[str | None] = None
+    """The class of diffusers that opens what this one saves; None for that of the same name."""
     other_names: ClassVar[tuple[str, ...]] = ()
     """The names of modular pipelines of diffusers whose checkpoints the first such class loads."""
     scheduler_options: ClassVar[dict[str, Any]] = {}
@@ -101,6 +104,8 @@ class DiffusionPipeline(
             setattr(cls, component.name, ComponentAttribute(component))
         if hasattr(cls, "task"):
             CLASSES[cls.__name__] = cls
+            if cls.diffusers_name is not None:
+                EDITORS[cls.diffusers_name] = cls
             for name in cls.other_names:
                 CLASSES.setdefault(name, cls)
 

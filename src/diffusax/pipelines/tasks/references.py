@@ -11,10 +11,7 @@ import numpy as np
 from PIL import Image
 
 from diffusax.images.conversion import Box, to_pixels
-from diffusax.images.references import (
-    as_images,
-    reference_images,
-)
+from diffusax.images.references import as_images, reference_images, reference_size
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import PreparedRun
@@ -36,6 +33,18 @@ def with_references(c: Components, call: Call, run: PreparedRun) -> PreparedRun:
     if box is None or call.output_type == "latent":
         return run
     return dataclasses.replace(run, overlay=functools.partial(cropped, call.output_type, box))
+
+
+def sized_by_first(c: Components, call: Call) -> Call:
+    """Returns a call with the height and width of its first image to look at, if it lacks them.
+
+    Raises:
+        ValueError: the image cannot be read, is too small or too narrow.
+    """
+    if call.image is None or (call.height and call.width):
+        return call
+    height, width = reference_size(as_images(call.image)[0], c.latents.multiple)
+    return dataclasses.replace(call, height=call.height or height, width=call.width or width)
 
 
 def cropped(output_type: str, box: Box, images: Any) -> Any:

@@ -34,7 +34,7 @@ from diffusax.pipelines.tasks.composed_prompts import (
 )
 from diffusax.pipelines.tasks.image_prompts import image_prompts
 from diffusax.pipelines.tasks.prompts import embed_prompts, prompt_for_each_image
-from diffusax.pipelines.tasks.references import with_references
+from diffusax.pipelines.tasks.references import sized_by_first, with_references
 from diffusax.pipelines.tasks.setup import (
     Setup,
     are_latents,
@@ -61,6 +61,15 @@ def text_to_image(c: Components, call: Call) -> PreparedRun:
     if call.image is not None:
         run = with_references(c, call, run)
     return run
+
+
+def edit(c: Components, call: Call) -> PreparedRun:
+    """Prepares a run of `text_to_image` in the size of the first image to look at, if any.
+
+    Raises:
+        ValueError: an image cannot be read, is too small or too narrow.
+    """
+    return text_to_image(c, sized_by_first(c, call))
 
 
 def image_to_image(c: Components, call: Call) -> PreparedRun:
