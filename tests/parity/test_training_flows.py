@@ -94,6 +94,12 @@ CASES = {
     "flux3-edits": Case("flux3", "cosmap", True, edits=1),
     "krea2-lora": Case("krea2", "none", True),
     "krea2-full": Case("krea2", "cosmap", False),
+    "krea2-edits": Case("krea2-edit-blind", "none", True, edits=2),
+    "krea2-edits-joint": Case("krea2-edit-joint", "none", True, edits=1),
+    "krea2-edits-full": Case("krea2-edit-blind", "none", False, edits=1),
+    "z-image-edits": Case("z-image-edit-blind", "none", True, edits=1),
+    "z-image-edits-joint": Case("z-image-edit-joint", "none", True, edits=3),
+    "z-image-edits-full": Case("z-image-edit-blind", "none", False, edits=2),
     "qwen-image-lora": Case("qwen-image", "none", True),
     "qwen-image-full": Case("qwen-image", "cosmap", False),
     "qwen-image-edits": Case("qwen-image-edit", "cosmap", True, edits=1),
@@ -114,7 +120,8 @@ def data(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", few(CASES, "z-image-lora-cosmap", "klein-lora", "krea2-lora", "kontext-edits")
+    "name",
+    few(CASES, "z-image-lora-cosmap", "klein-lora", "krea2-lora", "kontext-edits", "krea2-edits"),
 )
 def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, name):
     case = CASES[name]
@@ -130,6 +137,8 @@ def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, n
         changes["weighting_scheme"] = case.scheme
     if case.edits:
         data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(2)])
+        if case.family.endswith("joint"):
+            changes["references_layout"] = "joint"
         given = edit_options(tmp_path / "model", data, flow.size[0], **changes)
         recipe = instruct_pix2pix(given)
     else:

@@ -28,6 +28,7 @@ from diffusax.training import (
 )
 from diffusax.training.data.examples import numbered_names
 from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped, original_names
+from support import looking
 from support.lora import ATTENTION
 from support.lora_training import trained_tree
 from support.pairs import picture
@@ -175,6 +176,28 @@ def _flux3(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Array
         return pred.transpose(1, 2).reshape(own.shape)
 
     return torch.cat([one(i) for i in range(len(noisy))])
+
+
+def _looking(kind: str, layout: str) -> Any:
+    """Krea 2 or Z-Image with images to look at, see `support.looking`."""
+
+    def predict(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
+        encode = _of_frames if kind == "krea2" else _shifted_and_scaled
+        names = [name for name in sorted(batch) if name.startswith("original")]
+        with torch.no_grad():
+            seen = [encode(pipe, {"pixel_values": batch[name]}) for name in names]
+        if kind == "krea2":
+            with torch.no_grad():
+                text, mask = pipe.encode_prompt(list(PROMPTS), max_sequence_length=240)
+            given = pipe.transformer, noisy, timesteps / 1000, text, mask
+            return looking.krea2(*given, seen, layout)
+        captions, _ = pipe.encode_prompt(list(PROMPTS), do_classifier_free_guidance=False)
+        rows = zip(noisy, (1000 - timesteps) / 1000, captions, strict=True)
+        images = [[x[i] for x in seen] for i in range(len(noisy))]
+        pairs = zip(rows, images, strict=True)
+        return -torch.stack([looking.z_image(pipe.transformer, *r, x, layout) for r, x in pairs])
+
+    return predict
 
 
 def _krea2(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays) -> Any:
@@ -347,6 +370,19 @@ FLOWS = {
         (12, 20, 4),
         targets=(*ATTENTION, "to_gate", "ff.up", "text_fusion.projector"),
     ),
+    **{
+        f"{kind}-edit-{layout}": Flow(
+            krea2_pipeline if kind == "krea2" else z_image_pipeline,
+            _of_frames if kind == "krea2" else _shifted_and_scaled,
+            _looking(kind, layout),
+            {"guidance_scale": 0.0, **(KREA2_SIZE if kind == "krea2" else Z_IMAGE_SIZE)},
+            (12, 20, 4 if kind == "krea2" else 16),
+            sampled=False,
+            targets=(*ATTENTION, "to_gate", "ff.up") if kind == "krea2" else tuple(ATTENTION),
+        )
+        for kind in ("krea2", "z-image")
+        for layout in looking.LAYOUTS
+    },
     "qwen-image": Flow(
         qwen_image_pipeline,
         _of_frames,

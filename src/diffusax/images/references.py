@@ -49,6 +49,30 @@ def reference_image(image: Any, multiple: int) -> np.ndarray:
     return reference_images([loaded], multiple)
 
 
+def rounded_reference(image: Any, multiple: int) -> np.ndarray:
+    """Prepares a reference image of any size, 1 H W 3 float32 in [-1, 1].
+
+    An image of more than 1024x1024 pixels is made as small as that. Then it is resized to the
+    nearest multiples of a number. Upstream: ai-toolkit, diffusion_models/krea2/krea2.py,
+    _encode_ref_latents, which reads the nearest pixels alone where it makes an image smaller.
+
+    Args:
+        image: a PIL image or a path.
+        multiple: this number.
+
+    Raises:
+        ValueError: the image cannot be read.
+    """
+    loaded = load_image(image)
+    scale = math.sqrt(min(1.0, _MAX_AREA / (loaded.width * loaded.height)))
+    width, height = (
+        max(multiple, round(side * scale / multiple) * multiple) for side in loaded.size
+    )
+    if loaded.size != (width, height):
+        loaded = loaded.resize((width, height), Image.Resampling.LANCZOS)
+    return to_pixels(loaded, factor=multiple)
+
+
 def reference_images(images: Sequence[Any], multiple: int) -> np.ndarray:
     """Prepares reference images, n H W 3 float32 in [-1, 1], in the size of the first.
 

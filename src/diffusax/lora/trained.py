@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 KOHYA_NAME = "kohya.safetensors"
 """The name of the result in kohya's format."""
+COMFYUI_NAME = "comfyui.safetensors"
+"""The name of the result in ComfyUI's format."""
 ALL = "all"
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 TEXT_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -56,9 +58,10 @@ class LoRAConfig(Options):
     path: str | None = None
     """A LoRA to go on from, in any format that load_lora_weights reads: a file, a folder or a Hub
     repository id. Its layers, ranks and alphas are kept."""
-    format: Literal["diffusers", "kohya", "both"] = "diffusers"
+    format: Literal["diffusers", "kohya", "both", "comfyui"] = "diffusers"
     """The format of the result's file: pytorch_lora_weights.safetensors of diffusers,
-    kohya.safetensors of kohya's scripts, or both."""
+    kohya.safetensors of kohya's scripts, or both; or comfyui.safetensors with the keys of ComfyUI
+    and ai-toolkit, for a transformer alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,7 +202,12 @@ def kernel_lengths(params: Params, paths: Mapping[str, Any]) -> dict[str, jax.Ar
 
 
 def plan_of_file(
-    path: str, networks: Mapping[str, Any], *, train_text_encoder: bool, dropout: float = 0.0
+    path: str,
+    networks: Mapping[str, Any],
+    *,
+    train_text_encoder: bool,
+    dropout: float = 0.0,
+    references_layout: str | None = None,
 ) -> TrainedLora:
     """Returns the adapters of a LoRA that training goes on from, of all components that it has.
 
@@ -209,13 +217,22 @@ def plan_of_file(
         train_text_encoder: whether text encoders are trained. It must be so just where the file has
             layers of one.
         dropout: that of the training.
+        references_layout: the layout by which it learns to look at images, if it does, which must
+            be the file's own where that says one.
 
     Raises:
-        ValueError: it cannot be read, does not fit the networks, has layers of text encoders that
+        ValueError: it cannot be read, has learned another layout, does not fit the networks, has
+            layers of text encoders that
             are not trained or none of those that are, or layers of a kind that is no product of low
             rank.
     """
     file = read_lora(path)
+    learned = file.references_layout
+    if learned != references_layout and None not in (learned, references_layout):
+        raise ValueError(
+            f"{file.name} was trained with references_layout={learned!r}, and this training has "
+            f"{references_layout!r}; give the same, or begin anew with lora.rank"
+        )
     layers = find_layers(file, networks)
     # This checks the shapes of all tensors.
     lora_of_layers(layers, file, networks)
@@ -269,13 +286,14 @@ def write_result(
     networks: Mapping[str, Any],
     references_layout: str | None = None,
 ) -> list[Path]:
-    """Writes the adapters to a folder, in diffusers' format, kohya's, or both; returns the files.
+    """Writes the adapters to a folder, in diffusers' format, kohya's or both, or in ComfyUI's;
+    returns the files.
 
     Args:
         lora: the adapters.
         params: their parameters.
         folder: the folder.
-        kind: "diffusers", "kohya" or "both".
+        kind: "diffusers", "kohya", "both" of these, or "comfyui".
         encoders: the number of the model's text encoders; see `write_lora`.
         networks: the model's networks by component.
         references_layout: the layout by which they have learned to look at images; None where they
@@ -285,12 +303,14 @@ def write_result(
         ValueError: the format has no such layers.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    names = {"diffusers": WEIGHT_NAME, "kohya": KOHYA_NAME}
-    chosen = [name for name in names if kind in (name, "both")]
-    layers, unet = to_layers(lora, params), None
+    names = {"diffusers": WEIGHT_NAME, "kohya": KOHYA_NAME, "comfyui": COMFYUI_NAME}
+    chosen = ["diffusers", "kohya"] if kind == "both" else [kind]
+    layers = to_layers(lora, params)
+    options: dict[str, Any] = {"encoders": encoders, "references_layout": references_layout}
     if "unet" in networks:
-        unet = networks["unet"].config
-    options = {"encoders": encoders, "unet": unet, "references_layout": references_layout}
+        options["unet"] = networks["unet"].config
+    if "transformer" in networks:
+        options["transformer"] = networks["transformer"].class_name
     for name in chosen:
         write_lora(folder / names[name], layers, name, **options)
     return [folder / names[name] for name in chosen]

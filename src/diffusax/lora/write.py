@@ -1,4 +1,5 @@
-"""Writes LoRAs in diffusers' format and in kohya's, with the names of the original code there.
+"""Writes LoRAs in diffusers' format, and with the names of the original code in kohya's and
+ComfyUI's, which ai-toolkit writes, too.
 
 Layers that are one in the original code get A's below each other, and B's in blocks along the
 diagonal.
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from diffusax.checkpoints.original.flux import FLUX, FLUX2, FLUX3
+from diffusax.checkpoints.original.krea2 import KREA2
 from diffusax.checkpoints.original.layout import named
 from diffusax.checkpoints.original.unet import unet_names
 from diffusax.checkpoints.tensors import write_tensors
@@ -27,6 +29,7 @@ _ONLY_FLUX3 = re.compile(
 )
 
 _KOHYA = {"down": "lora_down.weight", "up": "lora_up.weight", "mid": "lora_mid.weight"}
+_COMFYUI = {"down": "lora_A.weight", "up": "lora_B.weight", "magnitude": "dora_scale"}
 _KOHYA_MODELS = {768: "sd_v1", 1024: "sd_v2", 2048: "sdxl_base_v1-0"}
 """What sd-scripts calls a model (`ss_base_model_version`), by the width of its texts."""
 _EMBEDDINGS = ("token_embedding", "position_embedding", "embed_tokens", "shared")
@@ -50,6 +53,7 @@ def write_lora(
     options: Mapping[str, Any] | None = None,
     encoders: int = 1,
     unet: UNet2DConditionConfig | None = None,
+    transformer: str | None = None,
     references_layout: str | None = None,
 ) -> None:
     """Writes a LoRA's file; it appears only when it is whole.
@@ -57,33 +61,36 @@ def write_lora(
     Args:
         path: the file.
         layers: the tensors by component and layer; see `find_layers`.
-        kind: "diffusers" or "kohya". Where the layers tell the model, a file of kohya's has the
-            header by which A1111 and others know it, rank and alpha. Layers of FLUX and of SDXL
-            get the names of the original code.
+        kind: "diffusers", "kohya" or "comfyui". Where the layers tell the model, a file of kohya's
+            has the header by which A1111 and others know it, rank and alpha. Layers of FLUX, Krea 2
+            and SDXL get the names of the original code in it and in ComfyUI's.
         options: PEFT's options for diffusers' header, by component and name; by default those that
             the tensors' ranks and alphas stand for.
         encoders: the text encoders of the model, whose names in kohya's files follow from it.
         unet: the config of the model's UNet, by which layers of SDXL's are known.
+        transformer: the class of the model's transformer, by which layers of Krea 2's are known.
         references_layout: the layout by which the LoRA has learned to look at images, which the
             header says then; None where it has not.
 
     Raises:
         ValueError: the format has no such tensors.
     """
-    if kind == "kohya":
+    own = {} if references_layout is None else {LAYOUT: references_layout}
+    if kind != "diffusers":
         _check_own(layers)
-        layers = _with_original_names(layers, unet)
-        told = _kohya_header(layers, encoders)
-        told = told if references_layout is None else {**(told or {}), LAYOUT: references_layout}
-        write_tensors(path, _to_kohya(layers, encoders), metadata=told)
+        layers = _with_original_names(layers, unet, transformer)
+    if kind == "comfyui":
+        write_tensors(path, _to_comfyui(layers), metadata={"format": "pt", **own})
+        return
+    if kind == "kohya":
+        header = {**(_kohya_header(layers, encoders) or {}), **own}
+        write_tensors(path, _to_kohya(layers, encoders), metadata=header or None)
         return
     tensors, found = _to_diffusers(layers)
-    header = {"format": "pt"}
+    header = {"format": "pt", **own}
     if options or found:
         text = json.dumps(dict(options) if options else found, indent=2, sort_keys=True)
         header[METADATA] = text
-    if references_layout is not None:
-        header[LAYOUT] = references_layout
     write_tensors(path, tensors, metadata=header)
 
 
@@ -114,6 +121,19 @@ def _to_kohya(layers: FileLayers, encoders: int) -> dict[str, np.ndarray]:
     return tensors
 
 
+def _to_comfyui(layers: FileLayers) -> dict[str, np.ndarray]:
+    tensors: dict[str, np.ndarray] = {}
+    for (component, path), parts in layers.items():
+        if component != "transformer":
+            raise ValueError(
+                f"ComfyUI's format is written for transformers alone, and there are layers of "
+                f"{component}; write kohya's"
+            )
+        names = {part: _COMFYUI.get(part, part) for part in parts}
+        tensors |= {f"diffusion_model.{path}.{names[part]}": x for part, x in parts.items()}
+    return tensors
+
+
 def _kohya_name(component: str, path: str, encoders: int) -> str:
     """Returns the name of a layer in kohya's files, in diffusers' layout.
 
@@ -131,18 +151,21 @@ def _kohya_name(component: str, path: str, encoders: int) -> str:
 
 
 def _with_original_names(
-    layers: FileLayers, unet: UNet2DConditionConfig | None = None
+    layers: FileLayers,
+    unet: UNet2DConditionConfig | None = None,
+    transformer: str | None = None,
 ) -> FileLayers:
-    """Returns the layers of a LoRA, of which those of FLUX and of SDXL have the original code's
-    names. Those of Stable Diffusion 1 and 2 have diffusers' in kohya's scripts, too.
+    """Returns the layers of a LoRA, of which those of FLUX, Krea 2 and SDXL have the original
+    code's names. Those of Stable Diffusion 1 and 2 have diffusers' in kohya's scripts, too, and
+    those of Z-Image in ai-toolkit.
 
-    unet: the config of the UNet that the layers are for.
+    unet, transformer: see `write_lora`.
 
     Raises:
         ValueError: layers that are one in the original code have more than A, B and alpha.
     """
     paths = [path for component, path in layers if component == "transformer"]
-    modules = _modules(paths)
+    modules = _modules(paths, transformer)
     found = {key: parts for key, parts in layers.items() if key[0] != "transformer"}
     names = _names_of_sdxl(unet)
     found = {(c, names.get(p, p) if c == "unet" else p): parts for (c, p), parts in found.items()}
@@ -155,8 +178,10 @@ def _with_original_names(
     return found
 
 
-def _modules(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _modules(paths: Sequence[str], transformer: str | None) -> dict[str, tuple[str, ...]]:
     """Returns the paths of a transformer's layers by their names in the original code."""
+    if transformer == "Krea2Transformer2DModel":
+        return named(KREA2.modules, paths)
     if any(_ONLY_FLUX3.search(path) for path in paths):
         return named(FLUX3.modules, paths)
     return named(FLUX.modules, paths) | named(FLUX2.modules, paths)

@@ -25,7 +25,7 @@ from diffusax.pipelines.families.denoiser import DenoiserInputs
 from diffusax.pipelines.families.embeddings import Masked
 from diffusax.pipelines.families.family import TEXT_COMPONENTS, Family, diffusers_components
 from diffusax.pipelines.families.references import (
-    LEARNED,
+    Learned,
     looked_at,
     references,
     with_prefix,
@@ -228,7 +228,7 @@ KREA2 = Family(
     guidance=policies.TwoBranches(above_zero),
     start=policies.FlowSteps(),
     encoding=policies.sample_once,
-    edits=LEARNED,
+    edits=Learned(),
     callback_view=policies.prompts_alone,
 )
 """Krea 2, distilled (Turbo) and not (Raw)."""

@@ -1,9 +1,12 @@
 """Images to look at, for families of text to image that learn to look at them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from diffusax.images.references import rounded_reference
 from diffusax.pipelines.families import policies
 from diffusax.pipelines.plan.plan import Conditions
 
@@ -12,14 +15,15 @@ _PREFIX = "references"
 
 @dataclasses.dataclass(frozen=True)
 class Learned(policies.References):
-    """Images to look at of networks that have learned it, which inpainting does without."""
+    """Images to look at of networks that have learned it, which inpainting does without.
+
+    Each has the area of 1024x1024 pixels at most.
+    """
+
+    read: Callable[[Any, int], np.ndarray] = rounded_reference
 
     def inpainted(self, latents: Any) -> Sequence[Any]:
         return ()
-
-
-LEARNED = Learned()
-"""Each image has the area of 1024x1024 pixels at most."""
 
 
 def references(conditions: Conditions) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ from diffusax.pipelines.families.family import (
     usual_autoencoder,
 )
 from diffusax.pipelines.families.references import (
-    LEARNED,
+    Learned,
     looked_at,
     references,
     with_prefix,
@@ -193,7 +193,7 @@ Z_IMAGE = Family(
     guidance=policies.ClassifierFree(above_zero),
     start=policies.FlowSteps(),
     encoding=policies.sample_once,
-    edits=LEARNED,
+    edits=Learned(),
     inpaint=policies.Inpaint(policies.KeepSize(), noise=policies.blend_drawn),
     callback_view=policies.prompts_alone,
 )

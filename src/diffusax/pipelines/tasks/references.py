@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from diffusax.images.conversion import Box, to_pixels
-from diffusax.images.references import as_images, reference_images, reference_size
+from diffusax.images.references import as_images, reference_images
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import PreparedRun
@@ -39,11 +39,13 @@ def sized_by_first(c: Components, call: Call) -> Call:
     """Returns a call with the height and width of its first image to look at, if it lacks them.
 
     Raises:
-        ValueError: the image cannot be read, is too small or too narrow.
+        ValueError: the image cannot be read.
     """
     if call.image is None or (call.height and call.width):
         return call
-    height, width = reference_size(as_images(call.image)[0], c.latents.multiple)
+    alone = dataclasses.replace(call, image=as_images(call.image)[0])
+    (first,) = c.family.edits.references(alone, c.latents.multiple)
+    height, width = first.shape[1:3]
     return dataclasses.replace(call, height=call.height or height, width=call.width or width)
 
 

@@ -67,7 +67,7 @@ def edit(c: Components, call: Call) -> PreparedRun:
     """Prepares a run of `text_to_image` in the size of the first image to look at, if any.
 
     Raises:
-        ValueError: an image cannot be read, is too small or too narrow.
+        ValueError: an image cannot be read.
     """
     return text_to_image(c, sized_by_first(c, call))
 

@@ -14,13 +14,16 @@ from diffusax.checkpoints.files import CallDefaults
 from diffusax.checkpoints.networks import read_network
 from diffusax.models.encoders.token_table import EncoderWithWords
 from diffusax.models.network import Network, Params
+from diffusax.models.transformers.references import BLIND
 from diffusax.models.unet.derived import controlnet_of, widen_network, widen_params
 from diffusax.networks import Model, load_network
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.classes import (
     FluxKontextPipeline,
+    Krea2EditPipeline,
     StableDiffusionInstructPix2PixPipeline,
     StableDiffusionXLInstructPix2PixPipeline,
+    ZImageEditPipeline,
 )
 from diffusax.pipelines.components.adapters import resolve_adapters
 from diffusax.pipelines.components.components import Components
@@ -30,7 +33,9 @@ from diffusax.pipelines.components.loading import (
     left_out,
     load_scheduler,
 )
+from diffusax.pipelines.components.references import learned_layout, with_layout
 from diffusax.pipelines.families import Family
+from diffusax.pipelines.families.denoiser import Denoiser
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import HiddenLayers
 from diffusax.pipelines.run.images import decode_result
@@ -77,7 +82,12 @@ class BaseModel:
 
     @classmethod
     def open(
-        cls, path_or_repo: str, *, prediction_type: str | None = None, edits: bool = False
+        cls,
+        path_or_repo: str,
+        *,
+        prediction_type: str | None = None,
+        edits: bool = False,
+        references_layout: str | None = None,
     ) -> "BaseModel":
         """Opens the checkpoint in a folder or of a Hub repository.
 
@@ -87,6 +97,8 @@ class BaseModel:
             edits: whether the denoiser takes the latents of another image as further input
                 channels, as InstructPix2Pix's does; a denoiser that does not is widened, unless
                 its family looks at images.
+            references_layout: with edits, the layout by which a network of text to image learns to
+                look at images; by default its own, or "blind".
 
         Raises:
             ValueError: it cannot be found or read, or is of another kind; says why.
@@ -120,11 +132,21 @@ class BaseModel:
         if widens and instruct_class(family) is None:
             raise ValueError(
                 f"{path_or_repo} is {family.name}, which cannot be trained to edit images; start "
-                "from Stable Diffusion, FLUX.1 Kontext, FLUX.2 klein or FLUX.3 klein"
+                "from Stable Diffusion, FLUX.1 Kontext, FLUX.2 klein, FLUX.3 klein, Krea 2 or "
+                "Z-Image"
             )
         check_channels(path_or_repo, channels, latents, edits=widens)
         if widens:
             networks[denoiser] = widen_network(networks[denoiser], wanted)
+        if hasattr(networks[denoiser].config, "references_layout") and edits:
+            layout = references_layout or learned_layout(networks[denoiser]) or BLIND
+            networks[denoiser] = with_layout(networks[denoiser], layout)
+        elif references_layout not in (None, own := network.references_layout):
+            raise ValueError(
+                f"references_layout={references_layout!r} cannot be for {family.name}, "
+                f"{'which looks at no images' if own is None else f'whose layout is {own!r}'}; "
+                "leave it out"
+            )
         options = dict(family.options)
         changes = {} if prediction_type is None else {"prediction_type": prediction_type}
         return cls(
@@ -174,8 +196,8 @@ class BaseModel:
         options["weights"] = component_weights(weights, name, self.family.role(name))
         stored = load_network(self.folder / name, dtype=dtype, **options)
         network = self.networks[name]
-        if stored.network == network:
-            return stored
+        if stored.network.shapes == network.shapes:
+            return stored.of_network(network)
         if isinstance(network, EncoderWithWords):
             return Model(network, network.with_initial_rows(stored.params))
         return Model(network, widen_params(stored.params, network.config.in_channels))
@@ -264,8 +286,16 @@ class BaseModel:
     @property
     def default_size(self) -> int:
         """The side in pixels that the denoiser was trained at."""
-        denoiser = self.family.denoiser({self.denoiser: self.networks[self.denoiser]})
-        return max(denoiser.sample_size) * self.factor
+        return max(self._denoiser.sample_size) * self.factor
+
+    @property
+    def references_layout(self) -> str | None:
+        """The layout by which the denoiser looks at images; see `Denoiser.references_layout`."""
+        return self._denoiser.references_layout
+
+    @property
+    def _denoiser(self) -> Denoiser:
+        return self.family.denoiser({self.denoiser: self.networks[self.denoiser]})
 
 
 def _scheduler(
@@ -313,7 +343,7 @@ _NO_BAR = {"disable": True}
 
 
 _INSTRUCT = (StableDiffusionInstructPix2PixPipeline, StableDiffusionXLInstructPix2PixPipeline)
-_EDITORS = (*_INSTRUCT, FluxKontextPipeline)
+_EDITORS = (*_INSTRUCT, FluxKontextPipeline, Krea2EditPipeline, ZImageEditPipeline)
 
 
 def instruct_class(family: Family) -> Any:

@@ -80,6 +80,7 @@ class Denoiser:
         columns: tuple[str, ...],
         *,
         edits: bool = False,
+        references_layout: str | None = None,
         controlnet: str | None = None,
         compile_only: bool = False,
         **dropout: Any,
@@ -91,6 +92,7 @@ class Denoiser:
             columns: the columns that are read from the data set: first that of the images to learn,
                 of edits the last.
             edits: see `BaseModel.open`.
+            references_layout: see `BaseModel.open`.
             controlnet: the ControlNet that is trained instead of the denoiser; see
                 `BaseModel.with_controlnet`.
             compile_only: whether the recipe is compiled and not trained, so that no weights are
@@ -101,8 +103,13 @@ class Denoiser:
         self.config, data = config, config.data
         prediction_type = config.prediction_type
         self.base = base = BaseModel.open(
-            config.model, prediction_type=prediction_type, edits=edits
+            config.model,
+            prediction_type=prediction_type,
+            edits=edits,
+            references_layout=references_layout,
         )
+        self.references_layout = base.references_layout if edits else None
+        """The layout by which it learns to look at images; None where it does not."""
         if controlnet is not None:
             self.base = base = base.with_controlnet(controlnet)
         self.size = image_size(data, base.default_size, base.multiple)
@@ -240,8 +247,15 @@ class Denoiser:
             self.save_networks(trained, folder)
             return
         kind, encoders = self.config.lora.format, len(self.base.text_encoders)
-        own = self.networks
-        write_result(self.lora, trained, folder, kind=kind, encoders=encoders, networks=own)
+        write_result(
+            self.lora,
+            trained,
+            folder,
+            kind=kind,
+            encoders=encoders,
+            networks=self.networks,
+            references_layout=self.references_layout,
+        )
 
     def card(self) -> dict[str, Any]:
         return {"base_model": self.config.model, "pipeline_tag": "text-to-image"}
@@ -314,7 +328,8 @@ class Denoiser:
     def _open_lora(self, edits: bool) -> TrainedLora:
         """Returns the adapters to train."""
         base, options = self.base, self.config.lora
-        if edits and read_network(base.folder / base.denoiser) != self.networks[base.denoiser]:
+        stored = read_network(base.folder / base.denoiser)
+        if edits and stored.shapes != self.networks[base.denoiser].shapes:
             raise ValueError(
                 f"{base.folder} is no InstructPix2Pix checkpoint, so that its denoiser cannot see "
                 "the image to edit, and adapters would not change that; train without lora.rank, "
@@ -326,7 +341,11 @@ class Denoiser:
         known = {**networks, **{name: self.networks[name] for name in base.text_encoders}}
         encoders = self.config.train_text_encoder
         return plan_of_file(
-            options.path, known, train_text_encoder=encoders, dropout=options.dropout
+            options.path,
+            known,
+            train_text_encoder=encoders,
+            dropout=options.dropout,
+            references_layout=self.references_layout,
         )
 
     def _first_adapters(self, lora: TrainedLora, mesh: Mesh | None) -> Params:

@@ -3,11 +3,12 @@
 The denoising loss of the edited image, with the latents of the original image as further input
 channels and the instruction as the caption, as in diffusers' examples/instruct_pix2pix. A family
 that looks at images learns to look at the original one instead, as in diffusers'
-examples/dreambooth/train_dreambooth_lora_flux_kontext.py and _flux2_klein_img2img.py.
+examples/dreambooth/train_dreambooth_lora_flux_kontext.py and _flux2_klein_img2img.py; Krea 2 and
+Z-Image begin to, as Krea 2 does in ai-toolkit.
 """
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -47,6 +48,10 @@ class InstructPix2PixConfig(DenoiserConfig):
     keep_pooled: bool = False
     """Keep SDXL's pooled embedding where the instruction is dropped, as diffusers' script does;
     pipelines do not have it there."""
+    references_layout: Literal["blind", "joint"] | None = None
+    """What the tokens of images to look at see, of Krea 2 and Z-Image: "blind" for each other
+    alone, so that a run computes them once, or "joint" for all tokens; by default what the
+    checkpoint has learned, or "blind"."""
     data: EditDataConfig = dataclasses.field(default_factory=EditDataConfig)
     """The examples."""
     validation: InstructPix2PixValidationConfig = dataclasses.field(
@@ -81,6 +86,7 @@ class InstructPix2Pix(Denoiser):
             config,
             (data.original_image_column, data.edit_prompt_column, data.edited_image_column),
             edits=True,
+            references_layout=config.references_layout,
             compile_only=compile_only,
             keep_pooled=config.keep_pooled,
         )
