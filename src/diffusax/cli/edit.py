@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 from PIL import Image, ImageOps
 from tyro.conf import FlagCreatePairsOff, Positional, configure
@@ -23,7 +23,10 @@ MULTIPLE = 64
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Edit(generation.ToFile):
-    """Change an image as an instruction says (InstructPix2Pix, Brooks et al. 2023)."""
+    """Change an image as an instruction says.
+
+    By InstructPix2Pix (Brooks et al. 2023), or by a model that looks at images.
+    """
 
     essentials: ClassVar[tuple[str, ...]] = (
         *("model", "output", "steps", "guidance", "image_guidance", "sampler", "seed"),
@@ -35,12 +38,14 @@ class Edit(generation.ToFile):
     prompt: Positional[str]
     """The instruction, such as "make it snowy"."""
     model: str = "emoji-edit"
-    """An InstructPix2Pix checkpoint: a folder in diffusers' layout, a .safetensors or .gguf file,
-    or a Hub repository id; by default the small model inside the package, which edits emoji."""
+    """A checkpoint of InstructPix2Pix or of a model that looks at images: a folder in diffusers'
+    layout, a .safetensors or .gguf file, or a Hub repository id; by default the small model inside
+    the package, which edits emoji."""
     image_guidance: Annotated[Scale | None, OWN] = None
-    """How closely to keep to the image, from 1 up; the pipeline's own by default."""
+    """How closely InstructPix2Pix keeps to the image, from 1 up; the pipeline's own by default."""
     resolution: Annotated[Pixels | None, OWN] = None
-    """Resize the image's longer side to this many pixels; the model's own size by default."""
+    """Resize the image's longer side to this many pixels; by default the model's own size, and for
+    a model that looks at images the image's own."""
     num_images: ImageCount = 1
     """The number of versions to generate."""
     sweep: bool = False
@@ -67,9 +72,11 @@ class Edit(generation.ToFile):
         output = generation.output_file(self.output)
         seed = generation.seed_or_random(self.seed)
         image = load_image(self.image)
-        pipe = load_editor(self)
-        size = self.resolution or max(pipe.parts.default_size)
-        image = fit(image, size)
+        pipe, looks = self._load()
+        if looks and self.sweep:
+            raise ValueError(f"--sweep is over two scales, of which {pipe.family.name} has one")
+        if self.resolution or not looks:
+            image = fit(image, self.resolution or max(pipe.parts.default_size))
         loras.load_named(pipe, self.lora_dir, read_tags(self.prompt)[1])
         prompt, adapters = loras.adapters_of(pipe, self.prompt)
         sizes = pipe.family.edits.resize.keeping(image.height, image.width)
@@ -95,6 +102,19 @@ class Edit(generation.ToFile):
                 files = {"Image": self.image.name}
                 texts += generation.describe(pipe, self, found, seed, given, files)
         return generation.save(output, images, texts, seed, sheet=self._sheet(images))
+
+    def _load(self) -> tuple[Any, bool]:
+        """Loads the pipeline; also returns whether it is one that looks at images."""
+        from diffusax.models.transformers.references import Layout
+        from diffusax.pipelines.classes.auto import looks_at_images
+
+        auto = diffusax.AutoPipelineForImage2Image
+        layout = loras.learned_layout(self.lora_dir, read_tags(self.prompt)[1])
+        more = {"references_layout": layout} if layout in get_args(Layout) else {}
+        hub = {"variant": self.variant, "revision": self.revision}
+        if not looks_at_images(self.model, **hub, **more):
+            return load_editor(self), False
+        return self.prepare(auto.from_pretrained(self.model, **self.loading(), **more)), True
 
     def _scales(self) -> list[tuple[float | None, float | None]]:
         if not self.sweep:

@@ -5,7 +5,7 @@ import inspect
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
@@ -169,7 +169,8 @@ def _opened(
     """Loads the pipeline; returns a function that generates any of these runs with it."""
     from diffusax.samplers import scheduler_from_name
 
-    pipe = _load(dataclasses.replace(options, sampler=None), _texts(runs))
+    names = [name for run in runs for name in read_tags(run.prompt)[1]]
+    pipe = _load(dataclasses.replace(options, sampler=None), _texts(runs), names)
     inputs = _fitted(options, pipe, inputs)
     own = pipe.scheduler
     schedulers = {
@@ -212,10 +213,10 @@ def _texts(runs: Sequence[Generate]) -> list[str]:
     return [text for run in runs for text in (read_tags(run.prompt)[0], run.negative_prompt or "")]
 
 
-def _load(options: Generate, texts: Sequence[str]) -> Any:
+def _load(options: Generate, texts: Sequence[str], names: Sequence[str]) -> Any:
     """Loads the pipeline for the inputs that are given beside the prompt.
 
-    texts: those that --encode-first encodes.
+    texts: those that --encode-first encodes. names: those of the LoRAs in prompts.
     """
     auto = (
         diffusax.AutoPipelineForInpainting
@@ -224,9 +225,13 @@ def _load(options: Generate, texts: Sequence[str]) -> Any:
         if options.image
         else diffusax.AutoPipelineForText2Image
     )
+    from diffusax.models.transformers.references import Layout
+
     nets = [_controlnet(net, options.dtype, options.weights) for net in options.controlnet]
     more: dict[str, Any] = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
     more |= {"encode_first": texts} if options.encode_first else {}
+    layout = loras.learned_layout(options.lora_dir, names) if options.image else None
+    more |= {"references_layout": layout} if layout in get_args(Layout) else {}
     return options.prepare(auto.from_pretrained(options.model, **options.loading(), **more))
 
 
@@ -291,9 +296,10 @@ def _fitted(options: Generate, pipe: Any, inputs: dict[str, Any]) -> dict[str, A
 
 def _is_looked_at(options: Generate, pipe: Any) -> bool:
     """Returns whether the image is none to start from, and so keeps its own size."""
-    from diffusax.pipelines.tasks.tasks import image_to_image
+    from diffusax.pipelines.tasks.tasks import edit, image_to_image
 
-    return bool(options.image and not options.mask and image_to_image in pipe.more_tasks)
+    looks = image_to_image in pipe.more_tasks or pipe.task is edit
+    return bool(options.image and not options.mask and looks)
 
 
 def _size(options: Generate, pipe: Any, inputs: dict[str, Any]) -> dict[str, Any]:

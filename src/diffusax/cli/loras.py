@@ -36,6 +36,20 @@ def load_folder(pipe: Any, folder: Path) -> None:
     load_named(pipe, folder, [file.stem for file in files])
 
 
+def learned_layout(folder: Path | None, names: Iterable[str]) -> str | None:
+    """Returns the layout by which the LoRAs of these names have learned to look at images.
+
+    None where the headers of their files say none. See `load_named`.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    from diffusax.lora import layout_of
+
+    layouts = (layout_of(_file(folder, name)) for name in names if folder is not None)
+    return next((layout for layout in layouts if layout is not None), None)
+
+
 def adapters_of(pipe: Any, prompt: str) -> tuple[str, dict[str, Any]]:
     """Returns a prompt without its LoRAs, and the call's argument `adapters` for them.
 

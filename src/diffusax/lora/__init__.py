@@ -5,7 +5,14 @@ A file's tensors become layers (`files`, `keys`), layers a `Lora` that fits a pi
 (`changes`). `trained` has those that training makes, and `write` what goes back to a file.
 """
 
-from diffusax.lora.files import FileLayers, LoraFile, called, output_name, read_lora
+from diffusax.lora.files import (
+    FileLayers,
+    LoraFile,
+    called,
+    layout_of,
+    output_name,
+    read_lora,
+)
 from diffusax.lora.keys import find_layers
 from diffusax.lora.lora import Lora, lora_of_layers
 from diffusax.lora.write import write_lora
@@ -16,6 +23,7 @@ __all__ = [
     "LoraFile",
     "called",
     "find_layers",
+    "layout_of",
     "lora_of_layers",
     "output_name",
     "read_lora",

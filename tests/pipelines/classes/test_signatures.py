@@ -10,7 +10,10 @@ from diffusax.pipelines import classes
 
 # diffusers has FLUX.3 as modular blocks alone, see tests/parity/test_flux3_pipelines.py.
 MODULAR = {"Flux3KleinPipeline", "Flux3KleinInpaintPipeline"}
-NAMES = sorted({*classes.__all__} - MODULAR)
+# diffusers has no pipelines that look at images for families of text to image: ours have the
+# arguments of the latter and image, and the size of the image where none is given.
+EDITS = {"Krea2EditPipeline": "Krea2Pipeline", "ZImageEditPipeline": "ZImagePipeline"}
+NAMES = sorted({*classes.__all__} - MODULAR - {*EDITS})
 # Ours, keyword-only, in every call.
 OWN = {
     "seed": None,
@@ -67,6 +70,19 @@ def test_calls_have_the_arguments_of_diffusers_in_its_order_with_its_defaults(na
         assert own == {k: v for k, v in OWN.items() if k not in OF_CLIP} | more
     else:
         assert own == OWN
+
+
+@pytest.mark.parametrize(("name", "plain"), EDITS.items())
+def test_calls_that_look_at_images_have_one_argument_more(name, plain):
+    assert not hasattr(diffusers, name)
+    ours, others = call_of(diffusax, name), call_of(diffusax, plain)
+    names = list(others)
+    names.insert(names.index("prompt") + 1, "image")
+    assert list(ours) == names
+    differs = {k for k, p in others.items() if ours[k].default != p.default}
+    assert differs <= {"height", "width"}
+    assert all(ours[k].default is None for k in ("image", "height", "width"))
+    assert all(ours[k].kind is p.kind for k, p in others.items())
 
 
 def test_every_pipeline_of_diffusers_for_these_families_is_here():

@@ -8,9 +8,27 @@ from diffusax.checkpoints.keywords import hub_keywords
 from diffusax.pipelines import classes
 from diffusax.pipelines.components.foreign import own_pipeline
 from diffusax.pipelines.components.loading import EDITORS, class_for
-from diffusax.pipelines.components.references import has_edit_lora, learned_layout
+from diffusax.pipelines.components.references import learned_layout, lora_layout
 from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
 from diffusax.pipelines.tasks import flux, inpainting, steering, tasks
+
+
+def looks_at_images(
+    path_or_repo: str | Path, *, references_layout: str | None = None, **hub: Any
+) -> bool:
+    """Returns whether image to image with a checkpoint looks at images, instead of starting there.
+
+    references_layout: see `AutoPipelineForImage2Image.from_pretrained`. hub: the options of
+        `resolve`.
+
+    Raises:
+        ValueError: the checkpoint cannot be read.
+    """
+    target = class_for(DiffusionPipeline, resolve(path_or_repo, **hub))
+    if references_layout is not None:
+        target = EDITORS.get(target.__name__, target)
+    kept = target.task in AutoPipelineForImage2Image.served_by
+    return kept or tasks.image_to_image in target.more_tasks
 
 
 class _Auto:
@@ -26,7 +44,8 @@ class _Auto:
     def from_pretrained(cls, path_or_repo: str | Path, **options: Any) -> Any:
         """Loads a checkpoint for this task, as `DiffusionPipeline.from_pretrained` does.
 
-        It takes the same options; with `controlnet=` the pipeline is the one with ControlNets.
+        It takes the same options; with `controlnet=` the pipeline is the one with ControlNets, and
+        with `references_layout=` the one that looks at images as LoRAs of Krea 2 and Z-Image do.
 
         Raises:
             ValueError: the checkpoint cannot be read, or diffusax has no such task for it.
@@ -37,6 +56,8 @@ class _Auto:
         options.pop("force_download", None)
         target = class_for(DiffusionPipeline, folder)
         steered = options.get("controlnet") is not None
+        if options.get("references_layout") is not None and target.__name__ in EDITORS:
+            target = EDITORS[target.__name__]
         return cls.find_class(target, steered).from_pretrained(path_or_repo, **options)
 
     @classmethod
@@ -84,7 +105,7 @@ def _looks_at_images(pipe: DiffusionPipeline) -> bool:
     (name,) = pipe.family.names("denoiser")
     network = pipe.parts.networks.get(name)
     learned = network is not None and learned_layout(network) is not None
-    return learned or has_edit_lora(pipe.adapters)
+    return learned or lora_layout(pipe.adapters) is not None
 
 
 def _is_distilled(cls: type) -> bool:

@@ -9,7 +9,7 @@ from diffusax.checkpoints.files import DISTILLED_STEPS
 from diffusax.models.autoencoders.latents import patchify, unpatchify
 from diffusax.models.transformers.flux import PATCH
 from diffusax.models.transformers.flux2 import text_ids
-from diffusax.pipelines.components.references import set_layout
+from diffusax.pipelines.components.references import lora_layout, set_layout
 from diffusax.pipelines.families import (
     FLUX,
     FLUX2_KLEIN,
@@ -161,6 +161,9 @@ class _LearnsToLook:
 class LooksAtImages:
     """Pipelines whose networks have learned to look at images."""
 
+    parts: Any
+    references_layout: Any
+
     def __init__(self, *, references_layout=None, **components):
         """Makes a pipeline of components, see `DiffusionPipeline`.
 
@@ -170,6 +173,16 @@ class LooksAtImages:
         super().__init__(**components)
         if "transformer" in self.parts.models:
             self.references_layout = references_layout or self.references_layout
+
+    @classmethod
+    def from_pipe(cls, pipe, **components):
+        """Makes a pipeline of another's components, see `DiffusionPipeline`.
+
+        It looks at images as the other's LoRAs have learned to, where they say so.
+        """
+        if (learned := lora_layout(getattr(pipe, "adapters", {}))) is not None:
+            components.setdefault("references_layout", learned)
+        return super().from_pipe(pipe, **components)  # type: ignore[misc]
 
 
 class Flux2Klein(_TransformerLoRAs, DiffusionPipeline):

@@ -61,15 +61,18 @@ def set_layout(parts: Any, layout: str) -> None:
 def check_layout(parts: Any, lora: Lora, source: str) -> None:
     """Raises ValueError where a LoRA has learned to look at images by another layout.
 
-    source: what errors call it.
+    A network of text to image whose config says no layout looks at none.
+
+    source: what errors call the LoRA.
     """
     learned, name = lora.references_layout, parts.family.names("denoiser")[0]
     if learned is None or name not in parts.models:
         return
-    own = parts.denoiser.references_layout
+    config = parts.networks[name].config
+    settable = hasattr(config, "references_layout")
+    own = config.references_layout if settable else parts.denoiser.references_layout
     if own in (None, learned):
         return
-    settable = hasattr(parts.networks[name].config, "references_layout")
     mend = (
         f"assign pipe.references_layout = {learned!r} before it is loaded, or give from_pretrained "
         "references_layout"
@@ -82,6 +85,7 @@ def check_layout(parts: Any, lora: Lora, source: str) -> None:
     )
 
 
-def has_edit_lora(adapters: Mapping[str, Lora]) -> bool:
-    """Returns whether one of these LoRAs has learned to look at images."""
-    return any(lora.references_layout is not None for lora in adapters.values())
+def lora_layout(adapters: Mapping[str, Lora]) -> str | None:
+    """Returns the layout by which LoRAs have learned to look at images; None where none has."""
+    known = (lora.references_layout for lora in adapters.values())
+    return next((layout for layout in known if layout is not None), None)

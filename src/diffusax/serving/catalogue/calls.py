@@ -9,6 +9,7 @@ from PIL import Image
 from diffusax.images.conversion import resize
 from diffusax.images.masks import blur, mask_of
 from diffusax.images.reading import load_image
+from diffusax.pipelines.components.loading import EDITORS
 from diffusax.pipelines.tasks.tasks import consistency_image_to_image
 from diffusax.samplers import Scheduler
 from diffusax.serving.catalogue.entries import Checkpoint, FileEntry, arguments_of
@@ -37,7 +38,10 @@ _LESS_THAN_ALL = 0.999
 
 
 def complete(
-    checkpoint: Checkpoint, generation: Generation, controlnets: Mapping[str, FileEntry]
+    checkpoint: Checkpoint,
+    generation: Generation,
+    controlnets: Mapping[str, FileEntry],
+    layout: str | None = None,
 ) -> Generation:
     """Fills in the defaults of the model for all that a request leaves open.
 
@@ -48,16 +52,17 @@ def complete(
         checkpoint: the model.
         generation: what to generate.
         controlnets: the ControlNets that it names, by name.
+        layout: that of the LoRAs that it names, see `FileEntry.references_layout`.
 
     Raises:
         Refused: the model cannot generate it; says why, and what the model can do.
     """
     generation = _with_images(checkpoint, generation)
-    task = _task(checkpoint, generation)
+    task = _task(checkpoint, generation, layout)
     if generation.controls and task == EDIT:
         raise Refused(f"controls must be empty for {checkpoint.entry.name}", param="controls")
     _check_controls(checkpoint, generation, controlnets)
-    cls = _class(checkpoint, task, steered=bool(generation.controls))
+    cls = _class(checkpoint, task, steered=bool(generation.controls), layout=layout)
     own = checkpoint.defaults(cls)
     filled: dict[str, Any] = {
         name: own[name]
@@ -198,10 +203,11 @@ def _read(name: str, image: Any, read: Callable[[Any], Any]) -> Any:
         raise Refused(str(error), param=name) from None
 
 
-def _task(checkpoint: Checkpoint, generation: Generation) -> str:
+def _task(checkpoint: Checkpoint, generation: Generation, layout: str | None) -> str:
     """Returns the task; raises Refused unless the model can do it."""
     entry, task = checkpoint.entry, generation.task
-    if task in entry.tasks:
+    looks = task == IMAGE and layout is not None and checkpoint.origin.__name__ in EDITORS
+    if task in entry.tasks or looks:
         return task
     mend = {
         EDIT: "give it an image and no mask_image",
@@ -216,9 +222,9 @@ def _task(checkpoint: Checkpoint, generation: Generation) -> str:
     )
 
 
-def _class(checkpoint: Checkpoint, task: str, *, steered: bool) -> Any:
+def _class(checkpoint: Checkpoint, task: str, *, steered: bool, layout: str | None) -> Any:
     try:
-        return checkpoint.pipeline_class(task, steered=steered)
+        return checkpoint.pipeline_class(task, steered=steered, layout=layout)
     except ValueError as error:
         raise Refused(str(error), param="controls" if steered else "model") from None
 

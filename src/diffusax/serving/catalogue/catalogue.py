@@ -5,10 +5,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from diffusax.checkpoints.hub import EMBEDDED
-from diffusax.lora import called, output_name
+from diffusax.lora import called, layout_of, output_name
+from diffusax.models.transformers.references import Layout
 from diffusax.samplers import Scheduler
 from diffusax.serving.catalogue.calls import adapters_of, arguments, complete
 from diffusax.serving.catalogue.entries import (
@@ -21,7 +22,7 @@ from diffusax.serving.catalogue.entries import (
 )
 from diffusax.serving.catalogue.folders import Found, find_files
 from diffusax.serving.catalogue.residents import Residents
-from diffusax.serving.requests.errors import NotFound
+from diffusax.serving.requests.errors import NotFound, Refused
 from diffusax.serving.requests.generation import Generation, typed
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Catalogue:
         options = {"dtype": dtype, "device": device, "mesh": mesh, "weights": weights}
         self._residents = Residents(options, memory)
         self._read: dict[Any, Checkpoint] = {}
-        self._aliases: dict[tuple[Path, int], str | None] = {}
+        self._headers: dict[tuple[Path, int], dict[str, str | None]] = {}
         self.unreadable: Mapping[Path, str] = MappingProxyType({})
         """The files in the folder that cannot be used, with the reasons."""
         self.refresh()
@@ -118,7 +119,7 @@ class Catalogue:
         # Readers see the old lists or the new ones, each of them whole; the default is the first.
         self._models = {default: models[default], **models}
         self._controlnets = controlnets
-        self._loras = _files(found, "lora", self._alias)
+        self._loras = _files(found, "lora", self._header)
         self._embeddings = _files(found, "embedding")
         self.unreadable = MappingProxyType(unreadable)
         self._residents.keep_only(models, controlnets, self.embeddings)
@@ -152,9 +153,7 @@ class Catalogue:
         generation = typed(generation)
         checkpoint = self._checkpoint(generation.model)
         nets = {c.model: self._controlnet(c.model) for c in generation.controls}
-        for name in adapters_of(generation):
-            self.lora(name)
-        return complete(checkpoint, generation, nets)
+        return complete(checkpoint, generation, nets, self._layout(generation))
 
     def acquire(self, generation: Generation) -> tuple[Any, dict[str, Any]]:
         """Returns the pipeline for a request that `check` returned, and the arguments of its call.
@@ -168,7 +167,8 @@ class Catalogue:
         """
         nets = [self._controlnet(control.model) for control in generation.controls]
         model = self._checkpoint(generation.model)
-        pipe = self._residents.acquire(model, generation.task, nets, self.embeddings)
+        layout = self._layout(generation)
+        pipe = self._residents.acquire(model, generation.task, nets, self.embeddings, layout)
         return pipe, arguments(type(pipe), generation, model.sampler(generation.sampler or ""))
 
     def sampler(self, generation: Generation) -> Scheduler:
@@ -195,12 +195,30 @@ class Catalogue:
             self._read[key] = made
         return self._read[key]
 
-    def _alias(self, path: Path) -> str | None:
-        """Returns the name in a LoRA's header; reads it again only after a change."""
+    def _header(self, path: Path) -> dict[str, str | None]:
+        """Returns what a LoRA's header says for its entry; reads it again only after a change."""
         key = path, path.stat().st_mtime_ns
-        if key not in self._aliases:
-            self._aliases[key] = output_name(path)
-        return self._aliases[key]
+        if key not in self._headers:
+            found = {"alias": output_name(path), "references_layout": layout_of(path)}
+            self._headers[key] = found
+        return self._headers[key]
+
+    def _layout(self, generation: Generation) -> str | None:
+        """Returns the layout of the LoRAs that a request names; None where none has one.
+
+        Raises:
+            NotFound: the catalogue lacks one.
+            Refused: they have several.
+        """
+        entries = [self.lora(name) for name in adapters_of(generation)]
+        layouts = {one.references_layout for one in entries} & {*get_args(Layout)}
+        if len(layouts) > 1:
+            raise Refused(
+                "adapters must have learned to look at images in one way (got LoRAs with "
+                f"references_layout {' and '.join(map(repr, sorted(map(str, layouts))))})",
+                param="adapters",
+            )
+        return next(iter(layouts), None)
 
     def _checkpoint(self, name: str) -> Checkpoint:
         models = self._models
@@ -241,7 +259,7 @@ def _add_default(
 
 
 def _files(
-    found: Sequence[Found], kind: str, alias: Callable[[Path], str | None] = lambda path: None
+    found: Sequence[Found], kind: str, header: Callable[[Path], Any] = lambda path: {}
 ) -> dict[str, FileEntry]:
     """Returns the entries of a kind by name, for kinds of which only headers are read."""
     own = [one for one in found if one.kind == kind]
@@ -251,7 +269,7 @@ def _files(
             title=one.title,
             path=one.path,
             changed=last_change(one.path),
-            alias=alias(one.path),
+            **header(one.path),
         )
         for one in own
     }

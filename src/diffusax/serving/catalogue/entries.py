@@ -18,7 +18,12 @@ from diffusax.pipelines.classes.auto import (
     AutoPipelineForText2Image,
 )
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.components.loading import class_for, load_scheduler, with_class_options
+from diffusax.pipelines.components.loading import (
+    EDITORS,
+    class_for,
+    load_scheduler,
+    with_class_options,
+)
 from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
 from diffusax.pipelines.tasks.setup import pixel_range
 from diffusax.pipelines.tasks.tasks import instruct
@@ -94,6 +99,9 @@ class FileEntry:
     """When it was last changed, see `last_change`."""
     alias: str | None = None
     """The name in a LoRA's header, by which A1111's prompts call it; None where it has none."""
+    references_layout: str | None = None
+    """The layout in a LoRA's header, by which it has learned to look at images; None where it has
+    none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,12 +123,16 @@ class Checkpoint:
     changed: int
     """When it was last changed, see `last_change`; 0 for a Hub repository."""
 
-    def pipeline_class(self, task: str, *, steered: bool = False) -> Any:
+    def pipeline_class(self, task: str, *, steered: bool = False, layout: str | None = None) -> Any:
         """Returns the class of pipelines for a task, with ControlNets or without.
+
+        layout: that of the request's LoRAs, see `FileEntry.references_layout`.
 
         Raises:
             ValueError: diffusax has no such class for the family.
         """
+        if task == "image-to-image" and layout is not None and self.origin.__name__ in EDITORS:
+            return EDITORS[self.origin.__name__]
         return _class_for(self.origin, task, steered=steered)
 
     def sampler(self, name: str) -> Scheduler:

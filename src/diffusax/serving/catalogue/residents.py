@@ -62,6 +62,7 @@ class Residents:
         task: str,
         controlnets: Sequence[FileEntry],
         embeddings: Sequence[FileEntry],
+        layout: str | None = None,
     ) -> Any:
         """Returns the pipeline of a model for a task, and keeps it in memory until `release`.
 
@@ -70,11 +71,12 @@ class Residents:
             task: one of its tasks.
             controlnets: the ControlNets that steer it, in order.
             embeddings: the textual inversions that a model gets when it is loaded.
+            layout: that of the request's LoRAs, see `FileEntry.references_layout`.
 
         Raises:
             Refused: a file cannot be read; says which and why.
         """
-        pipe = self._pinned(checkpoint, task, controlnets, embeddings)
+        pipe = self._pinned(checkpoint, task, controlnets, embeddings, layout)
         if pipe is not None:
             return pipe
         with self._loading:
@@ -86,7 +88,7 @@ class Residents:
             with self._lock:
                 self._held.update(found)
                 self._make_room(0, keep=frozenset(found))
-                pipe = self._pinned(checkpoint, task, controlnets, embeddings)
+                pipe = self._pinned(checkpoint, task, controlnets, embeddings, layout)
                 assert pipe is not None
                 return pipe
 
@@ -123,6 +125,7 @@ class Residents:
         task: str,
         controlnets: Sequence[FileEntry],
         embeddings: Sequence[FileEntry],
+        layout: str | None,
     ) -> Any:
         """Returns the pipeline and counts its use; None unless all of it is in memory."""
         with self._lock:
@@ -133,7 +136,8 @@ class Residents:
             keys = [("model", checkpoint.entry.name), *(("controlnet", name) for name in nets)]
             for key in keys:
                 self._held.move_to_end(key)
-            pipe = model.pipeline(task, [(one.name, nets[one.name].model) for one in controlnets])
+            steering = [(one.name, nets[one.name].model) for one in controlnets]
+            pipe = model.pipeline(task, steering, layout)
             pin = self._pins.setdefault(id(pipe), _Pin(frozenset(keys), pipe))
             pin.count += 1
             return pipe
@@ -230,8 +234,8 @@ class LoadedModel:
         self._pipe.set_progress_bar_config(disable=True)
         if embeddings:
             _load_embeddings(self._pipe, embeddings)
-        self._pipes: dict[tuple[str, tuple[str, ...]], Any] = {
-            (checkpoint.entry.kind, ()): self._pipe
+        self._pipes: dict[tuple[str, tuple[str, ...], str | None], Any] = {
+            (checkpoint.entry.kind, (), None): self._pipe
         }
         self.nbytes = sum(count_bytes(params) for params in self._pipe.params.values())
         """The bytes of its parameters, without those of ControlNets."""
@@ -240,13 +244,21 @@ class LoadedModel:
         """Returns whether it was loaded from these files, as they are now listed."""
         return self.checkpoint == checkpoint and self.embeddings == tuple(embeddings)
 
-    def pipeline(self, task: str, controlnets: Sequence[tuple[str, Model]]) -> Any:
-        """Returns the pipeline for a task, steered by ControlNets, which are given with names."""
-        key = task, tuple(name for name, _ in controlnets)
+    def pipeline(
+        self, task: str, controlnets: Sequence[tuple[str, Model]], layout: str | None = None
+    ) -> Any:
+        """Returns the pipeline for a task, steered by ControlNets, which are given with names.
+
+        layout: see `Residents.acquire`.
+        """
+        cls = self.checkpoint.pipeline_class(task, steered=bool(controlnets), layout=layout)
+        looks = cls.diffusers_name is not None and type(self._pipe) is not cls
+        key = task, tuple(name for name, _ in controlnets), layout if looks else None
         if key not in self._pipes:
             nets = [net for _, net in controlnets]
             steered = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
-            self._pipes[key] = AUTOS[task].from_pipe(self._pipe, **steered)
+            made = cls.from_pipe(self._pipe, references_layout=layout) if looks else None
+            self._pipes[key] = made or AUTOS[task].from_pipe(self._pipe, **steered)
         return self._pipes[key]
 
     def forget(self, controlnet: str) -> None:
