@@ -28,7 +28,8 @@ NAMES = {
         Flux3Transformer2DModel FluxControlNetModel FluxControlNetPipeline FluxFillPipeline
         FluxImg2ImgPipeline FluxInpaintPipeline FluxKontextPipeline FluxPipeline
         FluxTransformer2DModel HeunDiscreteScheduler ImagePipelineOutput
-        KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler Krea2Pipeline Krea2Transformer2DModel
+        KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler Krea2EditPipeline Krea2Pipeline
+        Krea2Transformer2DModel
         LCMScheduler LMSDiscreteScheduler LatentConsistencyModelImg2ImgPipeline
         LatentConsistencyModelPipeline MultiAdapter MultiControlNetModel PNDMScheduler
         Qwen2Tokenizer Qwen2VLImageProcessor Qwen2_5_VLForConditionalGeneration Qwen2_5_VLModel
@@ -49,9 +50,9 @@ NAMES = {
         StableDiffusionXLInstructPix2PixPipeline StableDiffusionXLPipeline T2IAdapter T5EncoderModel
         T5Tokenizer TCDScheduler TaylorSeerCacheConfig UNet2DConditionModel UNet2DModel
         UniPCMultistepScheduler ViTModel
-        ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline ZImageTransformer2DModel
-        __version__ count_compilations initialize kernel_shapes load_image load_network
-        int8_activations make_image_grid make_mesh pack_single_file resolve save_network
+        ZImageEditPipeline ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline
+        ZImageTransformer2DModel __version__ count_compilations initialize kernel_shapes load_image
+        load_network int8_activations make_image_grid make_mesh pack_single_file resolve save_network
     """,
     "diffusax.samplers": """
         DDIMScheduler DDPMScheduler DEISMultistepScheduler DPMSolverMultistepScheduler

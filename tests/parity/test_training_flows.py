@@ -16,11 +16,13 @@ import pytest
 import torch
 from diffusers.utils import convert_state_dict_to_diffusers
 from peft.utils import get_peft_model_state_dict
+from safetensors import safe_open
 from safetensors.numpy import load_file
 from support.data_sets import edit_row, picture, row, write_image_folder, write_parquet
 from support.effort import few
 from support.flow_training import (
     FLOWS,
+    LOOKING,
     SCALE,
     draw_batches,
     edit_options,
@@ -125,7 +127,7 @@ def data(tmp_path):
 )
 def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, name):
     case = CASES[name]
-    flow = FLOWS[case.family]
+    flow = {**FLOWS, **LOOKING}[case.family]
     pipe = flow.pipeline(tmp_path / "model", **case.options)
     changes: dict[str, Any] = {"guidance_scale": SCALE, "gradient_checkpointing": "blocks"}
     if case.adapters:
@@ -360,10 +362,12 @@ def test_a_scale_that_nothing_is_guided_by_is_refused(tmp_path):
             ("edits", name)
             for name in ("klein", "flux3", "kontext", "qwen-image-edit", "qwen-image21-edit")
         ),
+        ("edits", "krea2-edit-blind"),
+        ("edits", "z-image-edit-joint"),
     ],
 )
 def test_other_recipes_draw_and_write_adapters_for_pytorch(tmp_path, kind, family):
-    flow = FLOWS[family]
+    flow = {**FLOWS, **LOOKING}[family]
     theirs = flow.pipeline(tmp_path / "model")
     common = {
         "output": str(tmp_path / "out"),
@@ -382,6 +386,7 @@ def test_other_recipes_draw_and_write_adapters_for_pytorch(tmp_path, kind, famil
             flow.size[0],
             validation=validation,
             optimizer=OptimizerConfig(learning_rate=0.1),
+            references_layout="joint" if family.endswith("joint") else None,
             **common,
         )
         assert not (recipe := instruct_pix2pix(config)).denoising.conditioning_dropout
@@ -423,6 +428,11 @@ def test_other_recipes_draw_and_write_adapters_for_pytorch(tmp_path, kind, famil
         own = {**call, "image": first, "seed": 0, "prompt": "a red apple"}
         drawn = ours(**own, num_inference_steps=2).images[0]
         assert np.abs(np.asarray(edited[0], int) - np.asarray(drawn, int)).max() <= 1
+    with safe_open(tmp_path / "out" / "model" / LORA_FILE, "np") as file:
+        layout = file.metadata().get("references_layout")
+    last = {"blind": "blind", "image21-edit": "causal"}
+    known = next((own for end, own in last.items() if family.endswith(end)), "joint")
+    assert layout == (known if kind == "edits" else None)
     plain = draw(theirs, flow.call)
     theirs.load_lora_weights(tmp_path / "out" / "model")
     assert np.abs(draw(theirs, flow.call) - plain).max() > 0.01
@@ -507,3 +517,36 @@ def test_texts_are_as_long_and_of_the_layers_that_a_checkpoint_says(tmp_path, da
     texts, _ = theirs.encode_prompt("a red apple", **own)
     assert ours.context.shape == (1, 24, texts.shape[-1])
     np.testing.assert_allclose(ours.context, texts, atol=1e-4)
+
+
+def test_a_layout_goes_on_and_is_that_of_the_family(tmp_path):
+    data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(2)])
+    flow = LOOKING["krea2-edit-blind"]
+    flow.pipeline(tmp_path / "model")
+    config = edit_options(
+        tmp_path / "model",
+        data,
+        lora=LoRAConfig(rank=2),
+        references_layout="joint",
+    )
+    recipe = instruct_pix2pix(config)
+    recipe.save(recipe.trained(), tmp_path / "lora")
+    again = {"lora": LoRAConfig(path=str(tmp_path / "lora"))}
+    message = "was trained with references_layout='joint', and this training has 'blind'; give the"
+    with pytest.raises(ValueError, match=message):
+        instruct_pix2pix(edit_options(tmp_path / "model", data, **again))
+    assert (
+        instruct_pix2pix(
+            edit_options(tmp_path / "model", data, references_layout="joint", **again)
+        ).references_layout
+        == "joint"
+    )
+    # A checkpoint that has learned one goes on with it.
+    whole = edit_options(tmp_path / "model", data, references_layout="joint")
+    recipe = instruct_pix2pix(whole)
+    recipe.save(recipe.trained(), tmp_path / "whole")
+    assert instruct_pix2pix(edit_options(tmp_path / "whole", data)).references_layout == "joint"
+    FLOWS["klein"].pipeline(tmp_path / "klein")
+    message = "references_layout='blind' cannot be for FLUX.2 klein, whose layout is 'joint'; leave"
+    with pytest.raises(ValueError, match=message):
+        instruct_pix2pix(edit_options(tmp_path / "klein", data, references_layout="blind"))

@@ -370,19 +370,6 @@ FLOWS = {
         (12, 20, 4),
         targets=(*ATTENTION, "to_gate", "ff.up", "text_fusion.projector"),
     ),
-    **{
-        f"{kind}-edit-{layout}": Flow(
-            krea2_pipeline if kind == "krea2" else z_image_pipeline,
-            _of_frames if kind == "krea2" else _shifted_and_scaled,
-            _looking(kind, layout),
-            {"guidance_scale": 0.0, **(KREA2_SIZE if kind == "krea2" else Z_IMAGE_SIZE)},
-            (12, 20, 4 if kind == "krea2" else 16),
-            sampled=False,
-            targets=(*ATTENTION, "to_gate", "ff.up") if kind == "krea2" else tuple(ATTENTION),
-        )
-        for kind in ("krea2", "z-image")
-        for layout in looking.LAYOUTS
-    },
     "qwen-image": Flow(
         qwen_image_pipeline,
         _of_frames,
@@ -422,6 +409,22 @@ FLOWS = {
         targets=(*ATTENTION, "img_mlp.proj", "img_mlp.gate_layer", "modulation.1"),
     ),
 }
+
+
+LOOKING = {
+    f"{kind}-edit-{layout}": Flow(
+        krea2_pipeline if kind == "krea2" else z_image_pipeline,
+        _of_frames if kind == "krea2" else _shifted_and_scaled,
+        _looking(kind, layout),
+        {"guidance_scale": 0.0, **(KREA2_SIZE if kind == "krea2" else Z_IMAGE_SIZE)},
+        (12, 20, 4 if kind == "krea2" else 16),
+        sampled=False,
+        targets=(*ATTENTION, "to_gate", "ff.up") if kind == "krea2" else tuple(ATTENTION),
+    )
+    for kind in ("krea2", "z-image")
+    for layout in looking.LAYOUTS
+}
+"""Families of text to image that learn to look at images."""
 
 
 def draw_batches(
