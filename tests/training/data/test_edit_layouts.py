@@ -329,6 +329,64 @@ def test_folders_without_an_instruction_or_a_control_end_a_run(tmp_path):
         opened(tmp_path, references=2)
 
 
+OPTIONAL = {
+    "Parquet": [
+        {"input_image": cell(1), "edit_prompt": "a", "edited_image": cell(2)},
+        {"input_image": None, "edit_prompt": "b", "edited_image": cell(3)},
+    ],
+    "Parquet of lists": [
+        {"input": [cell(1)], "instruction": "a", "output": cell(2)},
+        {"input": [], "instruction": "b", "output": cell(3)},
+    ],
+    "metadata": {
+        "metadata.jsonl": lines(
+            {"input_image_file_name": None, "edited_image_file_name": "3.png", "edit_prompt": "b"},
+            {"edited_image_file_name": "2.png", "edit_prompt": "a",
+             "input_image_file_names": ["1.png"]},
+        ),
+    },
+    "lines": {
+        "all.jsonl": lines({"image_path": "3.png", "caption": "b"},
+                           {"image_path": "2.png", "caption": "a", "control_path": "1.png"}),
+    },
+    "folders": {"2.txt": "a", "3.txt": "b", "control/2.png": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", OPTIONAL)
+def test_rows_may_lack_images_to_look_at_where_these_are_optional(tmp_path, layout):
+    content = OPTIONAL[layout]
+    if isinstance(content, list):
+        write_parquet(tmp_path, content)
+    else:
+        numbers = (2, 3) if layout == "folders" else (1, 2, 3)
+        write(tmp_path, {**content, **{f"{i}.png": i for i in numbers}})
+    found = edits(tmp_path, references=2, references_optional=True)
+    assert sorted(found) == [([], "b", 3), ([1], "a", 2)]
+    config = EditDataConfig(str(tmp_path), references_optional=True)
+    side = {"image_column": COLUMNS[2], "side": 8, "factor": 1}
+    source = open_images(config, COLUMNS, **side, references=2)
+    assert source.buckets.references == (0, 1)
+    assert sorted(source.buckets.of_row) == [0, 1]
+    with pytest.raises(ValueError, match=r"before|no image of its name|is null in 1|edited_image"):
+        edits(tmp_path, references=2)
+
+
+def test_rows_that_lack_images_are_in_no_batch_where_these_are_not_optional(tmp_path):
+    whole, lacking = OPTIONAL["Parquet of lists"]
+    two = {**whole, "input": whole["input"] * 2}
+    side = {"image_column": COLUMNS[2], "side": 8, "factor": 1}
+    config = EditDataConfig(str(write_parquet(tmp_path, [whole, lacking, two])))
+    source = open_images(config, COLUMNS, **side, references=2)
+    assert source.buckets.references == (1, 2)
+    assert source.buckets.of_row.tolist() == [0, -1, 1]
+
+
+def test_which_streamed_rows_lack_images_is_not_known():
+    with pytest.raises(ValueError, match=r"references_optional cannot be with data.streaming"):
+        EditDataConfig("owner/name", streaming=True, references_optional=True)
+
+
 def test_rows_with_more_images_than_the_model_looks_at_end_a_run(tmp_path):
     one, two = ({"input_image": [cell(1)] * n, "edit_prompt": "a", "edited_image": cell(2)}
                 for n in (1, 2))  # fmt: skip

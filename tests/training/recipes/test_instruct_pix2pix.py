@@ -19,9 +19,12 @@ from support.training_runs import steps_logged, wait_for
 import diffusax
 from diffusax.cli.train import command as train_command
 from diffusax.training import (
+    CacheConfig,
+    CacheDataConfig,
     EditDataConfig,
     InstructPix2PixConfig,
     InstructPix2PixValidationConfig,
+    cache_latents,
     instruct_pix2pix,
     train,
 )
@@ -146,29 +149,40 @@ def test_lines_of_musubi_tuner_are_the_same_examples(checkpoint, edits, tmp_path
         make_recipe(checkpoint, tmp_path)
 
 
-@pytest.mark.slow
-def test_rows_with_one_to_three_images_are_trained_and_go_on_to_the_same_bits(tmp_path):
-    klein_pipeline(tmp_path / "model", layers=28)
-    data, lines = tmp_path / "data", []
-    data.mkdir()
-    for i in range(12):
-        names = [f"{i}_{k}.png" for k in range(2 + i % 3)]
+def write_mixed(folder, fewest: int, rows: int = 12):
+    """Edits of as many images to look at as this, or one or two more."""
+    folder.mkdir()
+    lines = []
+    for i in range(rows):
+        names = [f"{i}_{k}.png" for k in range(1 + fewest + i % 3)]
         for k, name in enumerate(names):
-            picture(4 * i + k, (32, 32)).save(data / name)
+            picture(4 * i + k, (32, 32)).save(folder / name)
         controls = {f"control_path_{k}": name for k, name in enumerate(names[1:])}
         lines.append({"image_path": names[0], "caption": f"edit {i}", **controls})
-    (data / "all.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "all.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def mixed_config(tmp_path, data, **options):
+    return InstructPix2PixConfig(
+        model=str(tmp_path / "model"),
+        data=data,
+        batch_size=2,
+        compute_dtype="float32",
+        checkpoint_every=3,
+        **options,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fewest", [0, 1])
+def test_rows_with_some_images_or_none_are_trained_and_go_on_to_the_same_bits(tmp_path, fewest):
+    klein_pipeline(tmp_path / "model", layers=28)
+    path = str(write_mixed(tmp_path / "data", fewest))
+    data = EditDataConfig(path, resolution=32, references_optional=not fewest)
 
     def run(output, steps):
-        config = InstructPix2PixConfig(
-            model=str(tmp_path / "model"),
-            data=EditDataConfig(str(data), resolution=32),
-            output=str(tmp_path / output),
-            steps=steps,
-            batch_size=2,
-            compute_dtype="float32",
-            checkpoint_every=3,
-        )
+        config = mixed_config(tmp_path, data, output=str(tmp_path / output), steps=steps)
         return jax.tree.leaves(train(instruct_pix2pix(config), config).params)
 
     whole = run("whole", 6)
@@ -176,6 +190,39 @@ def test_rows_with_one_to_three_images_are_trained_and_go_on_to_the_same_bits(tm
     part = run("part", 6)
     assert len(whole) > 40
     assert all(np.array_equal(a, b) for a, b in zip(whole, part, strict=True))
+
+
+@pytest.mark.slow
+def test_a_cache_of_rows_with_images_and_without_has_the_same_losses(tmp_path):
+    klein_pipeline(tmp_path / "model", layers=28)
+    path = str(write_mixed(tmp_path / "data", 0, rows=6))
+    options = {"resolution": 32, "random_flip": False, "references_optional": True}
+    folder = str(tmp_path / "cache")
+    given = CacheDataConfig(path, **options)
+    model = str(tmp_path / "model")
+    assert cache_latents(CacheConfig("edit", model, folder, text_embeddings=True, data=given)) == 6
+    found: dict[str, list[float]] = {}
+    for data in (EditDataConfig(path, **options), EditDataConfig(folder)):
+        recipe = instruct_pix2pix(mixed_config(tmp_path, data))
+        trained, frozen, loss = recipe.trained(), recipe.frozen(), jax.jit(recipe.loss)
+        by_row = {}
+        for i in range(6):
+            example = recipe.example(recipe.source[i], np.random.default_rng(0))
+            batch = {name: values[None] for name, values in example.items()}
+            key = jax.random.key(1)[None]
+            count = sum("original" in name for name in batch)
+            by_row[i] = (count, float(loss(trained, frozen, batch, key)[0]))
+        found[data.path] = sorted(by_row.values())
+        assert recipe.source.buckets.references == (0, 1, 2)
+    (of_images, of_cache) = (np.array(rows) for rows in found.values())
+    assert (of_images[:, 0] == [0, 0, 1, 1, 2, 2]).all()
+    assert len({*of_images[:, 1]}) == 6
+    np.testing.assert_allclose(of_cache, of_images, rtol=1e-5)
+
+
+def test_a_denoiser_that_reads_the_image_beside_its_own_needs_one(checkpoint, edits):
+    with pytest.raises(ValueError, match="references_optional cannot be for Stable Diffusion"):
+        make_recipe(checkpoint, edits, {**SIZE, "references_optional": True})
 
 
 def test_from_scratch_draws_the_widened_unet_and_the_text_encoder(recipe, checkpoint, edits):

@@ -230,6 +230,8 @@ class Channels:
     """The most images that are edited or looked at together."""
     reads_with_text: ClassVar[bool] = False
     """Whether the text encoder reads the images with the prompt."""
+    optional: ClassVar[bool] = False
+    """Whether the denoiser also takes no image, for text to image."""
 
     def channels(self, latents: int) -> int:
         """Returns the channels of the input for latents of so many."""
@@ -296,6 +298,7 @@ class References(Channels):
     """
 
     most: int = 10
+    optional: ClassVar[bool] = True
     read: Callable[[Any, int], np.ndarray] = reference_image
     """A function (image, multiple) -> its pixels, 1 H W 3 in [-1, 1]."""
 

@@ -120,11 +120,11 @@ class Buckets:
     def by_references(self, counts: np.ndarray) -> "Buckets":
         """Returns a size for each size and number of images to look at, which come in turn.
 
-        counts: that number for each row, n int; rows without any are left out.
+        counts: that number for each row, n int; rows with -1 are left out.
         """
-        numbers = [int(number) for number in np.unique(counts[counts > 0])]
+        numbers = [int(number) for number in np.unique(counts[counts >= 0])]
         place = np.searchsorted(numbers, counts)
-        of_row = np.where((self.of_row < 0) | (counts < 1), -1, self.of_row * len(numbers) + place)
+        of_row = np.where((self.of_row < 0) | (counts < 0), -1, self.of_row * len(numbers) + place)
         sizes = tuple(size for size in self.sizes for _ in numbers)
         return Buckets(sizes, of_row.astype(np.int16), tuple(numbers) * len(self.sizes))
 

@@ -47,18 +47,18 @@ def pair_folders(
 
     Raises:
         ValueError: captions cannot be read; or more than one image in a hundred has none, or
-            nothing to look at.
+            nothing to look at where that is not optional.
     """
     controls = _control_folders(listing, columns)
     targets = _targets(listing, columns, controls)
-    if not controls or not targets:
+    if not targets or not (controls or columns.optional):
         return None
     looked_at = [_looked_at(target, controls) for target in targets]
     own = dataclasses.replace(listing, images=tuple(targets))
     captions = read_captions(own, columns.prompt, lines, may_lack=True)
     rows, files, left = [], [], []
     for target, text, images in zip(targets, captions.texts, looked_at, strict=True):
-        if not images:
+        if not images and not columns.optional:
             left.append(f"{target} has no image of its name in {' or '.join(controls)}")
         elif not text or not any(text):
             left.append(f"{target} has no instruction")
@@ -71,7 +71,7 @@ def pair_folders(
         if len(left) > MAX_BROKEN * len(targets):
             raise ValueError(f"{text}; write what is missing, or name images in a {METADATA[0]}")
         log.warning("%s; these are left out", text)
-    log.info("images before the edit are those in %s", ", ".join(controls))
+    log.info("images before the edit are those in %s", ", ".join(controls) or "no folder")
     facts = Facts(captions=captions.sources)
     return FolderSource(str(listing.folder), tuple(rows), tuple(files), facts)
 

@@ -25,18 +25,28 @@ class EditColumns:
     """Those of further images to look at, which rows may lack."""
     fixed: frozenset[str] = frozenset()
     """Which of the three a user has named, so that no other names are tried."""
+    optional: bool = False
+    """Whether rows may lack all images to look at, which are then text to image."""
 
     def find(self, present: Collection[str]) -> "EditColumns | None":
         """Returns the columns by the names that a data set gives them: these, or `LAYOUTS`' ones.
 
-        present: the names of all its columns. None where no names fit.
+        present: the names of all its columns. None where no names fit. Where rows may lack images
+        to look at, their columns may be missing, too.
         """
+        layouts = []
         for layout in (self, *LAYOUTS):
             free = {role: getattr(layout, role) for role in _ROLES if role not in self.fixed}
             found = dataclasses.replace(self, **free)
-            found = dataclasses.replace(found, originals=_numbered(found.originals, present))
+            layouts.append(
+                dataclasses.replace(found, originals=_numbered(found.originals, present))
+            )
+        for found in layouts:
             if {*found.originals, found.prompt, found.edited} <= {*present}:
                 return found
+        for found in layouts if self.optional else ():
+            if {found.prompt, found.edited} <= {*present}:
+                return dataclasses.replace(found, originals=())
         return None
 
     def in_table(
@@ -56,8 +66,9 @@ class EditColumns:
         if found is None:
             return tuple(columns), kinds
         others = [column for column in columns if column not in self.names]
+        may_lack = (*found.originals, *found.further) if self.optional else found.further
         own: dict[str, Kind] = dict.fromkeys((*found.originals, found.edited), "image")
-        own |= dict.fromkeys(found.further, "image or none")
+        own |= dict.fromkeys(may_lack, "image or none")
         own[found.prompt] = "text"
         kept = {name: kind for name, kind in kinds.items() if name in others}
         return (*found.names, *others), {**kept, **own}
@@ -105,8 +116,9 @@ def _numbered(names: tuple[str, ...], present: Collection[str]) -> tuple[str, ..
 class EditSource:
     """The rows of a data set of edits in one form, whatever its columns are called.
 
-    Of a row, the column of the original holds a list of the images to look at, one or more; those
-    of the instruction and of the edited image hold what the data set has: one, or a list.
+    Of a row, the column of the original holds a list of the images to look at, one or more (or
+    none, where these are optional); those of the instruction and of the edited image hold what the
+    data set has: one, or a list.
     """
 
     source: Source
@@ -131,8 +143,10 @@ class EditSource:
         """
         row = self.source[index]
         originals = self.originals_of(row)
-        if not originals:
-            raise ValueError("there is no image before the edit")
+        if not originals and not self.asked.optional:
+            raise ValueError(
+                "there is no image before the edit, and data.references_optional is off"
+            )
         if len(originals) > self.most:
             raise SourceFailed(too_many(self.name(index), len(originals), self.most))
         if self.alike and len(originals) != self.alike:

@@ -253,7 +253,7 @@ def _names_of(where: str, row: Any, columns: Sequence[str]) -> dict[str, Any]:
         raise ValueError(f"{where} must be a row with a file_name (got {str(row)[:60]})")
     keys = [(columns[0], "file_name")]
     keys += [(c, f"{c}_{ending}") for c in columns for ending in ("file_name", "file_names")]
-    present = [(column, key) for column, key in keys if key in row]
+    present = [(column, key) for column, key in keys if row.get(key) not in (None, "")]
     names = {column: row.pop(key) for column, key in present}
     if len(names) < len(present):
         twice = [key for _, key in present]

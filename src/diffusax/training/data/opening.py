@@ -111,9 +111,11 @@ def open_images(
     """
     source = open_data(config, columns, leave_out=leave_out, references=references)
     counts = np.zeros(0, int)
-    if references > 1 and not config.streaming:
+    optional = isinstance(config, EditDataConfig) and config.references_optional
+    if (references > 1 or optional) and not config.streaming:
         counts = reference_counts(source)
-    differ = len(np.unique(counts[counts > 0])) > 1
+        counts = counts if optional else np.where(counts, counts, -1)
+    differ = len(np.unique(counts[counts >= 0])) > 1
     if not config.bucketed and not differ:
         return source
     if config.bucketed:
@@ -137,7 +139,8 @@ def reference_counts(source: Source) -> np.ndarray:
         return np.array([len(source.originals_of(cell)) for cell in cells])
     assert isinstance(rows, ArrowSource)
     columns = (*source.found.originals, *source.found.further)
-    return np.sum([rows.count_cells(name) for name in columns], axis=0)
+    none = np.zeros(len(rows), int)
+    return np.sum([none, *(rows.count_cells(name) for name in columns)], axis=0)
 
 
 def references_of(source: Source, config: EditDataConfig) -> int:
@@ -145,7 +148,8 @@ def references_of(source: Source, config: EditDataConfig) -> int:
     if isinstance(source, EditSource) and source.alike:
         return source.alike
     if isinstance(source, EditSource) and not isinstance(source.source, StreamedSource):
-        return next((int(n) for n in reference_counts(source) if n), 1)
+        least = 0 if config.references_optional else 1
+        return next((int(n) for n in reference_counts(source) if n >= least), 1)
     return 1
 
 
@@ -221,7 +225,10 @@ def _as_edits(
     """
     asked = config.columns
     if isinstance(source, FolderSource):
-        names: tuple[str, ...] = (*source.files[0], *source.rows[0])
+        # Of optional images the first row may have none.
+        some = slice(None) if asked.optional else slice(1)
+        parts = (*source.files[some], *source.rows[some])
+        names = tuple(dict.fromkeys(name for part in parts for name in part))
     else:
         names = source.columns
     columns = asked.find(names) or asked

@@ -175,11 +175,22 @@ class EditDataConfig(DataConfig):
     looked for, too, as in the next ones."""
     reference_columns: tuple[str, ...] = ()
     """Columns or folders of further images to look at, in their order; rows may lack them."""
+    references_optional: bool = False
+    """Train rows without any image to look at as text to image, in batches of their own; by default
+    such rows cannot be used."""
     edit_prompt_column: str = "edit_prompt"
     """The column with the instructions: a text, or a list from which one is drawn each time, with
     the edited image in the same place of its list, if that is one."""
     edited_image_column: str = "edited_image"
     """The column with the images after the edit: one, or as many as there are instructions."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.references_optional and self.streaming:
+            raise ValueError(
+                "data.references_optional cannot be with data.streaming, where it is not known "
+                "beforehand which rows lack images; download the data set"
+            )
 
     @property
     def columns(self) -> EditColumns:
@@ -198,6 +209,7 @@ class EditDataConfig(DataConfig):
             self.edited_image_column,
             further=self.reference_columns,
             fixed=frozenset(given),
+            optional=self.references_optional,
         )
 
 
@@ -212,7 +224,10 @@ def kinds_of(config: DataConfig) -> dict[str, Kind]:
             named[column] = "image"
         elif field.name in ("caption_column", "edit_prompt_column"):
             named[column] = "text or none" if config.captions_may_lack else "text"
+    if not isinstance(config, EditDataConfig):
+        return named
+    originals = (config.original_image_column,) if config.references_optional else ()
     further: dict[str, Kind] = dict.fromkeys(
-        getattr(config, "reference_columns", ()), "image or none"
+        (*originals, *config.reference_columns), "image or none"
     )
     return named | further

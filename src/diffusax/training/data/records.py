@@ -80,7 +80,8 @@ def read_records(
             names a file that is not there.
     """
     places = _Places(listing, outside)
-    left = _Left(any(".tar" in path or path.endswith(".zip") for path in listing.others))
+    archives = any(".tar" in path or path.endswith(".zip") for path in listing.others)
+    left = _Left(archives, columns.optional)
     rows: list[dict[str, Any]] = []
     cells: list[dict[str, Any]] = []
     counts: dict[str, int] = {}
@@ -127,6 +128,8 @@ class _Left:
 
     archives: bool
     """Whether archives are beside them, which may hold the images."""
+    optional: bool = False
+    """Whether edits may lack all images to look at."""
     total: int = 0
     broken: int = 0
     absent: int = 0
@@ -138,9 +141,9 @@ class _Left:
     ) -> tuple[str, list[str]] | None:
         """Returns the files of an edit, the edited image's first; None where it is left out."""
         self.total += 1
-        if edit.edited is None or not edit.originals:
+        if edit.edited is None or not (edit.originals or self.optional):
             self.absent += 1
-            self._note(f"{where} names no image {'after' if edit.originals else 'before'} the edit")
+            self._note(f"{where} names no image {'before' if edit.edited else 'after'} the edit")
             return None
         if not any(isinstance(text, str) and text.strip() for text in as_list(edit.prompt)):
             self.broken += 1

@@ -394,6 +394,15 @@ def check_channels(name: str, channels: int, latents: int, *, edits: bool) -> No
         )
 
 
+def check_references(family: Family, data: EditDataConfig) -> None:
+    """Raises ValueError where rows without images to look at are asked for and cannot be."""
+    if data.references_optional and not family.edits.optional:
+        raise ValueError(
+            f"data.references_optional cannot be for {family.name}, which reads the image to edit "
+            "beside its own; leave it out"
+        )
+
+
 def caption_example(
     config: CaptionedDataConfig,
     base: BaseModel,
@@ -448,7 +457,7 @@ def edit_example(
     cells = dict(zip(numbered_names(PIXELS, len(before)), before, strict=True))
     images = _cut(config, base, size, row, rng, pixel_values=cell, **cells)
     originals = [images[name] for name in original_names(images)]
-    if (seen := base.seen_images(size, len(originals))) is not None:
+    if originals and (seen := base.seen_images(size, len(originals))) is not None:
         return {**images, **seen.tokenize(base.family, base.text_tokenizers, prompt, originals)}
     return {**images, **base.tokenize(prompt)}
 

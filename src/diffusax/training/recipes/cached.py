@@ -33,6 +33,7 @@ from diffusax.training.options import require_options
 from diffusax.training.recipes.base_model import (
     BaseModel,
     caption_example,
+    check_references,
     control_example,
     edit_example,
 )
@@ -40,6 +41,7 @@ from diffusax.training.step.denoising import embedding_entries, encode_captions,
 
 _INDEX = "cache.json"
 _STEERING = "conditioning_pixel_values"
+_EDITS = "instruct-pix2pix"
 
 
 class _Kind(NamedTuple):
@@ -54,7 +56,7 @@ class _Kind(NamedTuple):
 _CAPTIONED = ("image_column", "caption_column")
 _KINDS = {
     "text-to-image": _Kind(_CAPTIONED, caption_example),
-    "instruct-pix2pix": _Kind(
+    _EDITS: _Kind(
         ("original_image_column", "edit_prompt_column", "edited_image_column"), edit_example
     ),
     "controlnet": _Kind((*_CAPTIONED, "conditioning_image_column"), control_example),
@@ -73,9 +75,10 @@ class CacheDataConfig(ControlDataConfig, EditDataConfig):
 class CacheConfig(Options):
     """Encode a data set once; `train RECIPE --data.path OUTPUT` then uses the result."""
 
-    recipe: Literal["text-to-image", "instruct-pix2pix", "controlnet"] = "text-to-image"
+    recipe: Literal["text-to-image", "instruct-pix2pix", "edit", "controlnet"] = "text-to-image"
     """What will be trained: images with captions, also for dreambooth and textual-inversion; images
-    before and after an edit; or images with captions and with images that steer."""
+    before and after an edit (edit is another name of instruct-pix2pix); or images with captions and
+    with images that steer."""
     model: str = ""
     """The checkpoint whose autoencoder and text encoders are used."""
     output: Annotated[str, Meta(min_length=1)] = "out/cache"
@@ -93,6 +96,11 @@ class CacheConfig(Options):
     share of the rows, and writes it to the same folder."""
     data: CacheDataConfig = dataclasses.field(default_factory=CacheDataConfig)
     """The options of the data set."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.recipe == "edit":
+            object.__setattr__(self, "recipe", _EDITS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +153,9 @@ class CachedSource:
         sizes = tuple((height, width) for height, width in (b["size"] for b in index["buckets"]))
         of_row = np.repeat(np.arange(len(sizes), dtype=np.int16), counts)
         by_size = tuple(map(_shapes, index["buckets"]))
-        return cls(rows, shapes, index["dtypes"], Buckets(sizes, of_row), by_size)
+        references = tuple(b["references"] for b in index["buckets"] if "references" in b)
+        buckets = Buckets(sizes, of_row, references)
+        return cls(rows, shapes, index["dtypes"], buckets, by_size)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -201,8 +211,10 @@ def cache_latents(config: CacheConfig) -> int:
     """
     require_options(config, ("model", "data.path"))
     require_extra("pyarrow", "train")
-    edits = config.recipe == "instruct-pix2pix"
+    edits = config.recipe == _EDITS
     base = BaseModel.open(config.model, edits=edits)
+    if edits:
+        check_references(base.family, config.data)
     size = image_size(config.data, base.default_size, base.multiple)
     columns = _columns(config)
     column = columns[-1] if edits else columns[0]
@@ -214,11 +226,6 @@ def cache_latents(config: CacheConfig) -> int:
         factor=base.multiple,
         references=base.family.edits.most if edits else 1,
     )
-    if (buckets := buckets_of(source)) is not None and buckets.references:
-        raise ValueError(
-            f"the rows of {config.data.path} differ in the number of images before the edit, and a "
-            "cache needs as many for all; cache those with one number apart, or train without one"
-        )
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     # The index says that a cache is whole, so that of an earlier cache has to go first.
@@ -236,7 +243,8 @@ def cache_latents(config: CacheConfig) -> int:
         raise ValueError(f"{config.data.path} has no row that can be used")
     if jax.process_index() == 0:
         networks = {name: fingerprint(part) for name, part in params.items()}
-        write_json(folder / _INDEX, _index(written, buckets_of(source), networks))
+        index = _index(written, buckets_of(source), networks)
+        write_json(folder / _INDEX, {"recipe": config.recipe, **index})
     return sum(part.rows for part in parts)
 
 
@@ -287,22 +295,30 @@ def _index(
     index: dict[str, Any] = {
         "files": [name for names in files for name in names],
         "shapes": shapes[0],
-        "dtypes": {name: dtype for name, (_, dtype) in parts[0].specs.items()},
+        "dtypes": {name: dtype for own in parts for name, (_, dtype) in own.specs.items()},
         "networks": networks,
     }
     if buckets is not None:
-        sizes = [buckets.sizes[bucket(own[0])] for own in by_size]
+        numbers = [bucket(own[0]) for own in by_size]
         index["buckets"] = [
-            {"size": size, "shapes": shape, "files": names}
-            for size, shape, names in zip(sizes, shapes, files, strict=True)
+            {**_size_of(buckets, number), "shapes": shape, "files": names}
+            for number, shape, names in zip(numbers, shapes, files, strict=True)
         ]
     return index
 
 
+def _size_of(buckets: Buckets, number: int) -> dict[str, Any]:
+    """Returns what the index says of a size, with the images to look at where rows differ."""
+    count = {"references": buckets.references[number]} if buckets.references else {}
+    return {"size": buckets.sizes[number], **count}
+
+
 def _recipe_of(index: Mapping[str, Any]) -> str:
     """Returns the recipe that a cache was written for."""
-    names = {LATENTS: "instruct-pix2pix", _STEERING: "controlnet"}
-    return next((names[k] for k in names if k in index["shapes"]), "text-to-image")
+    names = {LATENTS: _EDITS, _STEERING: "controlnet"}
+    # Earlier versions wrote no recipe.
+    found = next((names[k] for k in names if k in index["shapes"]), "text-to-image")
+    return str(index.get("recipe", found))
 
 
 def _columns(config: CacheConfig) -> tuple[str, ...]:

@@ -24,7 +24,12 @@ from diffusax.training.data.buckets import buckets_of
 from diffusax.training.data.examples import prepare_images
 from diffusax.training.data.opening import references_of
 from diffusax.training.data.options import EditDataConfig
-from diffusax.training.recipes.base_model import edit_class, edit_example, instruct_class
+from diffusax.training.recipes.base_model import (
+    check_references,
+    edit_class,
+    edit_example,
+    instruct_class,
+)
 from diffusax.training.recipes.denoiser import Denoiser
 from diffusax.training.step.seen_images import SeenImages
 
@@ -91,6 +96,7 @@ class InstructPix2Pix(Denoiser):
             keep_pooled=config.keep_pooled,
         )
         family = self.base.family
+        check_references(family, data)
         dropout: dict[str, Any] = family.edits.dropout(config.conditioning_dropout)
         seen = self._seen_images()
         self.denoising = dataclasses.replace(self.denoising, seen=seen, **dropout)
