@@ -158,7 +158,7 @@ def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, n
         base.scheduler,
         lora=recipe.lora,
         layers=base.hidden_layers,
-        seen=recipe.denoising.seen,
+        tokenizers=tuple(base.text_tokenizers),
     )
     if base.scheduler.config["use_dynamic_shifting"]:
         # The scripts train checkpoints whose shift depends on the image without any.
@@ -447,9 +447,9 @@ def test_a_dropped_instruction_is_an_empty_one_of_the_same_images(tmp_path, fami
     recipe = instruct_pix2pix(edit_options(tmp_path / "model", data, flow.size[0]))
     rows = [recipe.example(recipe.source[i], np.random.default_rng(0)) for i in range(2)]
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    base, seen = recipe.base, recipe.denoising.seen
     originals = batch["original_pixel_values"]
-    empty = [seen.tokenize(base.family, base.text_tokenizers, "", [x]) for x in originals]
+    seen = recipe.base.seen_images([originals.shape[1:3]])
+    empty = [seen.tokenize("", [x]) for x in originals]
     without = {**batch, **{name: np.stack([row[name] for row in empty]) for name in empty[0]}}
     trained, frozen = recipe.trained(), recipe.frozen()
     draws = recipe.denoising.draw(batch, jax.vmap(jax.random.key)(jnp.arange(2)))
@@ -471,15 +471,14 @@ def test_a_dropped_instruction_is_an_empty_one_of_the_same_images(tmp_path, fami
 def test_what_texts_that_speak_of_images_cannot_be_is_said(tmp_path):
     FLOWS["qwen-image-edit"].pipeline(tmp_path / "model")
     data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(2)])
-    config = edit_options(tmp_path / "model", data)
-    bucketed = dataclasses.replace(config.data, bucket_step=8)
-    message = "data.buckets and data.bucket_step cannot be for Qwen-Image-Edit, whose texts speak"
-    with pytest.raises(ValueError, match=message):
-        instruct_pix2pix(dataclasses.replace(config, data=bucketed))
-    recipe = instruct_pix2pix(config)
-    row = {**recipe.source[0], config.data.edit_prompt_column: "a house " * 600}
+    recipe = instruct_pix2pix(edit_options(tmp_path / "model", data))
+    row = {**recipe.source[0], recipe.config.data.edit_prompt_column: "a house " * 600}
     with pytest.raises(ValueError, match="tokens with its images; shorten it"):
         recipe.example(row, np.random.default_rng(0))
+    options = {"recipe": "edit", "model": str(tmp_path / "model")}
+    config = CacheConfig(**options, data=CacheDataConfig(str(data), resolution=24))
+    with pytest.raises(ValueError, match="text_embeddings must be on for Qwen-Image-Edit, whose"):
+        cache_latents(config)
 
 
 def test_texts_speak_of_as_many_images_as_rows_have(tmp_path):
@@ -491,7 +490,6 @@ def test_texts_speak_of_as_many_images_as_rows_have(tmp_path):
         config, data=dataclasses.replace(config.data, reference_columns=("other",))
     )
     recipe = instruct_pix2pix(config)
-    assert recipe.denoising.seen.grids.shape == (2, 2)
     rows = [recipe.example(recipe.source[i], np.random.default_rng(0)) for i in range(2)]
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     assert {"original_pixel_values", "original_pixel_values_2"} < batch.keys()

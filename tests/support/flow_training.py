@@ -493,12 +493,12 @@ def our_losses(
 
     def text(batch: Arrays) -> Arrays:
         base, names = recipe.base, original_names(batch)
-        if loss.seen is None or "texts" in batch:
+        seen = base.seen_images([batch[name].shape[1:3] for name in names])
+        if seen is None or "texts" in batch:
             tokens = [base.tokenize(prompt) for prompt in PROMPTS]
         else:
-            own = base.family, base.text_tokenizers
             tokens = [
-                loss.seen.tokenize(*own, prompt, [batch[name][i] for name in names])
+                seen.tokenize(prompt, [batch[name][i] for name in names])
                 for i, prompt in enumerate(PROMPTS)
             ]
         return {name: np.stack([one[name] for one in tokens]) for name in tokens[0]}

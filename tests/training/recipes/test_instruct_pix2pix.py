@@ -19,12 +19,9 @@ from support.training_runs import steps_logged, wait_for
 import diffusax
 from diffusax.cli.train import command as train_command
 from diffusax.training import (
-    CacheConfig,
-    CacheDataConfig,
     EditDataConfig,
     InstructPix2PixConfig,
     InstructPix2PixValidationConfig,
-    cache_latents,
     instruct_pix2pix,
     train,
 )
@@ -190,34 +187,6 @@ def test_rows_with_some_images_or_none_are_trained_and_go_on_to_the_same_bits(tm
     part = run("part", 6)
     assert len(whole) > 40
     assert all(np.array_equal(a, b) for a, b in zip(whole, part, strict=True))
-
-
-@pytest.mark.slow
-def test_a_cache_of_rows_with_images_and_without_has_the_same_losses(tmp_path):
-    klein_pipeline(tmp_path / "model", layers=28)
-    path = str(write_mixed(tmp_path / "data", 0, rows=6))
-    options = {"resolution": 32, "random_flip": False, "references_optional": True}
-    folder = str(tmp_path / "cache")
-    given = CacheDataConfig(path, **options)
-    model = str(tmp_path / "model")
-    assert cache_latents(CacheConfig("edit", model, folder, text_embeddings=True, data=given)) == 6
-    found: dict[str, list[float]] = {}
-    for data in (EditDataConfig(path, **options), EditDataConfig(folder)):
-        recipe = instruct_pix2pix(mixed_config(tmp_path, data))
-        trained, frozen, loss = recipe.trained(), recipe.frozen(), jax.jit(recipe.loss)
-        by_row = {}
-        for i in range(6):
-            example = recipe.example(recipe.source[i], np.random.default_rng(0))
-            batch = {name: values[None] for name, values in example.items()}
-            key = jax.random.key(1)[None]
-            count = sum("original" in name for name in batch)
-            by_row[i] = (count, float(loss(trained, frozen, batch, key)[0]))
-        found[data.path] = sorted(by_row.values())
-        assert recipe.source.buckets.references == (0, 1, 2)
-    (of_images, of_cache) = (np.array(rows) for rows in found.values())
-    assert (of_images[:, 0] == [0, 0, 1, 1, 2, 2]).all()
-    assert len({*of_images[:, 1]}) == 6
-    np.testing.assert_allclose(of_cache, of_images, rtol=1e-5)
 
 
 def test_a_denoiser_that_reads_the_image_beside_its_own_needs_one(checkpoint, edits):

@@ -327,6 +327,15 @@ TEXT_IMAGES = "text_images"
 """The beginning of the names in a batch of images as the text encoder reads them."""
 
 
+BEFORE, EMPTY, EMPTY_LENGTHS = "text_before", "empty_text", "empty_lengths"
+"""The names in a batch of embeddings of texts that speak of images: what stands before an image,
+and of an empty caption what stands behind the last, with the tokens that are no padding."""
+
+
+ALONE = "alone_"
+"""The beginning of the names in a batch of what stands for a caption without its images."""
+
+
 MOST_ORIGINALS = 10
 """The most images before an edit, of which further ones have numbers: original_latents_2."""
 
@@ -342,7 +351,13 @@ def numbered_names(name: str, count: int) -> list[str]:
 
 def is_text(name: str) -> bool:
     """Returns whether an entry of a batch holds a text's tokens, or images that it speaks of."""
+    name = name.removeprefix(ALONE)
     return name == LENGTHS or name.startswith((ids_name("tokenizer"), TEXT_IMAGES))
+
+
+def is_of_images(name: str) -> bool:
+    """Returns whether an entry of a batch holds a text that speaks of images, or a part of it."""
+    return is_text(name) or name.startswith((BEFORE, EMPTY, EMPTY_LENGTHS, TEXT_IMAGES))
 
 
 def ids_name(tokenizer: str) -> str:

@@ -178,6 +178,9 @@ class EditDataConfig(DataConfig):
     references_optional: bool = False
     """Train rows without any image to look at as text to image, in batches of their own; by default
     such rows cannot be used."""
+    reference_dropout: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """The share of batches of edits whose images to look at are left out, so that they are trained
+    as text to image; for networks that look at images."""
     edit_prompt_column: str = "edit_prompt"
     """The column with the instructions: a text, or a list from which one is drawn each time, with
     the edited image in the same place of its list, if that is one."""

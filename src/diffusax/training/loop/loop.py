@@ -42,6 +42,7 @@ from diffusax.training.loop.program import (
     bytes_on_device,
     check_arguments,
     check_step,
+    chosen,
     compile_in_background,
     count_operations,
     creation,
@@ -139,7 +140,8 @@ class _Run:
             self.batches.set_state(position)
             log.info("continuing from step %d", self.step)
         try:
-            shapes = abstract_batch(self.batches.example(), config, mesh)
+            example, _ = chosen(recipe, self.batches.example(), self.batches.bucket, None)
+            shapes = abstract_batch(example, config, mesh)
             check_arguments(config, mesh, state, abstract_frozen(recipe, mesh), shapes)
         except BaseException:
             self.batches.close()
@@ -175,15 +177,15 @@ class _Run:
         if not self.compiled:
             # The largest images first, so that a run that does not fit ends at its beginning.
             self._compile(next(iter(self.shapes)))
-        examples = next(self.batches)
-        size = self.batches.bucket
+        batch = next(self.batches)
+        examples, size = chosen(self.recipe, batch, self.batches.bucket, self.step)
         if size not in self.compiled:
             one = {name: values[0] for name, values in examples.items()}
             self.shapes[size] = abstract_batch(one, config, self.mesh)
             self._compile(size)
-        batch = put_batch(self.mesh, examples)
+        placed = put_batch(self.mesh, examples)
         with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
-            self.state, metrics = self.compiled[size](self.state, self.frozen, batch)
+            self.state, metrics = self.compiled[size](self.state, self.frozen, placed)
         self.step, self.position = self.step + 1, self.batches.get_state()
         self.meter.add(metrics, self.operations[size])
         self.reports.advance(self.step)

@@ -47,6 +47,15 @@ _MEND = "use a smaller batch_size or a larger accumulate"
 _TICK_SECONDS = 0.5
 
 
+def chosen(recipe: Recipe, examples: Element, size: str, step: int | None) -> tuple[Element, str]:
+    """Returns what a recipe takes of a batch, or of an example, and the name of its size.
+
+    step: the step that it is for; None for the largest that any step may take.
+    """
+    choose = getattr(recipe, "choose", None)
+    return (examples, size) if choose is None else choose(examples, size, step)
+
+
 def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
     """Makes the optimizer of a run."""
     return make_optimizer(config.chosen_optimizer, config.steps, config.component_rates)
@@ -137,7 +146,8 @@ def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple
     The state includes the averages of `config.ema`, and the batch is of the largest images.
     """
     state = abstract_state(recipe, config, mesh, bool(config.ema.averages))
-    example = recipe.example(recipe.source[largest_row(recipe.source)], np.random.default_rng(0))
+    row = recipe.source[largest_row(recipe.source)]
+    example, _ = chosen(recipe, recipe.example(row, np.random.default_rng(0)), "", None)
     return state, abstract_frozen(recipe, mesh), abstract_batch(example, config, mesh)
 
 

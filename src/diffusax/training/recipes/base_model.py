@@ -43,7 +43,9 @@ from diffusax.pipelines.run.sample import run_plan
 from diffusax.pipelines.tasks.tasks import Task
 from diffusax.samplers import Scheduler
 from diffusax.training.data.batches import Element
+from diffusax.training.data.buckets import Size
 from diffusax.training.data.examples import (
+    ALONE,
     LENGTHS,
     PIXELS,
     choose_edit,
@@ -61,7 +63,7 @@ from diffusax.training.data.options import (
 )
 from diffusax.training.data.sources import as_list
 from diffusax.training.step.denoising import original_names
-from diffusax.training.step.seen_images import SeenImages
+from diffusax.training.step.seen_images import SeenImages, seen_images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,14 +224,12 @@ class BaseModel:
         """The tokenizers of the text encoders, in order."""
         return [self.tokenizers[encoder.tokenizer] for encoder in self.family.text_encoders]
 
-    def seen_images(self, size: int, count: int = 1) -> SeenImages | None:
+    def seen_images(self, sizes: Sequence[Size]) -> SeenImages | None:
         """Returns where texts speak of images; None in a family whose text encoder reads none.
 
-        size: their side in pixels. count: their number.
+        sizes: their heights and widths in pixels.
         """
-        if not self.family.edits.reads_with_text:
-            return None
-        return _seen_images(self.family, tuple(self.text_tokenizers), size, count)
+        return seen_images(self.family, tuple(self.text_tokenizers), tuple(sizes))
 
     def components(self, params: dict[str, Params], **options: Any) -> Components:
         """Returns the components for the tasks of `diffusax.pipelines`, with these parameters.
@@ -396,11 +396,12 @@ def check_channels(name: str, channels: int, latents: int, *, edits: bool) -> No
 
 def check_references(family: Family, data: EditDataConfig) -> None:
     """Raises ValueError where rows without images to look at are asked for and cannot be."""
-    if data.references_optional and not family.edits.optional:
-        raise ValueError(
-            f"data.references_optional cannot be for {family.name}, which reads the image to edit "
-            "beside its own; leave it out"
-        )
+    for name in ("references_optional", "reference_dropout"):
+        if getattr(data, name) and not family.edits.optional:
+            raise ValueError(
+                f"data.{name} cannot be for {family.name}, which reads the image to edit beside "
+                "its own; leave it out"
+            )
 
 
 def caption_example(
@@ -457,14 +458,12 @@ def edit_example(
     cells = dict(zip(numbered_names(PIXELS, len(before)), before, strict=True))
     images = _cut(config, base, size, row, rng, pixel_values=cell, **cells)
     originals = [images[name] for name in original_names(images)]
-    if originals and (seen := base.seen_images(size, len(originals))) is not None:
-        return {**images, **seen.tokenize(base.family, base.text_tokenizers, prompt, originals)}
-    return {**images, **base.tokenize(prompt)}
-
-
-@functools.lru_cache(16)
-def _seen_images(family: Family, tokenizers: tuple[Any, ...], size: int, count: int) -> SeenImages:
-    return SeenImages.of(family, tokenizers, size, count)
+    seen = base.seen_images([own.shape[:2] for own in originals])
+    if seen is None:
+        return {**images, **base.tokenize(prompt)}
+    alone = base.tokenize(prompt) if config.reference_dropout else {}
+    without = {ALONE + name: own for name, own in alone.items()}
+    return {**images, **seen.tokenize(prompt, originals), **without}
 
 
 def _cut(

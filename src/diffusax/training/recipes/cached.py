@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Meta
 from tqdm.auto import tqdm
 
-from diffusax.boundary.files import load_json, write_json
+from diffusax.boundary.files import load_json, write_json, written_whole
 from diffusax.boundary.messages import require_extra
 from diffusax.boundary.options import Count, Options, Seed
 from diffusax.models.network import Params
@@ -25,7 +25,15 @@ from diffusax.runtime.devices.mesh import batch_sharding, make_mesh, replicated
 from diffusax.runtime.devices.processes import of_all_processes
 from diffusax.training.data.batches import Broken, Element, Tally
 from diffusax.training.data.buckets import Buckets, buckets_of
-from diffusax.training.data.examples import LATENTS, PIXELS, image_size, is_text
+from diffusax.training.data.examples import (
+    ALONE,
+    EMPTY,
+    EMPTY_LENGTHS,
+    LATENTS,
+    PIXELS,
+    image_size,
+    is_text,
+)
 from diffusax.training.data.opening import open_images, own_share
 from diffusax.training.data.options import ControlDataConfig, EditDataConfig
 from diffusax.training.data.sources import ArrowSource, Source
@@ -37,11 +45,17 @@ from diffusax.training.recipes.base_model import (
     control_example,
     edit_example,
 )
-from diffusax.training.step.denoising import embedding_entries, encode_captions, encode_pixels
+from diffusax.training.step.denoising import (
+    embedding_entries,
+    encode_captions,
+    encode_pixels,
+    reference_sizes,
+)
 
 _INDEX = "cache.json"
 _STEERING = "conditioning_pixel_values"
 _EDITS = "instruct-pix2pix"
+_EMPTY = "empty.npz"
 
 
 class _Kind(NamedTuple):
@@ -115,6 +129,9 @@ class CachedSource:
     """The sizes of the images that the latents are of, where there are several."""
     shapes_by_size: tuple[dict[str, tuple[int, ...]], ...] = ()
     """The shapes for each of the sizes."""
+    empty: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """The embeddings of an empty caption without images by their names in a batch, without the axis
+    b; none where there are no embeddings, and in caches of earlier versions."""
 
     @classmethod
     def open(
@@ -146,8 +163,9 @@ class CachedSource:
         if missing:
             raise ValueError(f"{missing[0]} is missing; write the cache again with cache-latents")
         shapes, rows = _shapes(index), ArrowSource(files, files)
+        empty = _read_empty(Path(folder))
         if "buckets" not in index:
-            return cls(rows, shapes, index["dtypes"])
+            return cls(rows, shapes, index["dtypes"], empty=empty)
         parts = [tuple(str(Path(folder) / n) for n in b["files"]) for b in index["buckets"]]
         counts = [len(ArrowSource(part, part)) for part in parts]
         sizes = tuple((height, width) for height, width in (b["size"] for b in index["buckets"]))
@@ -155,7 +173,7 @@ class CachedSource:
         by_size = tuple(map(_shapes, index["buckets"]))
         references = tuple(b["references"] for b in index["buckets"] if "references" in b)
         buckets = Buckets(sizes, of_row, references)
-        return cls(rows, shapes, index["dtypes"], buckets, by_size)
+        return cls(rows, shapes, index["dtypes"], buckets, by_size, empty)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -187,6 +205,13 @@ def _check_networks(folder: str, index: Mapping[str, Any], base: BaseModel) -> N
             )
 
 
+def _read_empty(folder: Path) -> dict[str, np.ndarray]:
+    if not (folder / _EMPTY).is_file():
+        return {}
+    with np.load(folder / _EMPTY, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
 def is_cache(path: str) -> bool:
     """Returns whether `cache_latents` wrote this folder."""
     return (Path(path) / _INDEX).is_file()
@@ -215,6 +240,11 @@ def cache_latents(config: CacheConfig) -> int:
     base = BaseModel.open(config.model, edits=edits)
     if edits:
         check_references(base.family, config.data)
+    if edits and base.family.edits.reads_with_text and not config.text_embeddings:
+        raise ValueError(
+            f"text_embeddings must be on for {base.family.name}, whose texts speak of the images "
+            "before the edit"
+        )
     size = image_size(config.data, base.default_size, base.multiple)
     columns = _columns(config)
     column = columns[-1] if edits else columns[0]
@@ -243,9 +273,20 @@ def cache_latents(config: CacheConfig) -> int:
         raise ValueError(f"{config.data.path} has no row that can be used")
     if jax.process_index() == 0:
         networks = {name: fingerprint(part) for name, part in params.items()}
+        if config.text_embeddings:
+            _write_empty(folder, base, params)
         index = _index(written, buckets_of(source), networks)
         write_json(folder / _INDEX, {"recipe": config.recipe, **index})
     return sum(part.rows for part in parts)
+
+
+def _write_empty(folder: Path, base: BaseModel, params: Params) -> None:
+    """Writes the embeddings of an empty caption."""
+    tokens = {name: ids[None] for name, ids in base.tokenize("").items()}
+    run = jax.jit(functools.partial(_embedded, base))
+    found = run({name: params[name] for name in base.text_encoders}, tokens)
+    with written_whole(folder / _EMPTY) as partial, partial.open("wb") as file:
+        np.savez(file, **{name: np.asarray(own[0]) for name, own in found.items()})
 
 
 class _Part(NamedTuple):
@@ -384,6 +425,28 @@ def _batches(
                 yield {key: np.stack([e[key] for e in elements]) for key in elements[0]}
 
 
+def _embedded(base: BaseModel, params: Params, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Returns the embeddings of a batch's captions by their names.
+
+    Where texts speak of images also those of empty captions, and of captions without the images if
+    the batch has these.
+    """
+    options = base.family, base.networks, params
+    seen = base.seen_images(reference_sizes(batch))
+    encoded = encode_captions(*options, batch, base.hidden_layers, seen)
+    found = embedding_entries(base.family, encoded)
+    if seen is not None:
+        empty = seen.encode_empty(base.networks, params, batch, base.hidden_layers)
+        found |= dict(zip((EMPTY, EMPTY_LENGTHS), empty, strict=True))
+    alone = {name.removeprefix(ALONE): x for name, x in batch.items() if name.startswith(ALONE)}
+    if alone:
+        entries = embedding_entries(
+            base.family, encode_captions(*options, alone, base.hidden_layers)
+        )
+        found |= {ALONE + name: own for name, own in entries.items()}
+    return found
+
+
 def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
     """Returns a function that encodes batches, padded to one shape, on this process's devices."""
     mesh = make_mesh(devices=jax.local_devices())
@@ -398,9 +461,8 @@ def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
         for name in [name for name in arrays if name.startswith(PIXELS)]:
             arrays[name.replace(PIXELS, LATENTS)], _ = encode(arrays.pop(name))
         if text_embeddings:
-            encoded = encode_captions(base.family, base.networks, params, batch, base.hidden_layers)
             arrays = {k: v for k, v in arrays.items() if not is_text(k)}
-            arrays |= embedding_entries(base.family, encoded)
+            arrays |= _embedded(base, params, batch)
         return arrays
 
     size = 0

@@ -54,7 +54,7 @@ ZERO_AT_START = frozenset(["conv2", "proj_out", "conv_out"])
 
 _OF_ROWS = frozenset(
     [
-        *("path", "own_part", "workers", "threads"),
+        *("path", "own_part", "workers", "threads", "reference_dropout"),
         *("streaming", "streaming_cache", "streaming_window"),
     ]
 )
@@ -153,6 +153,7 @@ class Denoiser:
             base.scheduler,
             lora=self.lora,
             layers=base.hidden_layers,
+            tokenizers=tuple(base.text_tokenizers),
             **dropout,
         )
 
@@ -367,10 +368,11 @@ class Denoiser:
         """
         base, dtype = self.base, self.config.compute_dtype
         if not self.embedded:
-            seen = self.denoising.seen
-            if seen is not None:
-                return {"empty": seen.empty(base.family, base.text_tokenizers, self.size)}
             return {"empty": base.tokenize("")}
+        known = getattr(self.source, "empty", {})
+        if known and not self.prompts:
+            # No text encoder has to be read for what a cache holds.
+            return cast_params({"empty": known}, dtype)
 
         def embed(params: Params, tokens: Params) -> Params:
             def one(ids: Params) -> Params:

@@ -20,9 +20,8 @@ from diffusax.models.network import Params
 from diffusax.pipelines.tasks import tasks
 from diffusax.pipelines.tasks.tasks import Task
 from diffusax.training.config import DenoiserConfig, ImagesValidationConfig
-from diffusax.training.data.buckets import buckets_of
-from diffusax.training.data.examples import prepare_images
-from diffusax.training.data.opening import references_of
+from diffusax.training.data.batches import Element
+from diffusax.training.data.examples import ALONE, EMPTY, is_of_images, prepare_images
 from diffusax.training.data.options import EditDataConfig
 from diffusax.training.recipes.base_model import (
     check_references,
@@ -30,8 +29,12 @@ from diffusax.training.recipes.base_model import (
     edit_example,
     instruct_class,
 )
+from diffusax.training.recipes.cached import CachedSource
 from diffusax.training.recipes.denoiser import Denoiser
-from diffusax.training.step.seen_images import SeenImages
+from diffusax.training.step.denoising import original_names
+
+_CHOICE = 7
+"""What the seed is joined by for the batches whose images are left out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +101,8 @@ class InstructPix2Pix(Denoiser):
         family = self.base.family
         check_references(family, data)
         dropout: dict[str, Any] = family.edits.dropout(config.conditioning_dropout)
-        seen = self._seen_images()
-        self.denoising = dataclasses.replace(self.denoising, seen=seen, **dropout)
+        self._check_alone()
+        self.denoising = dataclasses.replace(self.denoising, **dropout)
         self.guides_by_image = instruct_class(family) is not None
         if not self.guides_by_image:
             _check_guidance(config, family.name)
@@ -108,31 +111,29 @@ class InstructPix2Pix(Denoiser):
         self.task: Task = getattr(editor, "task", tasks.text_to_image)
         self.images = [self._cut(path) for path in config.validation.images]
 
-    def _seen_images(self) -> SeenImages | None:
-        """Returns where texts speak of images, where they do.
+    def choose(self, examples: Element, size: str, step: int | None) -> tuple[Element, str]:
+        """Leaves out the images to look at of all of a batch, in a share of the steps.
 
-        Raises:
-            ValueError: the images have several sizes, or there are embeddings that know of none.
+        Args:
+            examples: the batch, or one example.
+            size: the name of its images' size.
+            step: the step; None where none is left out.
+
+        Returns:
+            What remains, and the name of its size.
         """
-        base, data = self.base, self.config.data
-        if not base.family.edits.reads_with_text:
-            return None
-        name = base.family.name
-        if data.bucketed:
-            raise ValueError(
-                f"data.buckets and data.bucket_step cannot be for {name}, whose texts speak of "
-                "images of one size; leave them out"
-            )
-        if self.cached:
-            raise ValueError(
-                f"data.path must hold images for {name}, whose texts speak of them, and no cache"
-            )
-        if buckets_of(self.source) is not None:
-            raise ValueError(
-                f"the rows of {data.path} differ in the number of images before the edit, and all "
-                f"texts of {name} speak of as many; train on those with one number"
-            )
-        return base.seen_images(self.size, references_of(self.source, data))
+        share, names = self.config.data.reference_dropout, original_names(examples)
+        kept = {name: x for name, x in examples.items() if not name.startswith(ALONE)}
+        if step is None or not share or not names:
+            return kept, size
+        if np.random.default_rng((self.config.seed, _CHOICE, step)).random() >= share:
+            return kept, size
+        alone = {name: x for name, x in examples.items() if name.startswith(ALONE)}
+        texts = {name.removeprefix(ALONE): x for name, x in alone.items()}
+        others = {name: x for name, x in kept.items() if name not in names}
+        if texts:
+            others = {name: x for name, x in others.items() if not is_of_images(name)}
+        return {**others, **texts}, f"{size.partition('+')[0]}+0"
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
         """Returns each validation image beside its edited one, with the prompt beneath."""
@@ -150,6 +151,18 @@ class InstructPix2Pix(Denoiser):
 
     def card(self) -> dict[str, Any]:
         return {**super().card(), "pipeline_tag": "image-to-image"}
+
+    def _check_alone(self) -> None:
+        """Raises ValueError where a cache lacks the texts for batches without images."""
+        cache, data = self.source, self.config.data
+        if not isinstance(cache, CachedSource) or not data.reference_dropout:
+            return
+        of_rows = cache.shapes_by_size or (cache.shapes,)
+        if any(EMPTY in own and not any(k.startswith(ALONE) for k in own) for own in of_rows):
+            raise ValueError(
+                f"data.reference_dropout needs the texts of {data.path} without their images, too; "
+                "write it again with data.reference_dropout"
+            )
 
     def _edited(
         self, trained: Params, frozen: Params, before: list[Image.Image]

@@ -19,7 +19,8 @@ class Recipe(Protocol):
 
     Worker processes get a copy, so it must be possible to pickle a recipe. A recipe that has
     `networks`, by component, tells a mesh's tensor axis how many heads their attention has.
-    One that has `lora`, the plan of its adapters, goes on only with the same alphas.
+    One that has `lora`, the plan of its adapters, goes on only with the same alphas. One that has
+    `choose` says what a step takes of a batch, see `InstructPix2Pix.choose`.
     """
 
     name: str

@@ -24,7 +24,11 @@ from diffusax.runtime.random.noise import seed_key
 from diffusax.samplers import Scheduler
 from diffusax.samplers.processes import Process, add_noise
 from diffusax.training.config import DenoisingConfig, TimestepBiasConfig
+from diffusax.training.data.buckets import Size
 from diffusax.training.data.examples import (
+    BEFORE,
+    EMPTY,
+    EMPTY_LENGTHS,
     LATENTS,
     LENGTHS,
     MOST_ORIGINALS,
@@ -33,7 +37,7 @@ from diffusax.training.data.examples import (
     ids_name,
     numbered_names,
 )
-from diffusax.training.step.seen_images import SeenImages
+from diffusax.training.step.seen_images import SeenImages, seen_images, with_tail
 from diffusax.training.step.step import Batch
 
 STATISTICS = "statistics"
@@ -101,7 +105,10 @@ class DenoisingLoss:
         pixel_values: b H W 3 uint8, or moments: b h w 2z, cached. The images to learn; they are
             their own latents where the family has no autoencoder.
         input_ids: b t, and input_ids_2 for a second text encoder; or encoder_hidden_states: b t d,
-            and a pooled output: b p, cached under the family's `embedding_columns`.
+            and a pooled output: b p, cached under the family's `embedding_columns`. Where the
+            texts speak of images, text_before, text_before_2 and so on hold what stands before
+            each, b t d, and empty_text and empty_lengths the caption's replacement, see
+            `SeenImages.encode_empty`.
         lengths: b, the tokens of each text that are not padding, where the family has it.
         time_ids: b 6, where the family has micro-conditioning.
         original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. For edits alone:
@@ -143,8 +150,8 @@ class DenoisingLoss:
     """The probability of each timestep; None where all are equally likely."""
     layers: HiddenLayers | None = None
     """The hidden states that are a text's embeddings; see `encode_captions`."""
-    seen: SeenImages | None = None
-    """Where texts speak of images; None where they speak of none."""
+    tokenizers: tuple[Any, ...] = ()
+    """Those of the text encoders, in a family whose texts speak of images."""
     lora: TrainedLora | None = None
     """The adapters that are trained; their networks are frozen. None where networks are trained."""
 
@@ -303,24 +310,36 @@ class DenoisingLoss:
         return self.family.edits.condition(given, originals, lambda x: self._scaled(weights, x))
 
     def _text(self, weights: Params, batch: Batch, dropped: jax.Array) -> Prompt:
-        empty = weights["empty"]
+        seen = seen_images(self.family, self.tokenizers, reference_sizes(batch))
+        empty = weights["empty"] if seen is None else seen.empty
+        if EMPTY in batch:
+            empty = self._cached_empty(batch)
         given = {name: batch[name] for name in empty}
         chosen = {name: _replace(dropped, empty[name], given[name]) for name in empty}
-        if self.seen is not None:
-            chosen |= self.seen.patches(batch)
-        encoded = self._encode(weights, chosen)
+        if seen is not None:
+            chosen |= seen.patches(batch)
+        befores = {name: batch[name] for name in before_names(batch)}
+        encoded = self._encode(weights, {**chosen, **befores}, seen)
         if not self.keep_pooled:
             return encoded
-        return encoded._replace(pooled=self._encode(weights, given).pooled)
+        return encoded._replace(pooled=self._encode(weights, given, seen).pooled)
 
-    def _encode(self, weights: Params, text: Mapping[str, jax.Array]) -> Prompt:
+    def _cached_empty(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns the embeddings of empty captions of rows' own images, by their names."""
+        (name,), lengths = self.family.embedding_columns, batch[EMPTY_LENGTHS]
+        return {name: with_tail(batch[name], batch[EMPTY], lengths), LENGTHS: lengths}
+
+    def _encode(
+        self, weights: Params, text: Mapping[str, jax.Array], seen: SeenImages | None
+    ) -> Prompt:
         cached = [text[name] for name in self.family.embedding_columns if name in text]
         if cached:
-            embeddings = [embedding.astype(self.compute_dtype) for embedding in cached]
-            own: dict[str, Any] = dict(zip(Prompt._fields, embeddings))
-            return Prompt(**own, lengths=text.get(LENGTHS))
-        options = self.layers, self.seen
-        return encode_captions(self.family, self.networks, weights, text, *options)
+            befores = [text[name] for name in before_names(text)]
+            embeddings = [embedding.astype(self.compute_dtype) for embedding in (*cached, *befores)]
+            own: dict[str, Any] = dict(zip(Prompt._fields, embeddings[: len(cached)]))
+            before = tuple(embeddings[len(cached) :])
+            return Prompt(**own, lengths=text.get(LENGTHS), before=before)
+        return encode_captions(self.family, self.networks, weights, text, self.layers, seen)
 
     def _image(self, weights: Params, name: str, given: jax.Array, dropped: jax.Array) -> jax.Array:
         """Returns the modes of an image's latents before the edit, unscaled.
@@ -338,6 +357,18 @@ def original_names(batch: Mapping[str, Any]) -> list[str]:
     """Returns the names in a batch of the images before the edit, in order."""
     kind = LATENTS if LATENTS in batch else PIXELS
     return [name for name in numbered_names(kind, MOST_ORIGINALS) if name in batch]
+
+
+def before_names(batch: Mapping[str, Any]) -> list[str]:
+    """Returns the names in a batch of embeddings of what stands before images, in order."""
+    return [name for name in numbered_names(BEFORE, MOST_ORIGINALS) if name in batch]
+
+
+def reference_sizes(batch: Mapping[str, Any]) -> tuple[Size, ...]:
+    """Returns the heights and widths of a batch's images before the edit; none of cached ones."""
+    if LATENTS in batch:
+        return ()
+    return tuple(np.shape(batch[name])[1:3] for name in original_names(batch))
 
 
 def encode_pixels(vae: Network, params: Params, pixels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -364,7 +395,7 @@ def encode_captions(
     the texts speak of images, if they do.
     """
     if seen is not None:
-        return seen.encode(family, networks, params, ids, layers)
+        return seen.encode(networks, params, ids, layers)
     encoders = family.text_encoders
     tokens = tuple(ids[ids_name(e.tokenizer)] for e in encoders)
     return family.encode(
@@ -377,6 +408,7 @@ def encode_captions(
 def embedding_entries(family: Family, prompt: Prompt) -> dict[str, jax.Array]:
     """Returns embeddings by their names in a batch, with their lengths where the family has it."""
     found = dict(zip(family.embedding_columns, prompt))
+    found |= dict(zip(numbered_names(BEFORE, len(prompt.before)), prompt.before))
     return found if prompt.lengths is None else {**found, LENGTHS: prompt.lengths}
 
 

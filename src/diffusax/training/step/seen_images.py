@@ -1,10 +1,12 @@
 """Texts that speak of images, as vision-language encoders read them in training.
 
-The images of all rows have one size, so that their tokens stand at the same places in all texts,
-behind a beginning that is the same. Each row has images of its own, and is encoded by itself.
+In a batch the images have the same sizes in all rows, so that their tokens stand at the same places
+in all texts, behind a beginning that is the same. Each row has images of its own, and is encoded by
+itself.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from diffusax.models.network import Network, Params
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import HiddenLayers, ImageSpans, Prompt, TextImages, Tokens
+from diffusax.training.data.buckets import Size
 from diffusax.training.data.examples import LENGTHS, TEXT_IMAGES, ids_name, numbered_names
 
 _CAPTION = 512
@@ -26,26 +29,41 @@ _PLACES, _POSITIONS, _PATCHES = (f"{TEXT_IMAGES}_{x}" for x in ("places", "posit
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SeenImages:
-    """Where all texts of a training speak of images."""
+    """Where the texts of a batch speak of images."""
 
+    family: Family
+    tokenizers: tuple[Any, ...]
+    sizes: tuple[Size, ...]
+    """The heights and widths of k images in pixels."""
     grids: np.ndarray
     """The rows and columns of patches of k images, k 2."""
     spans: ImageSpans
-    length: int
-    """The tokens that texts are filled up to."""
+    least: int
+    """The tokens of an empty caption with its images."""
 
     @classmethod
-    def of(cls, family: Family, tokenizers: Sequence[Any], size: int, count: int) -> "SeenImages":
-        """Returns where texts speak of so many squares. size: their side in pixels."""
-        blank = [Image.new("RGB", (size, size))] * count
+    def of(
+        cls, family: Family, tokenizers: tuple[Any, ...], sizes: tuple[Size, ...]
+    ) -> "SeenImages":
+        """Returns where texts speak of images of these heights and widths in pixels."""
+        blank = [Image.new("RGB", (width, height)) for height, width in sizes]
         tokens = family.tokenize(tokenizers, (("",),), _call("", blank))
-        length, images = int(tokens.lengths[0]) + _CAPTION, tokens.images
+        images = tokens.images
         assert images is not None
-        return cls(np.asarray(images.grids[0]), images.spans, length)
+        grids, least = np.asarray(images.grids[0]), int(tokens.lengths[0])
+        return cls(family, tokenizers, sizes, grids, images.spans, least)
 
-    def tokenize(
-        self, family: Family, tokenizers: Sequence[Any], caption: str, pixels: Sequence[np.ndarray]
-    ) -> dict[str, np.ndarray]:
+    @property
+    def length(self) -> int:
+        """The tokens that texts are filled up to."""
+        return self.least + _CAPTION
+
+    @property
+    def tail(self) -> int:
+        """The tokens of an empty caption that stand behind the last image."""
+        return self.least - self.spans.spans[-1][1]
+
+    def tokenize(self, caption: str, pixels: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """Returns what stands for a caption and its images in a batch, without the axis b.
 
         pixels: the images, h w 3 uint8 each.
@@ -55,8 +73,8 @@ class SeenImages:
         """
         images = [Image.fromarray(own) for own in pixels]
         call = _call(caption, images)
-        tokens = family.tokenize(tokenizers, ((caption,),), call, self.length)
-        (encoder,), read = family.text_encoders, tokens.images
+        tokens = self.family.tokenize(self.tokenizers, ((caption,),), call, self.length)
+        (encoder,), read = self.family.text_encoders, tokens.images
         assert read is not None
         patches = zip(numbered_names(_PATCHES, len(images)), read.patches, strict=True)
         return {
@@ -67,13 +85,10 @@ class SeenImages:
             **{name: own[0] for name, own in patches},
         }
 
-    def empty(self, family: Family, tokenizers: Sequence[Any], size: int) -> dict[str, np.ndarray]:
-        """Returns what stands for an empty caption of a row's own images; see `tokenize`.
-
-        size: the side of the images in pixels.
-        """
-        blank = [np.zeros((size, size, 3), np.uint8)] * len(self.grids)
-        found = self.tokenize(family, tokenizers, "", blank)
+    @functools.cached_property
+    def empty(self) -> dict[str, np.ndarray]:
+        """What stands for an empty caption of a row's own images; see `tokenize`."""
+        found = self.tokenize("", [np.zeros((*size, 3), np.uint8) for size in self.sizes])
         return {name: own for name, own in found.items() if not name.startswith(_PATCHES)}
 
     def patches(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +97,6 @@ class SeenImages:
 
     def encode(
         self,
-        family: Family,
         networks: Mapping[str, Network],
         params: Params,
         batch: Mapping[str, jax.Array],
@@ -91,13 +105,12 @@ class SeenImages:
         """Encodes captions with their images to embeddings, b ....
 
         Args:
-            family: the family.
             networks: the networks by name.
             params: their parameters.
             batch: what `tokenize` returns, for b rows.
             layers: see `encode_captions`.
         """
-        (encoder,) = family.text_encoders
+        (encoder,) = self.family.text_encoders
         names = numbered_names(_PATCHES, len(self.grids))
         rows = {k: batch[k] for k in (ids_name(encoder.tokenizer), LENGTHS, _PLACES, _POSITIONS)}
         rows |= {name: batch[name] for name in names}
@@ -114,12 +127,56 @@ class SeenImages:
             ids = (own[ids_name(encoder.tokenizer)],)
             tokens = Tokens(ids, lengths=own[LENGTHS], layers=layers, images=images)
             given = (networks[encoder.name],), (params[encoder.name],)
-            found: Prompt = family.encode(*given, tokens)
+            found: Prompt = self.family.encode(*given, tokens)
             return jax.tree.map(lambda x: x[0], found)
 
         return jax.lax.map(one, rows)
 
+    def encode_empty(
+        self,
+        networks: Mapping[str, Network],
+        params: Params,
+        batch: Mapping[str, jax.Array],
+        layers: HiddenLayers | None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Encodes empty captions of rows' images; the arguments are those of `encode`.
+
+        Returns:
+            The embeddings of what stands behind the last image, b `tail` d, as what stands before
+            does not read it; and the number of all embeddings that are no padding, b.
+        """
+        b = len(batch[_PLACES])
+        empty = {
+            name: jnp.broadcast_to(own, (b, *np.shape(own))) for name, own in self.empty.items()
+        }
+        found = self.encode(networks, params, {**empty, **self.patches(batch)}, layers)
+        places = found.lengths[:, None] - self.tail + jnp.arange(self.tail)
+        return jnp.take_along_axis(found.context, places[..., None], axis=1), found.lengths
+
+
+# All rows of a batch ask for the same.
+@functools.lru_cache(64)
+def seen_images(
+    family: Family, tokenizers: tuple[Any, ...], sizes: tuple[Size, ...]
+) -> SeenImages | None:
+    """Returns where texts speak of images of these sizes; None where they speak of none."""
+    if not sizes or not family.edits.reads_with_text:
+        return None
+    return SeenImages.of(family, tokenizers, sizes)
+
+
+def with_tail(context: jax.Array, tail: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Returns embeddings of texts, b t d, with another caption behind the last image.
+
+    tail, lengths: see `SeenImages.encode_empty`.
+    """
+    behind = jnp.arange(context.shape[1]) - (lengths[:, None] - tail.shape[1])
+    places = jnp.clip(behind, 0, tail.shape[1] - 1)
+    found = jnp.take_along_axis(tail, places[..., None], axis=1)
+    return jnp.where((behind >= 0)[..., None], found, context)
+
 
 def _call(caption: str, images: Sequence[Image.Image]) -> Call:
-    """Returns a call whose images are read in their own size, where a call says the size."""
-    return Call(prompt=caption, image=list(images), output_resolution=images[0].height)
+    """Returns a call whose images are read in their own size, where a call says the area."""
+    area = np.mean([image.width * image.height for image in images])
+    return Call(prompt=caption, image=list(images), output_resolution=round(float(area) ** 0.5))
