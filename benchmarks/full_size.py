@@ -68,6 +68,17 @@ QWEN3_VL_8B = {
     },
     "vision_config": {"out_hidden_size": 4096},
 }
+QWEN2_5_VL_7B = {
+    "text_config": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+    },
+    "vision_config": {"hidden_size": 1280, "depth": 32, "out_hidden_size": 3584},
+}
 T5_XXL = {
     "d_model": 4096,
     "d_kv": 64,

@@ -23,7 +23,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 from random_models import MODELS, call_programs, write_checkpoint
-from tpu_compile import add_storage, compile_call, compile_request, compile_training, shapes
+from tpu_compile import (
+    TRAINING,
+    add_storage,
+    compile_call,
+    compile_request,
+    compile_training,
+    shapes,
+)
 
 from diffusax.lora.stacks import room_for
 from diffusax.models.adapters.low_rank import LowRank, kernel_shapes
@@ -34,7 +41,7 @@ from diffusax.runtime.programs.topology import topology_mesh
 
 PCIE = 31.5
 """GB a second of 16 lanes of 16 GT/s, 128 of 130 bits of which are data (PCIe 4.0)."""
-PROGRAMS = ("encode_texts", "denoise", "decode", "train", "train-edits", "train-lora")
+PROGRAMS = ("encode_texts", "denoise", "decode", *TRAINING)
 
 
 def main() -> None:
@@ -51,7 +58,7 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1, help="microbatches of a training step")
     parser.add_argument("--checkpointing", default="blocks", choices=["none", "blocks", "full"])
     parser.add_argument("--ema", default="none", choices=["none", "ramp"])
-    parser.add_argument("--rank", type=int, default=8, help="of the adapters of train-lora")
+    parser.add_argument("--rank", type=int, default=8, help="of the adapters")
     parser.add_argument("--loras", type=int, help="rank of LoRAs on all attention, of denoise")
     add_storage(parser)
     parser.add_argument("--kinds", type=int, default=25, help="the number of lines of the table")
@@ -84,8 +91,7 @@ def main() -> None:
 def compile_program(folder: Path, mesh, args):
     """Returns the executable, and the operations that are needed on each device."""
     if args.program.startswith("train"):
-        edits, lora = args.program == "train-edits", args.program == "train-lora"
-        return compile_training(folder, mesh, args, edits=edits, lora=lora)
+        return compile_training(folder, mesh, args, program=args.program)
     pipe = shapes(folder, args)
     images = args.batch * batch_size(mesh)
     if args.loras:

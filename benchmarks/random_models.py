@@ -163,6 +163,24 @@ MODELS = {
         "Qwen3VLForConditionalGeneration",
         "AutoencoderKLQwenImage21",
     ),
+    "qwen-image-edit": Architecture(
+        "QwenImageEditPlusPipeline",
+        1024,
+        {
+            "_class_name": "FlowMatchEulerDiscreteScheduler",
+            "use_dynamic_shifting": True,
+            "base_shift": 0.5,
+            "max_shift": 0.9,
+            "base_image_seq_len": 256,
+            "max_image_seq_len": 8192,
+        },
+        {},
+        {},
+        {"text_encoder": full_size.QWEN2_5_VL_7B},
+        ("transformer", "QwenImageTransformer2DModel"),
+        "Qwen2_5_VLForConditionalGeneration",
+        "AutoencoderKLQwenImage",
+    ),
 }
 
 _TINY_VAE = {
@@ -306,7 +324,10 @@ def write_checkpoint(folder: Path, model: Architecture) -> None:
     if model.vae_class == "AutoencoderKL":
         configs["vae"]["sample_size"] = model.size
     index |= {name: ["diffusers", config["_class_name"]] for name, config in configs.items()}
-    read_by = {e.name: e.tokenizer for e in getattr(diffusax, model.pipeline).family.text_encoders}
+    family = getattr(diffusax, model.pipeline).family
+    read_by = {e.name: e.tokenizer for e in family.text_encoders}
+    for other in {c.name for c in family.components if c.role == "tokenizer"} - {*read_by.values()}:
+        index[other] = ["transformers", _write_tokenizer(folder / other, "Qwen3Model")]
     for encoder, config in model.encoders.items():
         clip = "CLIPTextModel" if encoder == "text_encoder" else "CLIPTextModelWithProjection"
         kind = "T5EncoderModel" if "d_ff" in config else model.encoder_class or clip
@@ -329,7 +350,11 @@ def _write_tokenizer(folder: Path, encoder: str) -> str:
         write_clip_vocabulary(folder)
         return "CLIPTokenizer"
     from support.tiny_tokenizers import qwen_tokenizer, t5_tokenizer
+    from support.tiny_vision_language import write_processor
 
+    if encoder.startswith("Qwen2_5_VL"):
+        write_processor(folder, "Qwen2VLProcessor", patch=14, most=1280)
+        return "Qwen2VLProcessor"
     if encoder == "T5EncoderModel":
         t5_tokenizer().save_pretrained(folder)
         return "T5Tokenizer"

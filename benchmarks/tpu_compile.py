@@ -6,6 +6,8 @@
         --topologies v4:2x2x4 --meshes data=16 --ema ramp
     python benchmarks/tpu_compile.py --models sd1 xl --programs train-lora --topologies v5e:2x2 \
         --meshes data=1 --batch 1
+    python benchmarks/tpu_compile.py --models qwen-image-edit --programs train-edits-lora-cached \
+        --topologies v6e:2x2 --meshes data=1,fsdp=4 --rank 16 --weights int8
 
 It needs libtpu (pip install -e '.[tpu]'), gigabytes of memory and minutes for each line, with
 --effort 0 many times as long. Each line is printed, and added to --out as JSON, as soon as it is
@@ -26,6 +28,8 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import jax
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
@@ -54,6 +58,13 @@ from diffusax.training import (
     text_to_image,
 )
 from diffusax.training.loop.program import lower_step, step_operations
+from diffusax.training.recipes.cached import encode_batch
+
+TRAINING = (
+    *("train", "train-edits", "train-lora", "train-edits-lora"),
+    *("train-lora-cached", "train-edits-lora-cached"),
+)
+"""Training steps: of all parameters or adapters, from pixels and texts or from a cache of them."""
 
 
 def compile_call(pipe, mesh, batch: int, name: str, options):
@@ -90,8 +101,10 @@ def shapes(folder: Path, options):
     return pipe
 
 
-def compile_training(folder: Path, mesh, options, *, edits: bool, lora: bool):
-    """A training step from pixels in bfloat16 with AdamW, parameters split, compiled."""
+def compile_training(folder: Path, mesh, options, *, program: str):
+    """A training step in bfloat16 with AdamW, parameters split, compiled."""
+    _, *words = program.split("-")
+    edits, lora, cached = (word in words for word in ("edits", "lora", "cached"))
     kind, make = (
         (InstructPix2PixConfig, instruct_pix2pix) if edits else (TextToImageConfig, text_to_image)
     )
@@ -103,12 +116,28 @@ def compile_training(folder: Path, mesh, options, *, edits: bool, lora: bool):
         data=type(kind().data)(path=str(write_data(folder)), resolution=options.size),
         ema=EMAConfig(rule=options.ema),
         lora=LoRAConfig(rank=options.rank if lora else 0),
+        weights=options.weights if lora else None,
     )
     recipe = make(config)
+    if cached:
+        take_as_cached(recipe)
     with in_mesh(mesh):
         lowered = lower_step(recipe, config, mesh)
         compiled = compile_there(lowered, mesh, effort=options.effort, **estimates(mesh))
     return compiled, step_operations(recipe, config, mesh) / mesh.size
+
+
+def take_as_cached(recipe) -> None:
+    """Makes a recipe train on what a cache of its data with text embeddings would hold."""
+    base = recipe.base
+    row = recipe.example(recipe.source[0], np.random.default_rng(0))
+    batch = {name: jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for name, x in row.items()}
+    shapes = {name: base.networks[name].shapes for name in (base.autoencoder, *base.text_encoders)}
+    encode = functools.partial(encode_batch, base, text_embeddings=True)
+    stored = jax.eval_shape(encode, shapes, batch)
+    held = {name: np.zeros(x.shape[1:], x.dtype) for name, x in stored.items()}
+    recipe.cached = recipe.embedded = True
+    recipe.example = lambda row, rng: held
 
 
 def write_data(folder: Path) -> Path:
@@ -128,8 +157,7 @@ def measure(folder: Path, model: str, program: str, mesh, options) -> dict:
     pipe = shapes(folder, options)
     began = time.perf_counter()
     if program.startswith("train"):
-        given = {"edits": program == "train-edits", "lora": program == "train-lora"}
-        compiled, needed = compile_training(folder, mesh, options, **given)
+        compiled, needed = compile_training(folder, mesh, options, program=program)
     else:
         images = options.batch * batch_size(mesh)
         compiled, needed = compile_call(pipe, mesh, images, program, options)
@@ -180,7 +208,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    names = ["encode_texts", "denoise", "decode", "train", "train-edits", "train-lora"]
+    names = ["encode_texts", "denoise", "decode", *TRAINING]
     parser.add_argument("--programs", nargs="+", default=names, choices=names)
     parser.add_argument("--topologies", nargs="+", default=["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
     parser.add_argument("--meshes", nargs="+", default=["data=1", "data=4"], help="see make_mesh")
@@ -188,7 +216,7 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1, help="microbatches of a training step")
     parser.add_argument("--size", type=int, help="pixels of a side, by default the model's own")
     parser.add_argument("--checkpointing", default="blocks", choices=["none", "blocks", "full"])
-    parser.add_argument("--rank", type=int, default=8, help="of the adapters of train-lora")
+    parser.add_argument("--rank", type=int, default=8, help="of the adapters")
     parser.add_argument("--ema", default="none", choices=["none", "ramp"])
     add_storage(parser)
     parser.add_argument("--effort", type=float, default=-1.0, help="of XLA, see compile_there")

@@ -37,6 +37,9 @@ from support.tiny_transformers import klein_pipeline, qwen_image_pipeline
 
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors
+from diffusax.models.parameter_tree import ordered_leaves
+from diffusax.models.quantized import Quantized
+from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks import tasks
 from diffusax.training import (
     CacheConfig,
@@ -80,6 +83,7 @@ class Case:
     """The images that are looked at (train_dreambooth_lora_flux2_klein_img2img.py)."""
 
 
+EDITORS = ("kontext", "klein", "flux3", "qwen-image-edit", "qwen-image21-edit")
 CASES = {
     "z-image-lora-cosmap": Case("z-image", "cosmap", True),
     "z-image-lora-sigma-sqrt": Case("z-image", "sigma_sqrt", True),
@@ -128,6 +132,35 @@ def data(tmp_path):
 def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, name):
     case = CASES[name]
     flow = {**FLOWS, **LOOKING}[case.family]
+    pipe, recipe, loss, trained = prepared(tmp_path, data, case)
+    run = draw_batches(flow, texts=case.texts, edits=case.edits)
+    losses, first = our_losses(loss, recipe, trained, run)
+    expected, theirs = torch_losses(flow, pipe, run, case.scheme)
+    assert np.ptp(expected) > 1e-3
+    np.testing.assert_allclose(losses, expected, rtol=LOSS)
+    check_gradients(first if case.adapters else params_to_tensors(first["transformer"]), theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].edits])
+def test_losses_of_twenty_steps_of_adamw_are_upstreams(tmp_path, data, name):
+    case = CASES[name]
+    flow = {**FLOWS, **LOOKING}[case.family]
+    pipe, recipe, loss, trained = prepared(tmp_path, data, case)
+    run = draw_batches(flow, texts=case.texts, edits=case.edits, steps=20)
+    # The same images again and again, so that something is learnt.
+    run = [{**batch, **{k: run[0][k] for k in batch if "pixel" in k}} for batch in run]
+    rate = 1e-3
+    losses, _ = our_losses(loss, recipe, trained, run, adamw=rate)
+    expected, _ = torch_losses(flow, pipe, run, case.scheme, adamw=rate)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    still, _ = our_losses(loss, recipe, trained, run[-1:])
+    assert abs(still[0] - losses[-1]) > 1e-3 * losses[-1]
+
+
+def prepared(tmp_path: Any, data: Any, case: Case) -> tuple[Any, Any, DenoisingLoss, Any]:
+    """PyTorch's pipeline, the recipe, its loss without dropout, and what is trained of both."""
+    flow = {**FLOWS, **LOOKING}[case.family]
     pipe = flow.pipeline(tmp_path / "model", **case.options)
     changes: dict[str, Any] = {"guidance_scale": SCALE, "gradient_checkpointing": "blocks"}
     if case.adapters:
@@ -150,7 +183,7 @@ def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, n
         own = {"transformer": trained_tree(pipe.transformer)}
         assert jax.tree.map(np.shape, own) == jax.tree.map(np.shape, trained)
         trained = own
-    base, run = recipe.base, draw_batches(flow, texts=case.texts, edits=case.edits)
+    base = recipe.base
     loss = DenoisingLoss.of(
         recipe.config,
         base.family,
@@ -163,11 +196,67 @@ def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, n
     if base.scheduler.config["use_dynamic_shifting"]:
         # The scripts train checkpoints whose shift depends on the image without any.
         assert loss.process.shift == 1
-    losses, first = our_losses(loss, recipe, trained, run)
-    expected, theirs = torch_losses(flow, pipe, run, case.scheme)
-    assert np.ptp(expected) > 1e-3
-    np.testing.assert_allclose(losses, expected, rtol=LOSS)
-    check_gradients(first if case.adapters else params_to_tensors(first["transformer"]), theirs)
+    return pipe, recipe, loss, trained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", EDITORS)
+def test_adapters_of_edits_are_trained_over_kernels_of_eight_bits(tmp_path, family):
+    flow = FLOWS[family]
+    flow.pipeline(tmp_path / "model")
+    data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(2)])
+    lora = LoRAConfig(rank=2, targets=flow.targets)
+    changes = {"lora": lora, "weights": "int8", "gradient_checkpointing": "blocks"}
+    recipe = instruct_pix2pix(edit_options(tmp_path / "model", data, flow.size[0], **changes))
+    frozen, rng = recipe.frozen(), np.random.default_rng(0)
+    eight = [x for _, x in ordered_leaves(frozen["transformer"]) if isinstance(x, Quantized)]
+    assert len(eight) > 10
+    drawn = [rng.normal(size=x.shape, scale=0.1) for _, x in ordered_leaves(recipe.trained())]
+    trained = jax.tree.unflatten(jax.tree.structure(recipe.trained()), map(jnp.float32, drawn))
+    rows = [recipe.example(recipe.source[i], np.random.default_rng(i)) for i in range(2)]
+    batch = {name: np.stack([own[name] for own in rows]) for name in rows[0]}
+    keys = jax.vmap(jax.random.key)(jnp.arange(2))
+
+    def loss(trained, frozen):
+        return recipe.loss(trained, frozen, batch, keys).mean()
+
+    whole = jax.tree.map(np.asarray, frozen, is_leaf=lambda x: isinstance(x, Quantized))
+    found, expected = (jax.jit(jax.value_and_grad(loss))(trained, own) for own in (frozen, whole))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-4)
+    check_gradients(found[1], jax.tree.map(np.asarray, expected[1]))
+
+
+@pytest.mark.parametrize("family", few(["flux", "klein", "qwen-image21"], "flux"))
+def test_noise_levels_are_shifted_by_a_number_or_as_in_pipelines(tmp_path, data, family):
+    flow = FLOWS[family]
+    pipe = flow.pipeline(tmp_path / "model")
+    changes = {"weighting_scheme": "none"}
+    rows = {"pixel_values": np.zeros((3, *flow.size, 3), np.uint8)}
+    keys = jax.vmap(jax.random.key)(jnp.arange(3))
+
+    def drawn(**more):
+        given = options(tmp_path / "model", data, flow.size[0], **changes, **more)
+        recipe = text_to_image(given)
+        return recipe, np.asarray(recipe.denoising.draw(rows, keys).timesteps)
+
+    _, plain = drawn(timestep_shift=1.0)
+    _, three = drawn(timestep_shift=3.0)
+    np.testing.assert_allclose(three, 3 * plain / (1 + 2 * plain), rtol=1e-5)
+    recipe, by_size = drawn(shift_by_size=True)
+    assert pipe.scheduler.config.use_dynamic_shifting
+    c, size = recipe.base.components({}), flow.size
+    mu = recipe.base.family.schedule_options(c, Call(), size)["mu"]
+    expected = pipe.scheduler.time_shift(mu, 1.0, torch.tensor(plain)).numpy()
+    np.testing.assert_allclose(by_size, expected, rtol=1e-5)
+    assert np.abs(by_size - plain).max() > 1e-3
+
+
+def test_noise_levels_of_all_sizes_alike_are_not_shifted_by_size(tmp_path, data):
+    FLOWS["z-image"].pipeline(tmp_path / "model")
+    with pytest.raises(ValueError, match="moves the noise levels of all images alike; leave it"):
+        text_to_image(options(tmp_path / "model", data, shift_by_size=True))
+    with pytest.raises(ValueError, match=r"timestep_shift=2.0 and shift_by_size are two shifts"):
+        options(tmp_path / "model", data, shift_by_size=True, timestep_shift=2.0)
 
 
 def check_gradients(ours: Any, theirs: Any) -> None:
@@ -358,10 +447,7 @@ def test_a_scale_that_nothing_is_guided_by_is_refused(tmp_path):
     ("kind", "family"),
     [
         ("dreambooth", "klein"),
-        *(
-            ("edits", name)
-            for name in ("klein", "flux3", "kontext", "qwen-image-edit", "qwen-image21-edit")
-        ),
+        *(("edits", name) for name in EDITORS),
         ("edits", "krea2-edit-blind"),
         ("edits", "z-image-edit-joint"),
     ],

@@ -14,6 +14,7 @@ import diffusers
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import torch
 from diffusers.modular_pipelines.flux3.before_denoise import _prepare_image_ids
 from diffusers.modular_pipelines.flux3.encoders import Flux3TextEncoderStep
@@ -24,9 +25,11 @@ from diffusax.training import (
     CaptionedDataConfig,
     EditDataConfig,
     InstructPix2PixConfig,
+    OptimizerConfig,
     TextToImageConfig,
 )
 from diffusax.training.data.examples import numbered_names
+from diffusax.training.optimizers import make_optimizer
 from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped, original_names
 from support import looking
 from support.lora import ATTENTION
@@ -428,7 +431,7 @@ LOOKING = {
 
 
 def draw_batches(
-    flow: Flow, *, edits: int = 0, texts: tuple[int, int] | None = None
+    flow: Flow, *, edits: int = 0, texts: tuple[int, int] | None = None, steps: int = STEPS
 ) -> list[Arrays]:
     """Images, and every random number of each step.
 
@@ -447,13 +450,20 @@ def draw_batches(
         batch["noise"] = rng.standard_normal((2, *flow.shape), np.float32)
         return {**batch, "timesteps": rng.uniform(0.2, 1, 2).astype(np.float32)}
 
-    return [one() for _ in range(STEPS)]
+    return [one() for _ in range(steps)]
 
 
-def torch_losses(flow: Flow, pipe: Any, run: list[Arrays], scheme: str) -> tuple[list[float], Any]:
-    """The losses of the script's loop with plain gradient descent, and the first gradients."""
+def torch_losses(
+    flow: Flow, pipe: Any, run: list[Arrays], scheme: str, *, adamw: float | None = None
+) -> tuple[list[float], Any]:
+    """The losses of the script's loop, and the first gradients.
+
+    adamw: the learning rate of the script's optimizer; by default it is plain gradient descent.
+    """
     parameters = [p for p in pipe.transformer.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(parameters, lr=RATE)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=RATE)
+    if adamw is not None:
+        optimizer = torch.optim.AdamW(parameters, lr=adamw, weight_decay=1e-2, eps=1e-8)
     losses, first = [], None
     for batch in run:
         with torch.no_grad():
@@ -469,6 +479,8 @@ def torch_losses(flow: Flow, pipe: Any, run: list[Arrays], scheme: str) -> tuple
         loss.backward()
         if first is None:
             first = _gradients(pipe)
+        if adamw is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
@@ -486,10 +498,20 @@ def _gradients(pipe: Any) -> dict[str, Any]:
 
 
 def our_losses(
-    loss: DenoisingLoss, recipe: Any, trained: Any, run: list[Arrays]
+    loss: DenoisingLoss, recipe: Any, trained: Any, run: list[Arrays], *, adamw: float | None = None
 ) -> tuple[list[float], Any]:
-    """The losses of our loss with plain gradient descent, and the first gradients."""
+    """The losses of our loss, and the first gradients; see `torch_losses`."""
     none = jnp.zeros(2, bool)
+    optimizer = optax.with_extra_args_support(optax.sgd(RATE))
+    if adamw is not None:
+        own = make_optimizer(OptimizerConfig(learning_rate=adamw), len(run))
+        optimizer = optax.with_extra_args_support(own)
+
+    @jax.jit
+    def step(trained: Any, state: Any, gradient: Any) -> Any:
+        norm = optax.tree.norm(gradient)
+        updates, state = optimizer.update(gradient, state, trained, grad_norm=norm)
+        return optax.apply_updates(trained, updates), state
 
     def text(batch: Arrays) -> Arrays:
         base, names = recipe.base, original_names(batch)
@@ -518,10 +540,11 @@ def our_losses(
         return jax.value_and_grad(mean)(trained)
 
     frozen, losses, first = recipe.frozen(), [], None
+    state = optimizer.init(trained)
     for batch in run:
         value, gradient = value_and_grad(trained, frozen, batch, text(batch))
         first = gradient if first is None else first
-        trained = jax.tree.map(lambda x, g: x - RATE * g, trained, gradient)
+        trained, state = step(trained, state, gradient)
         losses.append(float(value))
     return losses, first
 

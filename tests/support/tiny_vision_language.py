@@ -54,8 +54,10 @@ _KINDS = {
 }
 
 
-def write_processor(folder: Path, kind: str = "Qwen3VLProcessor", *, patch: int = 4) -> Any:
-    """Writes a processor of images of 2 to 20 tokens, and returns transformers' own."""
+def write_processor(
+    folder: Path, kind: str = "Qwen3VLProcessor", *, patch: int = 4, most: int = 20
+) -> Any:
+    """Writes a processor of images of 2 to `most` tokens, and returns transformers' own."""
     processor_class, template = _KINDS[kind]
     tokenizer = write_qwen_tokenizer(folder)
     tokenizer.add_special_tokens(
@@ -65,7 +67,7 @@ def write_processor(folder: Path, kind: str = "Qwen3VLProcessor", *, patch: int 
     tokenizer.model_max_length = 512
     unit = (2 * patch) ** 2
     images = transformers.Qwen2VLImageProcessor(
-        patch_size=patch, size={"shortest_edge": 2 * unit, "longest_edge": 20 * unit}
+        patch_size=patch, size={"shortest_edge": 2 * unit, "longest_edge": most * unit}
     )
     theirs = processor_class(images, tokenizer, None, chat_template=template)
     tokenizer.save_pretrained(folder)

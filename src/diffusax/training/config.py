@@ -190,6 +190,13 @@ class DenoisingConfig(TrainConfig):
     """Of logit_normal: the deviation."""
     mode_scale: Annotated[float, Meta(ge=-1, le=1.75)] = 1.29
     """Of mode: how much more often levels in the middle are drawn."""
+    timestep_shift: Annotated[float, Meta(gt=0, le=1000)] | None = None
+    """Of flow matching: how far the noise levels are moved towards noise, 1 for not at all; by
+    default as the checkpoint's scheduler moves those of all images, and not at all where it moves
+    them by an image's size, as in diffusers' scripts."""
+    shift_by_size: bool = False
+    """Of flow matching: move the noise levels as pipelines do, for checkpoints whose scheduler
+    moves them by an image's size."""
     guidance_scale: Annotated[float, Meta(ge=0, le=1000)] = 3.5
     """The guidance scale that a network is told while it is trained, for those that read it, such
     as FLUX.1-dev's."""
@@ -200,21 +207,32 @@ class DenoisingConfig(TrainConfig):
         for name, its in _OF_SCHEMES.items():
             if scheme != its and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(f"{name} does nothing without weighting_scheme={its}; give both")
+        if self.timestep_shift is not None and self.shift_by_size:
+            raise ValueError(
+                f"timestep_shift={self.timestep_shift} and shift_by_size are two shifts; leave one "
+                "of them out"
+            )
 
     def weighted(self, process: Process) -> Process:
-        """Returns the process with these options' densities and weights of noise levels.
+        """Returns the process with these options' shift, densities and weights of noise levels.
 
         Raises:
-            ValueError: weighting_scheme is given, and the process has discrete noise levels.
+            ValueError: one of these is given, and the process has discrete noise levels.
         """
-        if self.weighting_scheme is None:
+        names = ("weighting_scheme", "timestep_shift", "shift_by_size")
+        given = [name for name in names if getattr(self, name) not in (None, False)]
+        if not given:
             return process
         if not isinstance(process, Flow):
             raise ValueError(
-                f"weighting_scheme={self.weighting_scheme} is for networks of flow matching, and "
-                "this checkpoint has discrete noise levels; leave it out, see timestep_bias and "
+                f"{given[0]}={getattr(self, given[0])} is for networks of flow matching, and this "
+                "checkpoint has discrete noise levels; leave it out, see timestep_bias and "
                 "snr_gamma"
             )
+        if self.timestep_shift is not None:
+            process = dataclasses.replace(process, shift=self.timestep_shift)
+        if self.weighting_scheme is None:
+            return process
         numbers = {name: getattr(self, name) for name in _OF_SCHEMES}
         weighting = FlowWeighting(self.weighting_scheme, **numbers)
         return dataclasses.replace(process, weighting=weighting)

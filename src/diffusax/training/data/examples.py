@@ -361,5 +361,5 @@ def is_of_images(name: str) -> bool:
 
 
 def ids_name(tokenizer: str) -> str:
-    """Returns the name in a batch of the ids of a tokenizer: input_ids or input_ids_2."""
-    return tokenizer.replace("tokenizer", "input_ids")
+    """Returns the name in a batch of the ids of a tokenizer or processor: input_ids or so."""
+    return tokenizer.replace("tokenizer", "input_ids").replace("processor", "input_ids")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,24 @@ class BaseModel:
             scheduler=self.scheduler,
             options={**self.options, **options},
         )
+
+    def shift_of(self, size: Size) -> float:
+        """Returns how far the scheduler moves the noise levels of images of a height and width.
+
+        It is that of a call with the default number of steps, where they count, too.
+
+        Raises:
+            ValueError: the scheduler moves those of all images alike.
+        """
+        schedule = self.family.schedule_options
+        options = {} if schedule is None else schedule(self.components({}), Call(), size)
+        if (mu := options.get("mu")) is None:
+            raise ValueError(
+                f"shift_by_size cannot be for {self.folder}, whose scheduler moves the noise "
+                "levels of all images alike; leave it out, or give timestep_shift"
+            )
+        linear = self.scheduler.config.get("time_shift_type") == "linear"
+        return float(mu) if linear else math.exp(mu)
 
     @property
     def hidden_layers(self) -> HiddenLayers | None:

@@ -286,7 +286,8 @@ def _write_empty(folder: Path, base: BaseModel, params: Params) -> None:
     run = jax.jit(functools.partial(_embedded, base))
     found = run({name: params[name] for name in base.text_encoders}, tokens)
     with written_whole(folder / _EMPTY) as partial, partial.open("wb") as file:
-        np.savez(file, **{name: np.asarray(own[0]) for name, own in found.items()})
+        arrays: dict[str, Any] = {name: np.asarray(own[0]) for name, own in found.items()}
+        np.savez(file, **arrays)
 
 
 class _Part(NamedTuple):
@@ -447,24 +448,38 @@ def _embedded(base: BaseModel, params: Params, batch: Mapping[str, Any]) -> dict
     return found
 
 
+def encode_batch(
+    base: BaseModel, params: Params, batch: Mapping[str, jax.Array], *, text_embeddings: bool
+) -> dict[str, jax.Array]:
+    """Returns what a cache holds of a batch of examples.
+
+    Args:
+        base: the checkpoint.
+        params: the parameters of its autoencoder, and of the text encoders where texts are encoded.
+        batch: the examples, stacked.
+        text_embeddings: whether texts are encoded.
+    """
+    vae = base.autoencoder
+    encode = functools.partial(encode_pixels, base.networks[vae], params[vae])
+    arrays = dict(batch)
+    arrays["moments"] = jnp.concatenate(encode(arrays.pop("pixel_values")), axis=-1)
+    for name in [name for name in arrays if name.startswith(PIXELS)]:
+        arrays[name.replace(PIXELS, LATENTS)], _ = encode(arrays.pop(name))
+    if text_embeddings:
+        arrays = {k: v for k, v in arrays.items() if not is_text(k)}
+        arrays |= _embedded(base, params, batch)
+    return arrays
+
+
 def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
     """Returns a function that encodes batches, padded to one shape, on this process's devices."""
     mesh = make_mesh(devices=jax.local_devices())
     params = in_order(jax.device_put(params, replicated(mesh)))
 
-    @functools.partial(jax.jit, out_shardings=replicated(mesh))
-    def run(params: Params, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        vae = base.autoencoder
-        encode = functools.partial(encode_pixels, base.networks[vae], params[vae])
-        arrays = dict(batch)
-        arrays["moments"] = jnp.concatenate(encode(arrays.pop("pixel_values")), axis=-1)
-        for name in [name for name in arrays if name.startswith(PIXELS)]:
-            arrays[name.replace(PIXELS, LATENTS)], _ = encode(arrays.pop(name))
-        if text_embeddings:
-            arrays = {k: v for k, v in arrays.items() if not is_text(k)}
-            arrays |= _embedded(base, params, batch)
-        return arrays
+    def encoded(params: Params, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return encode_batch(base, params, batch, text_embeddings=text_embeddings)
 
+    run = jax.jit(encoded, out_shardings=replicated(mesh))
     size = 0
 
     def encode(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -143,6 +143,8 @@ class Denoiser:
                 "write it again without --text-embeddings"
             )
         self._check_validation()
+        if config.shift_by_size:
+            base.shift_of((self.size, self.size))
         encoders = base.text_encoders if config.train_text_encoder else ()
         self.components = (base.denoiser if controlnet is None else "controlnet", *encoders)
         self.lora = self._open_lora(edits) if config.lora.on else None
@@ -154,6 +156,7 @@ class Denoiser:
             lora=self.lora,
             layers=base.hidden_layers,
             tokenizers=tuple(base.text_tokenizers),
+            shift_of=base.shift_of if config.shift_by_size else None,
             **dropout,
         )
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from diffusax.pipelines.families.family import CONTROLNET
 from diffusax.pipelines.plan.plan import Conditions, HiddenLayers, Prompt, StepInputs, Tokens
 from diffusax.runtime.random.noise import seed_key
 from diffusax.samplers import Scheduler
-from diffusax.samplers.processes import Process, add_noise
+from diffusax.samplers.processes import Flow, Process, add_noise
 from diffusax.training.config import DenoisingConfig, TimestepBiasConfig
 from diffusax.training.data.buckets import Size
 from diffusax.training.data.examples import (
@@ -150,6 +150,9 @@ class DenoisingLoss:
     """The probability of each timestep; None where all are equally likely."""
     layers: HiddenLayers | None = None
     """The hidden states that are a text's embeddings; see `encode_captions`."""
+    shift_of: Callable[[Size], float] | None = None
+    """How far the noise levels are moved for a height and width in pixels; None where the process
+    says it."""
     tokenizers: tuple[Any, ...] = ()
     """Those of the text encoders, in a family whose texts speak of images."""
     lora: TrainedLora | None = None
@@ -201,6 +204,7 @@ class DenoisingLoss:
             encoding = self.family.edits.encoding(encoding)
         dropout = self.lora is not None and self.lora.dropout > 0
         normal = functools.partial(jax.random.normal, dtype=jnp.float32)
+        process = self._process_for(shape)
 
         def draw_one(key: jax.Array) -> Draws:
             latent, noise, offset, timestep, drop = jax.random.split(key, 5)
@@ -210,7 +214,7 @@ class DenoisingLoss:
             return Draws(
                 encoding(lambda n: normal(latent, shape), 1, 1),
                 normal(noise, shape) + mean,
-                self.process.sample_time(timestep, self.timestep_probabilities),
+                process.sample_time(timestep, self.timestep_probabilities),
                 Dropped(text | (u < self.caption_dropout), image),
                 jax.random.fold_in(key, _ADAPTERS) if dropout else None,
             )
@@ -272,6 +276,14 @@ class DenoisingLoss:
             return h // form.fold, w // form.fold, form.channels
         return form.shape(*batch["pixel_values"].shape[1:3])
 
+    def _process_for(self, shape: tuple[int, int, int]) -> Process:
+        """Returns the process for latents h w c."""
+        if self.shift_of is None or not isinstance(self.process, Flow):
+            return self.process
+        factor = self.family.latents(self.networks[self._autoencoder or ""].config).factor
+        shift = self.shift_of((shape[0] * factor, shape[1] * factor))
+        return dataclasses.replace(self.process, shift=shift)
+
     def _latents(self, weights: Params, batch: Batch, noise: jax.Array | None) -> jax.Array:
         if self._autoencoder is None:
             return from_bytes(batch["pixel_values"])
@@ -315,7 +327,7 @@ class DenoisingLoss:
         if EMPTY in batch:
             empty = self._cached_empty(batch)
         given = {name: batch[name] for name in empty}
-        chosen = {name: _replace(dropped, empty[name], given[name]) for name in empty}
+        chosen = {name: _replace(dropped, jnp.asarray(empty[name]), given[name]) for name in empty}
         if seen is not None:
             chosen |= seen.patches(batch)
         befores = {name: batch[name] for name in before_names(batch)}
