@@ -52,7 +52,8 @@ NAMES = {
         UniPCMultistepScheduler ViTModel
         ZImageEditPipeline ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline
         ZImageTransformer2DModel __version__ count_compilations initialize kernel_shapes load_image
-        load_network int8_activations make_image_grid make_mesh pack_single_file resolve save_network
+        load_network int8_activations make_image_grid make_mesh pack_single_file resolve
+        save_network
     """,
     "diffusax.samplers": """
         DDIMScheduler DDPMScheduler DEISMultistepScheduler DPMSolverMultistepScheduler
