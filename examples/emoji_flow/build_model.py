@@ -4,6 +4,7 @@ python examples/emoji_flow/build_model.py --output out/emoji_flow/untrained
 """
 
 import argparse
+import json
 import tempfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 import diffusax
-from diffusax.boundary.files import write_json
+from diffusax import Qwen2Tokenizer
 from diffusax.models import (
     AutoencoderKLFlux2,
     AutoencoderKLFlux2Config,
@@ -23,7 +24,6 @@ from diffusax.models import (
     Qwen3ForCausalLM,
     initialize,
 )
-from diffusax.text.language_tokenizer import Qwen2Tokenizer
 
 VOCABULARY = 2048
 MAX_TOKENS = 20
@@ -64,7 +64,7 @@ def train_tokenizer(texts: list[str]) -> Qwen2Tokenizer:
     }
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(str(Path(folder, "tokenizer.json")))
-        write_json(Path(folder, "tokenizer_config.json"), config)
+        Path(folder, "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
         return Qwen2Tokenizer.from_folder(folder)
 
 

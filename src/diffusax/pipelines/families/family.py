@@ -105,9 +105,10 @@ class Family:
     batch, or None.
     """
     tokenize_caption: Callable[..., Tokens]
-    """A function (tokenizers, caption, length=None) -> Tokens of one caption without a batch axis.
+    """A function (tokenizers, caption) -> Tokens of one caption without a batch axis.
 
-    They are of a fixed length: the family's own, or a checkpoint's max_sequence_length."""
+    They are of a fixed length: the family's own, or length, which is given for checkpoints with a
+    max_sequence_length of their own."""
     encode: Callable[..., Prompt]
     """A pure function (encoders, params, tokens, clip_skip=None) -> Prompt of n texts."""
     conditions: Callable[..., Conditions]

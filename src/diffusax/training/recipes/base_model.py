@@ -216,7 +216,8 @@ class BaseModel:
         names = [encoder.tokenizer for encoder in self.family.text_encoders]
         tokenizers = self.text_tokenizers
         length = self.defaults.get("max_sequence_length")
-        tokens = self.family.tokenize_caption(tokenizers, clean_caption(caption), length)
+        own = {} if length is None else {"length": length}
+        tokens = self.family.tokenize_caption(tokenizers, clean_caption(caption), **own)
         found = dict(zip(map(ids_name, names), tokens.ids))
         return found if tokens.lengths is None else {**found, LENGTHS: tokens.lengths}
 
