@@ -329,7 +329,7 @@ def test_a_controlnet_that_knows_several_kinds_sees_several_images(steered):
 def test_kontext_resizes_the_image_to_a_size_of_its_training():
     from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
-    from diffusax.pipelines.tasks.flux import KONTEXT_SIZES
+    from diffusax.images.references import KONTEXT_SIZES
 
     assert sorted(KONTEXT_SIZES) == sorted((h, w) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
 

@@ -7,7 +7,7 @@ as in pipelines.
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import diffusers
@@ -110,9 +110,10 @@ def _flux(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Arrays
         found = pipe.vae.encode(nchw(batch["original_pixel_values"] / 127.5 - 1)).latent_dist
         config = pipe.vae.config
         seen = (found.mode() - config.shift_factor) * config.scaling_factor
-        seen_ids = ids.clone()
+        high, wide = seen.shape[2:]
+        seen_ids = kind._prepare_latent_image_ids(b, high // 2, wide // 2, "cpu", torch.float32)
         seen_ids[..., 0] = 1
-        tokens = torch.cat([tokens, kind._pack_latents(seen, b, c, h, w)], dim=1)
+        tokens = torch.cat([tokens, kind._pack_latents(seen, b, c, high, wide)], dim=1)
         ids = torch.cat([ids, seen_ids])
     pred = pipe.transformer(
         hidden_states=tokens,
@@ -246,13 +247,14 @@ def _qwen_image_edit(pipe: Any, noisy: torch.Tensor, timesteps: torch.Tensor, ba
         image = pipe.image_processor.resize(image, height, width)
         with torch.no_grad():
             text, mask = pipe.encode_prompt(prompt=PROMPTS[i], image=image)
-        tokens = [kind._pack_latents(x[i : i + 1], 1, c, h, w) for x in (noisy, seen)]
+        pair = [x[i : i + 1] for x in (noisy, seen)]
+        tokens = [kind._pack_latents(x, 1, c, *x.shape[2:]) for x in pair]
         pred = pipe.transformer(
             hidden_states=torch.cat(tokens, dim=1),
             timestep=timesteps[i : i + 1] / 1000,
             encoder_hidden_states=text,
             encoder_hidden_states_mask=mask,
-            img_shapes=[[(1, h // 2, w // 2)] * 2],
+            img_shapes=[[(1, x.shape[2] // 2, x.shape[3] // 2) for x in pair]],
         ).sample[:, : tokens[0].shape[1]]
         return kind._unpack_latents(pred, h * factor, w * factor, factor).squeeze(2)
 
@@ -431,20 +433,26 @@ LOOKING = {
 
 
 def draw_batches(
-    flow: Flow, *, edits: int = 0, texts: tuple[int, int] | None = None, steps: int = STEPS
+    flow: Flow,
+    *,
+    edits: int | Sequence[tuple[int, int]] = 0,
+    texts: tuple[int, int] | None = None,
+    steps: int = STEPS,
 ) -> list[Arrays]:
     """Images, and every random number of each step.
 
-    edits: the images before an edit. texts: with embeddings of this shape in the place of prompts.
+    edits: the images before an edit, or their heights and widths. texts: with embeddings of this
+    shape in the place of prompts.
     """
+    sizes = [flow.size] * edits if isinstance(edits, int) else edits
     rng = np.random.default_rng(0)
 
     def one() -> Arrays:
         batch = {"pixel_values": rng.integers(0, 256, (2, *flow.size, 3), np.uint8)}
         if flow.sampled:
             batch["latent_noise"] = rng.standard_normal((2, *flow.shape), np.float32)
-        for name in numbered_names("original_pixel_values", edits):
-            batch[name] = rng.integers(0, 256, (2, *flow.size, 3), np.uint8)
+        for name, size in zip(numbered_names("original_pixel_values", len(sizes)), sizes):
+            batch[name] = rng.integers(0, 256, (2, *size, 3), np.uint8)
         if texts is not None:
             batch["texts"] = rng.standard_normal((2, *texts), np.float32)
         batch["noise"] = rng.standard_normal((2, *flow.shape), np.float32)

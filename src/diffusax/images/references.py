@@ -10,6 +10,26 @@ from PIL import Image
 from diffusax.images.conversion import Box, to_pixels
 from diffusax.images.reading import in_srgb, load_image, open_upright, upright_size
 
+KONTEXT_SIZES = (
+    (1568, 672),
+    (1504, 688),
+    (1456, 720),
+    (1392, 752),
+    (1328, 800),
+    (1248, 832),
+    (1184, 880),
+    (1104, 944),
+    (1024, 1024),
+    (944, 1104),
+    (880, 1184),
+    (832, 1248),
+    (800, 1328),
+    (752, 1392),
+    (720, 1456),
+    (688, 1504),
+    (672, 1568),
+)
+"""Height and width of the images that Kontext was trained on (pipeline_flux_kontext.py)."""
 _MAX_AREA = 1024 * 1024
 _MAX_CANVAS, _MAX_SIDE = 4 * _MAX_AREA, 4096
 """Of a reference that is kept whole: the area, and the longer side."""

@@ -26,6 +26,8 @@ FAMILIES = {
     "qwen-image-edit-plus": (lambda folder: qwen_image_pipeline(folder, PLUS), SMALL),
     "qwen-image21": (qwen_image21_pipeline, WIDE),
 }
+LARGER = ("96x96", "128x32")
+OWN = {"reference_size": "own", "reference_resolution": 64, "reference_shapes": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -81,13 +83,16 @@ def losses_of(recipe) -> dict[tuple[str, int, bool], float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_cache_has_the_losses_of_images_whatever_is_left_out(tmp_path, family):
+@pytest.mark.parametrize(
+    ("family", "sized"), [*((name, {}) for name in FAMILIES), ("qwen-image21", OWN)]
+)
+def test_a_cache_has_the_losses_of_images_whatever_is_left_out(tmp_path, family, sized):
     make, sizes = FAMILIES[family]
+    sizes = LARGER if sized else sizes
     make(tmp_path / "model")
     path, folder = write_edits(tmp_path / "data", sizes, (0, 1, 2)), str(tmp_path / "cache")
     options = {"buckets": sizes, "references_optional": True, "random_flip": False}
-    options["reference_dropout"] = 1.0
+    options |= {"reference_dropout": 1.0, **sized}
     given, model = CacheDataConfig(path, **options), str(tmp_path / "model")
     assert cache_latents(CacheConfig("edit", model, folder, text_embeddings=True, data=given)) == 3
     images, cached = (
@@ -96,6 +101,8 @@ def test_a_cache_has_the_losses_of_images_whatever_is_left_out(tmp_path, family)
     )
     first, second = sizes
     names = [f"{first}+0", f"{first}+1", f"{second}+2"]
+    if sized:
+        names = [f"{first}+0", f"{first}+64x64", f"{second}+128x32+128x32"]
     assert [cached.source.buckets.name(i) for i in cached.source.buckets.of_row] == names
     assert cached.frozen().keys() <= {"transformer", "empty", "statistics"}
     expected, found = losses_of(images), losses_of(cached)

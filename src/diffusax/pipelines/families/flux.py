@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.images.references import KONTEXT_SIZES
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat, patchify, unpatchify
 from diffusax.models.network import Network, Params
@@ -254,6 +255,8 @@ class Kontext(policies.References):
     """Kontext looks at one image, for which it has a task of its own; others look at none."""
 
     most: int = 1
+    preferred: tuple[tuple[int, int], ...] = KONTEXT_SIZES
+    fixed_area: bool = True
 
     def arguments(self, height: int, width: int) -> dict[str, Any]:
         return {"max_area": height * width, "auto_resize": False}

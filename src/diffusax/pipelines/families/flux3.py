@@ -150,6 +150,9 @@ class WholeOrCropped(policies.References):
             return [whole_reference(images[0], multiple)]
         return cropped_references(images, multiple)
 
+    def mirrored(self, count: int) -> bool:
+        return count == 1
+
     def kept_part(self, call: Any, multiple: int) -> Box | None:
         images = () if call.image is None else as_images(call.image)
         if len(images) != 1 or call.height is not None or call.width is not None:

@@ -301,6 +301,15 @@ class References(Channels):
     optional: ClassVar[bool] = True
     read: Callable[[Any, int], np.ndarray] = reference_image
     """A function (image, multiple) -> its pixels, 1 H W 3 in [-1, 1]."""
+    preferred: tuple[tuple[int, int], ...] = ()
+    """The heights and widths that images are brought to, by the nearest ratio; none where they keep
+    their own."""
+    fixed_area: bool = False
+    """Whether small images are made as large as large ones."""
+
+    def mirrored(self, count: int) -> bool:
+        """Returns whether each of so many images is kept whole, and mirrored at its borders."""
+        return False
 
     def channels(self, latents: int) -> int:
         return latents

@@ -29,6 +29,7 @@ class ReadWithText(References):
     """The denoiser looks at images that the text encoder reads with the prompt."""
 
     reads_with_text: ClassVar[bool] = True
+    fixed_area: bool = True
 
 
 def given_images(call: Any) -> list[Any]:

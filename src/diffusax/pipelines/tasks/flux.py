@@ -8,6 +8,7 @@ import numpy as np
 
 from diffusax.boundary.tensors import as_numpy, is_tensor
 from diffusax.images.masks import to_mask
+from diffusax.images.references import KONTEXT_SIZES
 from diffusax.models.network import Network
 from diffusax.models.transformers.flux import PATCH
 from diffusax.pipelines.components.components import Components
@@ -28,26 +29,6 @@ from diffusax.pipelines.tasks.tasks import (
     required,
 )
 
-KONTEXT_SIZES = (
-    (1568, 672),
-    (1504, 688),
-    (1456, 720),
-    (1392, 752),
-    (1328, 800),
-    (1248, 832),
-    (1184, 880),
-    (1104, 944),
-    (1024, 1024),
-    (944, 1104),
-    (880, 1184),
-    (832, 1248),
-    (800, 1328),
-    (752, 1392),
-    (720, 1456),
-    (688, 1504),
-    (672, 1568),
-)
-"""Height and width of the images that Kontext was trained on (pipeline_flux_kontext.py)."""
 _NETS = "ControlNets"
 
 

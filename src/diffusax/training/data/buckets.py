@@ -22,6 +22,12 @@ Size = tuple[int, int]
 SIZE = "(size)"
 """The name in a row of the size that its images are to be cut to, which is no column's name."""
 
+Shape = tuple[Size, ...]
+"""The sizes of the images that a row looks at."""
+
+SHAPE = "(shape)"
+"""The name in a row of the sizes of the images that it looks at, where they are their own."""
+
 _REPLACEMENTS = 10
 """The number of rows that are tried in the place of a broken one."""
 
@@ -97,6 +103,8 @@ class Buckets:
     """The index of each row's size, n int16; -1 for rows whose image cannot be read."""
     references: tuple[int, ...] = ()
     """The number of images to look at of each size's rows; none where all rows have as many."""
+    shapes: tuple[Shape, ...] = ()
+    """The sizes of these images; none where they are cut like the others."""
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
@@ -105,15 +113,24 @@ class Buckets:
 
     def largest_row(self) -> int:
         """Returns a row that has the largest size of those in use."""
-        images = [1 + count for count in self.references] or [1] * len(self.sizes)
-        areas = [
-            h * w * n * (count > 0) for (h, w), n, count in zip(self.sizes, images, self.counts)
-        ]
+        areas = [self._area(i) * (count > 0) for i, count in enumerate(self.counts)]
         return int(np.argmax(self.of_row == int(np.argmax(areas))))
 
-    def name(self, bucket: int) -> str:
-        """Returns a size as WIDTHxHEIGHT, with the number of images to look at if rows differ."""
+    def _area(self, bucket: int) -> int:
+        """Returns the pixels of all images of a row of this size."""
         height, width = self.sizes[bucket]
+        if self.shapes:
+            return height * width + sum(h * w for h, w in self.shapes[bucket])
+        return height * width * (1 + (self.references[bucket] if self.references else 0))
+
+    def name(self, bucket: int) -> str:
+        """Returns a size as WIDTHxHEIGHT, with the number of images to look at if rows differ, or
+        with their sizes if these are their own: 512x512+1, 512x512+768x512.
+        """
+        height, width = self.sizes[bucket]
+        if self.shapes:
+            own = [f"{w}x{h}" for h, w in self.shapes[bucket]] or ["0"]
+            return "+".join([f"{width}x{height}", *own])
         count = f"+{self.references[bucket]}" if self.references else ""
         return f"{width}x{height}{count}"
 
@@ -150,7 +167,9 @@ class BucketedSource:
         return len(self.source)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**self.source[index], SIZE: self.buckets.sizes[self.buckets.of_row[index]]}
+        bucket, buckets = self.buckets.of_row[index], self.buckets
+        own = {SHAPE: buckets.shapes[bucket]} if buckets.shapes else {}
+        return {**self.source[index], SIZE: buckets.sizes[bucket], **own}
 
     def name(self, index: int) -> str:
         return self.source.name(index)

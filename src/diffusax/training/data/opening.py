@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from diffusax.boundary.files import written_whole
 from diffusax.images.reading import upright_size
+from diffusax.pipelines.families.policies import References
 from diffusax.training.data.batches import Broken, Tally
 from diffusax.training.data.buckets import (
     BucketedSource,
@@ -33,10 +34,12 @@ from diffusax.training.data.options import (
     EditDataConfig,
     kinds_of,
 )
+from diffusax.training.data.references import OwnSizes, buckets_by_shapes
 from diffusax.training.data.sources import (
     ArrowSource,
     Facts,
     Source,
+    as_list,
     cache_folder,
     check_columns,
 )
@@ -89,6 +92,7 @@ def open_images(
     factor: int,
     leave_out: str = "",
     references: int = 1,
+    policy: References | None = None,
 ) -> Source:
     """Opens the data set that the options name; in buckets, where the options have some.
 
@@ -104,6 +108,7 @@ def open_images(
         factor: the number of pixels per latent or token, which divides all sizes.
         leave_out: a folder whose images are no part of the data set; see `list_folder`.
         references: the most images to look at that a row of edits may have.
+        policy: how pipelines bring these to their sizes; None where they are cut like the others.
 
     Raises:
         ValueError: the errors of `open_data`; a size is not a multiple of the factor; or more than
@@ -112,18 +117,26 @@ def open_images(
     source = open_data(config, columns, leave_out=leave_out, references=references)
     counts = np.zeros(0, int)
     optional = isinstance(config, EditDataConfig) and config.references_optional
-    if (references > 1 or optional) and not config.streaming:
+    if (references > 1 or optional or policy is not None) and not config.streaming:
         counts = reference_counts(source)
         counts = counts if optional else np.where(counts, counts, -1)
     differ = len(np.unique(counts[counts >= 0])) > 1
-    if not config.bucketed and not differ:
+    if not config.bucketed and not differ and policy is None:
         return source
     if config.bucketed:
         sizes = bucket_sizes(config, side, factor)
         buckets = Buckets(sizes, nearest_sizes(sizes, _image_sizes(source, config, image_column)))
     else:
         buckets = Buckets(((side, side),), np.zeros(len(source), np.int16))
-    if differ:
+    if policy is not None and isinstance(config, EditDataConfig):
+        own = OwnSizes(policy, config.reference_resolution, factor, config.reference_shapes)
+        images = all_sizes_in_headers(source, config.original_image_column, config.threads)
+        shapes = [
+            None if count < 0 else shape
+            for count, shape in zip(counts, own.shapes(images), strict=True)
+        ]
+        buckets = buckets_by_shapes(buckets, shapes)
+    elif differ:
         buckets = buckets.by_references(counts)
     log_buckets(buckets)
     return BucketedSource(source, buckets)
@@ -141,16 +154,6 @@ def reference_counts(source: Source) -> np.ndarray:
     columns = (*source.found.originals, *source.found.further)
     none = np.zeros(len(rows), int)
     return np.sum([none, *(rows.count_cells(name) for name in columns)], axis=0)
-
-
-def references_of(source: Source, config: EditDataConfig) -> int:
-    """Returns how many images to look at the rows of edits have, as the first that has some."""
-    if isinstance(source, EditSource) and source.alike:
-        return source.alike
-    if isinstance(source, EditSource) and not isinstance(source.source, StreamedSource):
-        least = 0 if config.references_optional else 1
-        return next((int(n) for n in reference_counts(source) if n >= least), 1)
-    return 1
 
 
 def bucket_sizes(config: DataConfig, side: int, factor: int) -> tuple[Size, ...]:
@@ -301,13 +304,40 @@ def sizes_in_headers(source: Source, column: str, threads: int) -> np.ndarray:
     Raises:
         ValueError: more than one image in a hundred cannot be read.
     """
-    kept = _kept(source, column)
+
+    def read() -> np.ndarray:
+        return _read(source, lambda row: upright_size(image_file(_first(row[column]))), threads)
+
+    return _once(_kept(source, column), read)
+
+
+def all_sizes_in_headers(source: Source, column: str, threads: int) -> np.ndarray:
+    """Reads the heights and widths of all images in a column: n k 2 int32; see `sizes_in_headers`.
+
+    k is the most that a row has. Behind a row's last one they are 0 and 0; in the place of an image
+    that cannot be read -1 and -1.
+    """
+
+    def sizes(row: dict[str, Any]) -> list[int]:
+        return [side for cell in as_list(row[column]) for side in upright_size(image_file(cell))]
+
+    def read() -> np.ndarray:
+        found = [[-1, -1] if own is None else own for own in _read_rows(source, sizes, threads)]
+        most = max(2, *map(len, found))
+        rows = [[*own, *[0] * (most - len(own))] for own in found]
+        return np.array(rows, np.int32).reshape(len(rows), -1, 2)
+
+    return _once(_kept(source, column, every=True), read)
+
+
+def _once(kept: Path | None, read: Callable[[], np.ndarray]) -> np.ndarray:
+    """Returns what a file keeps, or else reads and keeps it."""
     if kept is not None and kept.is_file():
         try:
-            return np.load(kept)
+            return np.load(kept)  # type: ignore[no-any-return]
         except (OSError, ValueError, EOFError) as error:
             log.warning("%s is made anew: %s", kept, error)
-    sizes = _read(source, lambda row: upright_size(image_file(_first(row[column]))), threads)
+    sizes = read()
     if kept is not None:
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -330,21 +360,32 @@ def sizes_in_columns(source: Source, columns: tuple[str, str], threads: int) -> 
 def _read(
     source: Source, size: Callable[[dict[str, Any]], tuple[int, int]], threads: int
 ) -> np.ndarray:
-    def read(index: int) -> tuple[int, int] | Broken:
+    found = _read_rows(source, size, threads)
+    return np.array([own or (0, 0) for own in found], np.int32).reshape(-1, 2)
+
+
+def _read_rows(
+    source: Source, size: Callable[[dict[str, Any]], Any], threads: int
+) -> list[Any | None]:
+    """Returns what a function reads of each row; None of rows that cannot be read, which are named.
+
+    Raises:
+        ValueError: these are more than one in a hundred.
+    """
+
+    def read(index: int) -> Any:
         try:
             return size(source[index])
         except Exception as error:
             return Broken(source.name(index), f"{type(error).__name__}: {error}")
 
-    tally = Tally(len(source))
-    sizes = np.zeros((len(source), 2), np.int32)
+    tally, sizes = Tally(len(source)), list[Any | None]()
     bar = tqdm(total=len(source), desc="reading sizes", unit="image", disable=None)
     with bar, ThreadPoolExecutor(threads) as pool:
         for start, chunk in _chunks(len(source)):
-            for index, found in zip(chunk, pool.map(read, chunk), strict=True):
+            for found in pool.map(read, chunk):
                 tally.count(found)
-                if not isinstance(found, Broken):
-                    sizes[index] = found
+                sizes.append(None if isinstance(found, Broken) else found)
             bar.update(start + len(chunk) - bar.n)
     return sizes
 
@@ -365,15 +406,20 @@ def _whole_numbers(row: dict[str, Any], columns: tuple[str, str]) -> tuple[int, 
     return height, width
 
 
-def _kept(source: Source, column: str) -> Path | None:
-    """Returns the file that keeps the sizes; None for a source without files."""
+def _kept(source: Source, column: str, *, every: bool = False) -> Path | None:
+    """Returns the file that keeps the sizes; None for a source without files.
+
+    every: whether they are of all images in the column, instead of a row's first.
+    """
     source = beneath(source)
     if isinstance(source, ArrowSource):
         # Their names are digests of the data set's files.
-        identity: list[Any] = [column, *source.files]
+        identity: list[Any] = [column, *["all"][: int(every)], *source.files]
     elif isinstance(source, FolderSource):
-        stats = [_first(files[column]) for files in source.files if column in files]
-        identity = [column, source.folder, *map(_stamp, (Path(source.folder) / f for f in stats))]
+        cells = [files[column] for files in source.files if column in files]
+        names = [name for cell in cells for name in (as_list(cell) if every else [_first(cell)])]
+        identity = [column, *["all"][: int(every)], source.folder]
+        identity += map(_stamp, (Path(source.folder) / name for name in names))
     else:
         return None
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]

@@ -181,6 +181,14 @@ class EditDataConfig(DataConfig):
     reference_dropout: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """The share of batches of edits whose images to look at are left out, so that they are trained
     as text to image; for networks that look at images."""
+    reference_size: Literal["target", "own"] = "target"
+    """The sizes of images to look at: target, where they are cut like the edited image, as in
+    diffusers' scripts; or own, where each is whole and about as large as pipelines show it."""
+    reference_resolution: Annotated[int, Meta(ge=8, le=8192)] = 1024
+    """Of own: the side of the square whose area images to look at have at most."""
+    reference_shapes: Annotated[int, Meta(ge=1, le=1024)] = 16
+    """Of own: the most shapes, each being the sizes of a row's images; rows with rarer shapes have
+    the nearest of these, and the step is compiled for each."""
     edit_prompt_column: str = "edit_prompt"
     """The column with the instructions: a text, or a list from which one is drawn each time, with
     the edited image in the same place of its list, if that is one."""
@@ -194,6 +202,18 @@ class EditDataConfig(DataConfig):
                 "data.references_optional cannot be with data.streaming, where it is not known "
                 "beforehand which rows lack images; download the data set"
             )
+        if self.reference_size == "own" and (self.streaming or self.own_part):
+            name = "streaming" if self.streaming else "own_part"
+            raise ValueError(
+                f"data.reference_size=own cannot be with data.{name}, as the sizes of all images "
+                "have to be known; put the data where all processes see it"
+            )
+        for name in ("reference_resolution", "reference_shapes"):
+            value = getattr(self, name)
+            if self.reference_size != "own" and value != getattr(EditDataConfig, name):
+                raise ValueError(
+                    f"data.{name}={value} does nothing without data.reference_size=own; give both"
+                )
 
     @property
     def columns(self) -> EditColumns:

@@ -44,6 +44,7 @@ from diffusax.training.recipes.base_model import (
     check_references,
     control_example,
     edit_example,
+    reference_policy,
 )
 from diffusax.training.step.denoising import (
     embedding_entries,
@@ -172,7 +173,9 @@ class CachedSource:
         of_row = np.repeat(np.arange(len(sizes), dtype=np.int16), counts)
         by_size = tuple(map(_shapes, index["buckets"]))
         references = tuple(b["references"] for b in index["buckets"] if "references" in b)
-        buckets = Buckets(sizes, of_row, references)
+        found = (b["reference_sizes"] for b in index["buckets"] if "reference_sizes" in b)
+        own = tuple(tuple((height, width) for height, width in shape) for shape in found)
+        buckets = Buckets(sizes, of_row, references, own)
         return cls(rows, shapes, index["dtypes"], buckets, by_size, empty)
 
     def __len__(self) -> int:
@@ -255,6 +258,7 @@ def cache_latents(config: CacheConfig) -> int:
         side=size,
         factor=base.multiple,
         references=base.family.edits.most if edits else 1,
+        policy=reference_policy(base.family, config.data) if edits else None,
     )
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -352,7 +356,8 @@ def _index(
 def _size_of(buckets: Buckets, number: int) -> dict[str, Any]:
     """Returns what the index says of a size, with the images to look at where rows differ."""
     count = {"references": buckets.references[number]} if buckets.references else {}
-    return {"size": buckets.sizes[number], **count}
+    own = {"reference_sizes": buckets.shapes[number]} if buckets.shapes else {}
+    return {"size": buckets.sizes[number], **count, **own}
 
 
 def _recipe_of(index: Mapping[str, Any]) -> str:

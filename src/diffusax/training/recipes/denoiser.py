@@ -24,6 +24,7 @@ from diffusax.models.autoencoders.latents import latent_statistics
 from diffusax.models.network import Network, Params, cast_params, initialize_params
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.components.loading import component_shapes
+from diffusax.pipelines.families.policies import References
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks import tasks
 from diffusax.pipelines.tasks.tasks import Task
@@ -136,6 +137,7 @@ class Denoiser:
                 factor=base.multiple,
                 leave_out=config.output,
                 references=base.family.edits.most if edits else 1,
+                policy=self._policy(),
             )
         if self.embedded and config.train_text_encoder:
             raise ValueError(
@@ -159,6 +161,10 @@ class Denoiser:
             shift_of=base.shift_of if config.shift_by_size else None,
             **dropout,
         )
+
+    def _policy(self) -> References | None:
+        """Returns how images to look at are sized; see `open_images`."""
+        return None
 
     @property
     def networks(self) -> Mapping[str, Network]:

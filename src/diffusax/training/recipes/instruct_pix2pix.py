@@ -17,6 +17,7 @@ from PIL import Image
 from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.models.network import Params
+from diffusax.pipelines.families.policies import References
 from diffusax.pipelines.tasks import tasks
 from diffusax.pipelines.tasks.tasks import Task
 from diffusax.training.config import DenoiserConfig, ImagesValidationConfig
@@ -28,6 +29,7 @@ from diffusax.training.recipes.base_model import (
     edit_class,
     edit_example,
     instruct_class,
+    reference_policy,
 )
 from diffusax.training.recipes.cached import CachedSource
 from diffusax.training.recipes.denoiser import Denoiser
@@ -110,6 +112,9 @@ class InstructPix2Pix(Denoiser):
             self.pipeline_class = editor
         self.task: Task = getattr(editor, "task", tasks.text_to_image)
         self.images = [self._cut(path) for path in config.validation.images]
+
+    def _policy(self) -> References | None:
+        return reference_policy(self.base.family, self.config.data)
 
     def choose(self, examples: Element, size: str, step: int | None) -> tuple[Element, str]:
         """Leaves out the images to look at of all of a batch, in a share of the steps.
