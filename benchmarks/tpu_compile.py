@@ -58,7 +58,7 @@ from diffusax.training import (
     text_to_image,
 )
 from diffusax.training.loop.program import lower_step, step_operations
-from diffusax.training.recipes.cached import encode_batch
+from diffusax.training.recipes.caching import encode_batch
 
 TRAINING = (
     *("train", "train-edits", "train-lora", "train-edits-lora"),

@@ -31,7 +31,7 @@ from diffusax.training.recipes.autoencoder import (
     AutoencoderValidationConfig,
     autoencoder,
 )
-from diffusax.training.recipes.cached import CacheConfig, CacheDataConfig, cache_latents
+from diffusax.training.recipes.caching import CacheConfig, CacheDataConfig, cache_latents
 from diffusax.training.recipes.controlnet import (
     ControlNetConfig,
     ControlNetValidationConfig,
@@ -60,7 +60,8 @@ from diffusax.training.recipes.unconditional import (
     UnconditionalValidationConfig,
     unconditional,
 )
-from diffusax.training.step.denoising import Draws, encode_pixels
+from diffusax.training.step.denoising import Draws
+from diffusax.training.step.encoding import encode_pixels
 from diffusax.training.step.step import Batch, TrainState, initial_state, make_train_step
 
 __all__ = [

@@ -253,7 +253,7 @@ def test_sizes_are_read_from_headers_once_and_upright(tmp_path, monkeypatch):
     source = open_images(config, ("image", "text"), **columns)
     assert source.buckets.of_row.tolist() == [1, 1, 1]
     assert source[0][SIZE] == (16, 8)
-    monkeypatch.setattr("diffusax.training.data.opening.upright_size", None)
+    monkeypatch.setattr("diffusax.training.data.image_sizes.upright_size", None)
     assert open_images(config, ("image", "text"), **columns).buckets.of_row.tolist() == [1, 1, 1]
 
 

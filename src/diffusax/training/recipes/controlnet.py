@@ -20,8 +20,8 @@ from diffusax.pipelines.tasks.steering import control_text_to_image
 from diffusax.training.config import DenoiserConfig, ImagesValidationConfig
 from diffusax.training.data.options import ControlDataConfig
 from diffusax.training.optimizers import FineTuningOptimizerConfig
-from diffusax.training.recipes.base_model import control_example
 from diffusax.training.recipes.denoiser import Denoiser
+from diffusax.training.recipes.row_examples import control_example
 
 
 @dataclasses.dataclass(frozen=True)

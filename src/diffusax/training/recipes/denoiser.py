@@ -40,14 +40,11 @@ from diffusax.training.data.options import DataConfig
 from diffusax.training.data.sources import Source
 from diffusax.training.data.summary import log_summary
 from diffusax.training.options import require_options
-from diffusax.training.recipes.base_model import BaseModel, caption_example, draw_images
+from diffusax.training.recipes.base_model import BaseModel, draw_images
 from diffusax.training.recipes.cached import CachedSource, is_cache
-from diffusax.training.step.denoising import (
-    STATISTICS,
-    DenoisingLoss,
-    embedding_entries,
-    encode_captions,
-)
+from diffusax.training.recipes.row_examples import caption_example
+from diffusax.training.step.denoising import STATISTICS, DenoisingLoss
+from diffusax.training.step.encoding import embedding_entries, encode_captions
 from diffusax.training.step.step import Batch
 
 ZERO_AT_START = frozenset(["conv2", "proj_out", "conv_out"])

@@ -27,7 +27,6 @@ from diffusax.training.data.sources import Source
 from diffusax.training.data.summary import log_summary
 from diffusax.training.optimizers import FineTuningOptimizerConfig
 from diffusax.training.options import require_options
-from diffusax.training.recipes.base_model import caption_example
 from diffusax.training.recipes.cached import CachedSource, is_cache
 from diffusax.training.recipes.class_images import (
     ClassImages,
@@ -35,6 +34,7 @@ from diffusax.training.recipes.class_images import (
     class_source,
 )
 from diffusax.training.recipes.denoiser import Denoiser
+from diffusax.training.recipes.row_examples import caption_example
 from diffusax.training.step.step import Batch
 
 _CAPTION = "text"

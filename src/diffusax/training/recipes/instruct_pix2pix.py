@@ -24,16 +24,15 @@ from diffusax.training.config import DenoiserConfig, ImagesValidationConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import ALONE, EMPTY, is_of_images, prepare_images
 from diffusax.training.data.options import EditDataConfig
-from diffusax.training.recipes.base_model import (
-    check_references,
-    edit_class,
-    edit_example,
-    instruct_class,
-    reference_policy,
-)
+from diffusax.training.recipes.base_model import edit_class, instruct_class
 from diffusax.training.recipes.cached import CachedSource
 from diffusax.training.recipes.denoiser import Denoiser
-from diffusax.training.step.denoising import original_names
+from diffusax.training.recipes.row_examples import (
+    check_references,
+    edit_example,
+    reference_policy,
+)
+from diffusax.training.step.encoding import original_names
 
 _CHOICE = 7
 """What the seed is joined by for the batches whose images are left out."""

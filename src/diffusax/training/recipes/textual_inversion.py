@@ -32,8 +32,9 @@ from diffusax.training.data.options import CaptionedDataConfig
 from diffusax.training.data.pairs import Repeated
 from diffusax.training.optimizers import OptimizerConfig
 from diffusax.training.options import require_options
-from diffusax.training.recipes.base_model import BaseModel, caption_example
+from diffusax.training.recipes.base_model import BaseModel
 from diffusax.training.recipes.denoiser import Denoiser
+from diffusax.training.recipes.row_examples import caption_example
 from diffusax.training.step.step import Batch
 
 _USAGE = """```python

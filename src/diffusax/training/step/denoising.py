@@ -14,28 +14,29 @@ from diffusax.models.autoencoders.latents import (
     from_bytes,
     sample_latents,
     scale_latents,
-    with_opacity,
 )
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser, Family
 from diffusax.pipelines.families.family import CONTROLNET
-from diffusax.pipelines.plan.plan import Conditions, HiddenLayers, Prompt, StepInputs, Tokens
+from diffusax.pipelines.plan.plan import Conditions, HiddenLayers, Prompt, StepInputs
 from diffusax.runtime.random.noise import seed_key
 from diffusax.samplers import Scheduler
 from diffusax.samplers.processes import Flow, Process, add_noise
 from diffusax.training.config import DenoisingConfig, TimestepBiasConfig
 from diffusax.training.data.buckets import Size
 from diffusax.training.data.examples import (
-    BEFORE,
     EMPTY,
     EMPTY_LENGTHS,
-    LATENTS,
     LENGTHS,
-    MOST_ORIGINALS,
     PIXELS,
     PRIOR,
-    ids_name,
-    numbered_names,
+)
+from diffusax.training.step.encoding import (
+    before_names,
+    encode_captions,
+    encode_pixels,
+    original_names,
+    reference_sizes,
 )
 from diffusax.training.step.seen_images import SeenImages, seen_images, with_tail
 from diffusax.training.step.step import Batch
@@ -363,65 +364,6 @@ class DenoisingLoss:
             vae = self._autoencoder or ""
             latents, _ = encode_pixels(self.networks[vae], weights[vae], given)
         return _replace(dropped, jnp.float32(0), latents)
-
-
-def original_names(batch: Mapping[str, Any]) -> list[str]:
-    """Returns the names in a batch of the images before the edit, in order."""
-    kind = LATENTS if LATENTS in batch else PIXELS
-    return [name for name in numbered_names(kind, MOST_ORIGINALS) if name in batch]
-
-
-def before_names(batch: Mapping[str, Any]) -> list[str]:
-    """Returns the names in a batch of embeddings of what stands before images, in order."""
-    return [name for name in numbered_names(BEFORE, MOST_ORIGINALS) if name in batch]
-
-
-def reference_sizes(batch: Mapping[str, Any]) -> tuple[Size, ...]:
-    """Returns the heights and widths of a batch's images before the edit; none of cached ones."""
-    if LATENTS in batch:
-        return ()
-    return tuple(np.shape(batch[name])[1:3] for name in original_names(batch))
-
-
-def encode_pixels(vae: Network, params: Params, pixels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Encodes images b H W 3 uint8 to mean and log variance of their latents, b h w z float32.
-
-    They are opaque to an autoencoder of images with an opacity.
-    """
-    x = with_opacity(from_bytes(pixels), vae.config.in_channels)
-    mean, logvar = vae.apply(params, x, method="encode")
-    return mean.astype(jnp.float32), logvar.astype(jnp.float32)
-
-
-def encode_captions(
-    family: Family,
-    networks: Mapping[str, Network],
-    params: Params,
-    ids: Mapping[str, jax.Array],
-    layers: HiddenLayers | None = None,
-    seen: SeenImages | None = None,
-) -> Prompt:
-    """Encodes tokens b t, which have their names in a batch, to embeddings.
-
-    layers: the hidden states that the checkpoint asks for; None for the family's own. seen: where
-    the texts speak of images, if they do.
-    """
-    if seen is not None:
-        return seen.encode(networks, params, ids, layers)
-    encoders = family.text_encoders
-    tokens = tuple(ids[ids_name(e.tokenizer)] for e in encoders)
-    return family.encode(
-        tuple(networks[encoder.name] for encoder in encoders),
-        tuple(params[encoder.name] for encoder in encoders),
-        Tokens(tokens, lengths=ids.get(LENGTHS), layers=layers),
-    )
-
-
-def embedding_entries(family: Family, prompt: Prompt) -> dict[str, jax.Array]:
-    """Returns embeddings by their names in a batch, with their lengths where the family has it."""
-    found = dict(zip(family.embedding_columns, prompt))
-    found |= dict(zip(numbered_names(BEFORE, len(prompt.before)), prompt.before))
-    return found if prompt.lengths is None else {**found, LENGTHS: prompt.lengths}
 
 
 def _replace(dropped: jax.Array, value: jax.Array, given: jax.Array) -> jax.Array:
