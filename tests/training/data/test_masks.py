@@ -128,6 +128,47 @@ def test_recipes_read_masks_and_an_autoencoder_says_that_it_does_not(checkpoint,
         )
 
 
+MASKED = {
+    "lines": ("mask", {"all.jsonl": None}),
+    "folders": ("masks", {"1.txt": "a", "control/1.png": 1, "masks/1.png": 3}),
+    "beside": ("mask", {"1.txt": "a", "control/1.png": 1, "1_mask.png": 3}),
+    "metadata": ("mask", {"metadata.jsonl": None}),
+}
+
+
+@pytest.mark.parametrize("layout", MASKED)
+def test_masks_of_edits_may_lie_beside_the_edited_images(tmp_path, layout):
+    column, files = MASKED[layout]
+    for name, content in {"1.png": 2, **files}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        if isinstance(content, int):
+            picture(content, (32, 32)).save(tmp_path / name)
+        elif content is not None:
+            (tmp_path / name).write_text(content)
+    if layout in ("lines", "metadata"):
+        for name, number in (("0.png", 1), ("2.png", 3)):
+            picture(number, (32, 32)).save(tmp_path / name)
+        line = '{"image_path": "1.png", "control_path": "0.png", "mask": "2.png", "caption": "a"}'
+        if layout == "metadata":
+            line = '{"edited_image_file_name": "1.png", "input_image_file_name": "0.png", '
+            line += '"mask_file_name": "2.png", "edit_prompt": "a"}'
+        (tmp_path / next(iter(files))).write_text(line)
+    config = EditDataConfig(str(tmp_path), mask_column=column, random_flip=False)
+    source = open_data(config, ("input_image", "edit_prompt", "edited_image"))
+    assert len(source) == 1
+    row = source[0]
+    cells = [row["edited_image"], *row["input_image"]]
+    pixels, _, weights = cut_images(config, 32, row, cells, np.random.default_rng(0), factor=8)
+    np.testing.assert_array_equal(pixels[0], np.asarray(picture(2, (32, 32))))
+    np.testing.assert_array_equal(pixels[1], np.asarray(picture(1, (32, 32))))
+    grey = np.asarray(picture(3, (32, 32)).convert("L"))
+    np.testing.assert_array_equal(weights["loss_weights"], mask_weights(grey, 8, normalized=True))
+    for name in ("masks/1.png", "1_mask.png", "2.png"):
+        (tmp_path / name).unlink(missing_ok=True)
+    with pytest.raises(ValueError, match=r"has no mask of its name|which is not there"):
+        open_data(config, ("input_image", "edit_prompt", "edited_image"))
+
+
 @pytest.mark.slow
 def test_a_cache_holds_the_weights_of_masks(checkpoint, tmp_path):
     rows = [{**row(i), "image": {"bytes": transparent(i), "path": None}} for i in range(4)]

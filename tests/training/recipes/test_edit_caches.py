@@ -127,6 +127,42 @@ def test_a_cache_without_the_texts_alone_leaves_out_no_images(tmp_path):
 
 
 @pytest.mark.slow
+def test_masks_weigh_the_edited_image_alone(tmp_path):
+    make, _ = FAMILIES["klein"]
+    make(tmp_path / "model")
+    path, folder = write_edits(tmp_path / "data", ("32x32", "32x32"), (1, 2)), str(tmp_path / "c")
+    for i in range(2):
+        picture(70 + i, (32, 32)).save(tmp_path / "data" / f"{i}_mask.png")
+    file = tmp_path / "data" / "all.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [{**line, "mask": f"{i}_mask.png"} for i, line in enumerate(lines)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = {"resolution": 32, "random_flip": False, "mask_column": "mask"}
+    given, model = CacheDataConfig(path, **options), str(tmp_path / "model")
+    cache_latents(CacheConfig("edit", model, folder, text_embeddings=True, data=given))
+    found = []
+    for data in (EditDataConfig(path, **options), EditDataConfig(folder)):
+        recipe = instruct_pix2pix(config_of(tmp_path, data))
+        trained, frozen = recipe.trained(), recipe.frozen()
+        example = recipe.example(recipe.source[0], np.random.default_rng(0))
+        batch = {name: values[None] for name, values in example.items()}
+        weights = batch["loss_weights"]
+        assert weights.shape == (1, 2, 2)
+        np.testing.assert_allclose(weights.mean(), 1, rtol=1e-5)
+        loss = jax.jit(recipe.loss)
+        key = jax.random.key(1)[None]
+        # A place at a time: each error counts for its own weight.
+        places = np.eye(4, dtype=np.float32).reshape(4, 1, 2, 2)
+        each = [loss(trained, frozen, {**batch, "loss_weights": one}, key)[0] for one in places]
+        whole = loss(trained, frozen, batch, key)[0]
+        np.testing.assert_allclose(whole, np.dot(weights.ravel(), np.array(each)), rtol=1e-5)
+        plain = loss(trained, frozen, {**batch, "loss_weights": np.ones_like(weights)}, key)[0]
+        assert abs(whole - plain) > 1e-4
+        found.append(whole)
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_a_run_that_leaves_out_images_is_killed_twice_and_ends_in_the_same_bits(tmp_path):
     make, _ = FAMILIES["klein"]
     make(tmp_path / "model")

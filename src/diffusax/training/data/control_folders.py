@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 from diffusax.training.data.captions import Lines, read_captions
 from diffusax.training.data.edits import EditColumns
@@ -30,7 +31,11 @@ _NUMBERED = re.compile(r"(.+)_(\d+)")
 
 
 def pair_folders(
-    listing: Listing, columns: EditColumns, lines: Lines = "first"
+    listing: Listing,
+    columns: EditColumns,
+    lines: Lines = "first",
+    *,
+    all_images: Sequence[str] = (),
 ) -> FolderSource | None:
     """Pairs the images of a folder with those that have their names in its folders of controls.
 
@@ -41,6 +46,8 @@ def pair_folders(
         listing: the folder.
         columns: the columns as they are asked for; those that a user named are names of folders.
         lines: what captions' files of several lines say; see `captions`.
+        all_images: those that may be masks: in a folder of the masks' name, with the names of the
+            images to learn, or beside these, as 1_mask.png beside 1.png.
 
     Returns:
         The edits; None where there are no such folders.
@@ -49,6 +56,11 @@ def pair_folders(
         ValueError: captions cannot be read; or more than one image in a hundred has none, or
             nothing to look at where that is not optional.
     """
+    masks = _mask_files(all_images, columns.masks)
+    apart = {mask for own in masks.values() for mask in own}
+    listing = dataclasses.replace(
+        listing, images=tuple(path for path in listing.images if path not in apart)
+    )
     controls = _control_folders(listing, columns)
     targets = _targets(listing, columns, controls)
     if not targets or not (controls or columns.optional):
@@ -56,15 +68,21 @@ def pair_folders(
     looked_at = [_looked_at(target, controls) for target in targets]
     own = dataclasses.replace(listing, images=tuple(targets))
     captions = read_captions(own, columns.prompt, lines, may_lack=True)
-    rows, files, left = [], [], []
+    rows, left = list[dict[str, Any]](), list[str]()
+    files: list[dict[str, Any]] = []
+    mask = ""
     for target, text, images in zip(targets, captions.texts, looked_at, strict=True):
         if not images and not columns.optional:
             left.append(f"{target} has no image of its name in {' or '.join(controls)}")
         elif not text or not any(text):
             left.append(f"{target} has no instruction")
+        elif columns.masks and not (mask := _mask_of(target, masks)):
+            left.append(f"{target} has no mask of its name in {columns.masks} or beside it")
         else:
             rows.append({columns.prompt: text})
             files.append({columns.edited: target, columns.originals[0]: images})
+            if columns.masks:
+                files[-1][columns.masks] = mask
     if left:
         some = f"{len(left)} of {len(targets)} images of {listing.folder} cannot be used: "
         text = some + "; ".join(left[:3])
@@ -94,6 +112,32 @@ def _control_folders(
 
     ranks = {folder: place for folder in found if (place := rank(folder)) is not None}
     return {folder: _by_stem(found[folder]) for folder in sorted(ranks, key=lambda f: ranks[f])}
+
+
+def _mask_files(images: Sequence[str], name: str) -> dict[str, list[str]]:
+    """Returns masks by the name of what they are for: an image's path, or stem, without a suffix.
+
+    name: that of their folders, and of what stands behind the names of masks beside images.
+    """
+    found: dict[str, list[str]] = {}
+    if not name:
+        return found
+    beside = re.compile(rf"(.+)[-_.]{re.escape(name)}", re.IGNORECASE)
+    for path in images:
+        folder, stem = path.rpartition("/")[0], path.rpartition(".")[0]
+        if PurePosixPath(folder).name == name:
+            found.setdefault(f"{PurePosixPath(folder).parent}/{stem_of(path)}", []).append(path)
+        elif match := beside.fullmatch(stem):
+            found.setdefault(match[1], []).append(path)
+    return found
+
+
+def _mask_of(target: str, masks: Mapping[str, Sequence[str]]) -> str:
+    """Returns an image's mask: beside it, or in the nearest folder of masks; "" without one."""
+    own = target.rpartition(".")[0]
+    above = [str(folder) for folder in PurePosixPath(target).parents]
+    places = [own, *(f"{folder}/{stem_of(target)}" for folder in above)]
+    return next((masks[place][0] for place in places if place in masks), "")
 
 
 def _by_stem(images: Sequence[str]) -> dict[str, list[str]]:

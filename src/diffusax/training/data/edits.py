@@ -25,6 +25,8 @@ class EditColumns:
     """Those of further images to look at, which rows may lack."""
     fixed: frozenset[str] = frozenset()
     """Which of the three a user has named, so that no other names are tried."""
+    masks: str = ""
+    """That of the edited images' masks; none where it is empty."""
     optional: bool = False
     """Whether rows may lack all images to look at, which are then text to image."""
 

@@ -79,9 +79,10 @@ class Wanted:
 
     @property
     def only_edits(self) -> EditColumns | None:
-        """The columns of edits, if no others are wanted, as of masks."""
-        others = {*self.columns} - {*self.edits.names} if self.edits is not None else ()
-        return None if others else self.edits
+        """The columns of edits, if no others are wanted."""
+        if self.edits is None or {*self.columns} - {*self.edits.names, self.edits.masks}:
+            return None
+        return self.edits
 
     def in_table(self, names: Sequence[str]) -> tuple[tuple[str, ...], Mapping[str, Kind]]:
         """Returns the columns as a table with these calls them, and what they hold."""
@@ -217,6 +218,7 @@ def _open_glob(path: str, wanted: Wanted) -> ArrowSource:
 
 def _open_images(listing: Listing, wanted: Wanted, name: str, configs: Configs) -> FolderSource:
     """Opens images in files, those of the wanted splits."""
+    whole = listing
     if not metadata_files(listing):
         listing = without_companions(listing)
     images = listing.images
@@ -230,7 +232,9 @@ def _open_images(listing: Listing, wanted: Wanted, name: str, configs: Configs) 
         source = FolderSource.from_metadata(listing, columns, kinds, leave_out=left)
     else:
         lines, edits = wanted.caption_lines, wanted.only_edits
-        paired = pair_folders(listing, edits, lines) if edits is not None else None
+        paired = None
+        if edits is not None:
+            paired = pair_folders(listing, edits, lines, all_images=whole.images)
         source = paired or FolderSource.from_names(listing, columns, kinds, lines=lines)
     return dataclasses.replace(source, facts=source.facts.of(name, split))
 

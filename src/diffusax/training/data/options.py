@@ -232,6 +232,7 @@ class EditDataConfig(DataConfig):
             self.edited_image_column,
             further=self.reference_columns,
             fixed=frozenset(given),
+            masks=self.mask_column,
             optional=self.references_optional,
         )
 

@@ -43,6 +43,8 @@ class _Edit(NamedTuple):
     """The instruction, or several of which one is drawn each time."""
     edited: str | None
     """The path of the image after the edit."""
+    mask: str | None = None
+    """The path of its mask."""
 
 
 def record_files(listing: Listing, columns: EditColumns) -> list[str]:
@@ -81,7 +83,7 @@ def read_records(
     """
     places = _Places(listing, outside)
     archives = any(".tar" in path or path.endswith(".zip") for path in listing.others)
-    left = _Left(archives, columns.optional)
+    left = _Left(archives, columns.optional, bool(columns.masks))
     rows: list[dict[str, Any]] = []
     cells: list[dict[str, Any]] = []
     counts: dict[str, int] = {}
@@ -92,7 +94,8 @@ def read_records(
                 found = left.count(where, edit, places, below)
                 if found is not None:
                     rows.append({columns.prompt: edit.prompt})
-                    cells.append(dict(zip((columns.edited, columns.originals[0]), found)))
+                    names = (columns.edited, columns.originals[0], columns.masks)
+                    cells.append({name: own for name, own in zip(names, found) if name})
         counts[PurePosixPath(path).name] = len(rows) - before
     left.check(listing.folder)
     return FolderSource(str(listing.folder), tuple(rows), tuple(cells), Facts(captions=counts))
@@ -130,6 +133,8 @@ class _Left:
     """Whether archives are beside them, which may hold the images."""
     optional: bool = False
     """Whether edits may lack all images to look at."""
+    masked: bool = False
+    """Whether they need a mask."""
     total: int = 0
     broken: int = 0
     absent: int = 0
@@ -138,8 +143,10 @@ class _Left:
 
     def count(
         self, where: str, edit: _Edit, places: _Places, below: str
-    ) -> tuple[str, list[str]] | None:
-        """Returns the files of an edit, the edited image's first; None where it is left out."""
+    ) -> tuple[str, list[str], str] | None:
+        """Returns the files of an edit: of the edited image, those to look at, and of the mask (""
+        where it needs none); None where it is left out.
+        """
         self.total += 1
         if edit.edited is None or not (edit.originals or self.optional):
             self.absent += 1
@@ -149,14 +156,20 @@ class _Left:
             self.broken += 1
             self._note(f"{where} has no instruction")
             return None
+        if self.masked and edit.mask is None:
+            self.broken += 1
+            self._note(f"{where} names no mask")
+            return None
         paths = []
-        for name in (edit.edited, *edit.originals):
+        for name in (edit.mask if self.masked else edit.edited, edit.edited, *edit.originals):
+            assert name is not None
             if (path := places.find(below, name)) is None:
                 self.broken += 1
                 self._note(f"{where} names {name!r}, which is not there")
                 return None
             paths.append(path)
-        return paths[0], paths[1:]
+        mask, edited, *originals = paths
+        return edited, originals, mask if self.masked else ""
 
     def _note(self, reason: str) -> None:
         if len(self.reasons) < 3:
@@ -200,7 +213,9 @@ def _turns(records: Sequence[Any], columns: EditColumns) -> Iterator[_Edit]:
         originals = [path for name in names for path in _paths(record.get(name))] or previous
         edited = _paths(record[found.edited])
         previous = edited[:1]
-        yield _Edit(originals, record[found.prompt], next(iter(edited), None))
+        mask = _paths(record.get(columns.masks)) if columns.masks else []
+        prompt = record[found.prompt]
+        yield _Edit(originals, prompt, next(iter(edited), None), next(iter(mask), None))
 
 
 # Millions of records have the same keys.
