@@ -147,12 +147,11 @@ def test_masks_weigh_the_edited_image_alone(tmp_path):
         example = recipe.example(recipe.source[0], np.random.default_rng(0))
         batch = {name: values[None] for name, values in example.items()}
         weights = batch["loss_weights"]
-        assert weights.shape == (1, 2, 2)
         np.testing.assert_allclose(weights.mean(), 1, rtol=1e-5)
         loss = jax.jit(recipe.loss)
         key = jax.random.key(1)[None]
         # A place at a time: each error counts for its own weight.
-        places = np.eye(4, dtype=np.float32).reshape(4, 1, 2, 2)
+        places = np.eye(weights.size, dtype=np.float32).reshape(-1, *weights.shape)
         each = [loss(trained, frozen, {**batch, "loss_weights": one}, key)[0] for one in places]
         whole = loss(trained, frozen, batch, key)[0]
         np.testing.assert_allclose(whole, np.dot(weights.ravel(), np.array(each)), rtol=1e-5)
