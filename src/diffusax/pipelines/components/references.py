@@ -70,7 +70,8 @@ def check_layout(parts: Any, lora: Lora, source: str) -> None:
         return
     config = parts.networks[name].config
     settable = hasattr(config, "references_layout")
-    own = config.references_layout if settable else parts.denoiser.references_layout
+    looks_by = getattr(parts.denoiser, "references_layout", None)
+    own = config.references_layout if settable else looks_by
     if own in (None, learned):
         return
     mend = (
