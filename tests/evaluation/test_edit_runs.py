@@ -9,8 +9,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from support.data_sets import picture, png
+from support.effort import first
 from support.evaluation_rows import build_dino, write_edits
-from support.tiny_transformers import klein_pipeline
+from support.qwen_edits import EDIT, make_areas_smaller
+from support.tiny_transformers import flux_pipeline, klein_pipeline, qwen_image_pipeline
 from torch.nn.functional import cosine_similarity
 
 import diffusax
@@ -151,8 +153,27 @@ def test_all_scores_are_measured_and_a_run_goes_on(
         evaluate(out, *given, *args, "--seed", 6)
 
 
-def test_an_editor_that_looks_at_images_is_measured(tiny_clip, dino, tmp_path, capsys):
-    klein_pipeline(tmp_path / "model", layers=28)
+EDITORS = {
+    "klein": (lambda folder: klein_pipeline(folder, layers=28), lambda width, height: {}),
+    "kontext": (
+        lambda folder: flux_pipeline(folder, "FluxKontextPipeline"),
+        lambda width, height: {"max_area": width * height, "_auto_resize": False},
+    ),
+    # Its own scale guides only with a negative prompt.
+    "qwen": (
+        lambda folder: qwen_image_pipeline(folder, EDIT),
+        lambda width, height: {"true_cfg_scale": 4.0, "negative_prompt": ""},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", first([*EDITORS]))
+def test_an_editor_that_looks_at_images_is_measured(
+    tiny_clip, dino, tmp_path, capsys, monkeypatch, kind
+):
+    make_areas_smaller(monkeypatch.setattr)
+    build, own = EDITORS[kind]
+    build(tmp_path / "model")
     data = write_edits(tmp_path / "edits.parquet", 3, captions=False)
     args = ["--resolution", 96, "--shapes", "own", "--save-images", "--scores", "pixels", "clip"]
     given = data, tiny_clip[0], dino[0]
@@ -164,19 +185,20 @@ def test_an_editor_that_looks_at_images_is_measured(tiny_clip, dino, tmp_path, c
         width, height = edited.size
         assert width > height
         assert width * height <= 96 * 96
-        prompt = f"turn {i} of them into pears"
         expected = pipe(
-            prompt=prompt,
+            prompt=f"turn {i} of them into pears",
             image=_cut(i, edited.size),
             seed=i,
             num_inference_steps=STEPS,
             height=height,
             width=width,
+            **own(width, height),
         ).images[0]
         assert np.abs(np.asarray(expected, int) - np.asarray(edited, int)).max() <= 1
     with pytest.raises(SystemExit):
         evaluate(tmp_path / "o", tmp_path / "model", *given, *args, "--image-guidance", 1.5)
-    assert "does nothing for Flux2KleinPipeline" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"does nothing for {type(pipe).__name__}" in said
 
 
 def _cut(seed, size):
