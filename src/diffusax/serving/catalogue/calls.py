@@ -26,6 +26,7 @@ from diffusax.text.prompt_schedules import with_whole_steps
 
 _NEEDS = (
     ("mask_image", "image"),
+    ("more_images", "image"),
     ("strength", "image"),
     ("mask_blur", "mask_image"),
     ("padding_mask_crop", "mask_image"),
@@ -158,7 +159,10 @@ def _each(generation: Generation, name: str) -> Any:
 def _with_images(checkpoint: Checkpoint, generation: Generation) -> Generation:
     """Converts the images to the right modes and drops fields that the model lacks."""
     for name, needs in _NEEDS:
-        if getattr(generation, name) not in (None, 0, 0.0) and getattr(generation, needs) is None:
+        if (
+            getattr(generation, name) not in (None, 0, 0.0, ())
+            and getattr(generation, needs) is None
+        ):
             raise Refused(f"{name} needs {needs}; give both, or neither", param=name)
     images: dict[str, Any] = {}
     if generation.image is not None:

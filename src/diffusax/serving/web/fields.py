@@ -27,6 +27,10 @@ _OUT_OF_RANGE = re.compile(r"Expected `\w+` (?:[<>]|of length)")
 SentImage = Annotated[
     str, Meta(description="A PNG, JPEG or WebP image: base64, or a data URI with base64.")
 ]
+SentImages = Annotated[
+    tuple[SentImage, ...],
+    Meta(max_length=15, description="Further images, for models that look at several."),
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,7 @@ class GenerationFields(Settings):
     """What to generate. Fields that are left out take the model's own values."""
 
     image: SentImage | None = None
+    more_images: SentImages = ()
     mask_image: SentImage | None = None
     controls: tuple[ControlFields, ...] = ()
 
@@ -66,6 +71,7 @@ _NAMES: dict[Any, str] = {
 }
 _CONTROLS = {
     tuple[ControlFields, ...]: "a list of objects with model, image, scale, start and end",
+    SentImages: "a list of at most 15 images in base64",
 }
 _RULES = by_type(_CONTROLS), in_words(_NAMES)
 _WORDS = Words("{name} must be {must} (got {value})", _RULES, _BRIEFLY.repr)

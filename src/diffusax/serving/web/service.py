@@ -164,6 +164,10 @@ def to_generation(fields: GenerationFields, settings: WebSettings) -> Generation
     for name in ("image", "mask_image"):
         if values[name] is not None:
             values[name] = image_from_base64(values[name], name, most_pixels)
+    values["more_images"] = tuple(
+        image_from_base64(sent, f"more_images[{i}]", most_pixels)
+        for i, sent in enumerate(fields.more_images)
+    )
     values["controls"] = tuple(
         Control(
             **{
