@@ -43,7 +43,7 @@ class Connect:
         }
         key = {
             "default": "",
-            "tooltip": "Better left empty, as workflows and images carry what is typed here. At the "
+            "tooltip": "Better left empty, as workflows and images carry what is typed. At the "
             "environment's address, DIFFUSAX_API_KEY of the environment is sent.",
         }
         return {"required": {"url": ("STRING", url)}, "optional": {"api_key": ("STRING", key)}}

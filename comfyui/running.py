@@ -1,4 +1,4 @@
-"""Runs jobs at a server, with ComfyUI's progress and previews, until they end or are interrupted."""
+"""Runs jobs at a server with ComfyUI's progress and previews, until they end or are interrupted."""
 
 import contextlib
 import http.client
