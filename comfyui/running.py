@@ -75,8 +75,15 @@ class _Display:
         _tell(self.node_id, _state(job))
         # Of several images, which would take turns in one place, the first one is shown.
         first = name == "preview" and job["index"] == 0
-        preview = ("JPEG", preview_of(job["preview"]), _LARGEST_PREVIEW) if first else None
+        preview = _preview(job["preview"]) if first else None
         self.bar.update_absolute(self.before + job["steps_done"], preview=preview)
+
+
+def _preview(data_uri: str) -> tuple[str, Any, int]:
+    """Returns a preview as ComfyUI's progress bar takes it: format, image, largest side."""
+    image = preview_of(data_uri)
+    # ComfyUI enlarges smaller ones.
+    return "JPEG", image, min(max(image.size), _LARGEST_PREVIEW)
 
 
 def _submit(server: Server, fields: Mapping[str, Any], node_id: str) -> dict[str, Any]:
