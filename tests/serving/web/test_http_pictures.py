@@ -106,6 +106,26 @@ def test_the_pixels_of_a_request_are_counted_before_they_are_decoded(server):
     assert server.service.pixels.taken == 0
 
 
+def test_further_pictures_come_with_a_first_one_that_a_model_looks_at(server):
+    small = sent(picture(32, 32))
+
+    def refusal(**fields):
+        answer = server.post("/jobs", {"prompt": "a", **fields})
+        assert answer.status in (413, 422)
+        assert answer.json["error"]["param"].startswith(("more_images", "image"))
+        return answer.json["error"]["message"]
+
+    assert refusal(more_images=[small]) == "more_images needs image; give both, or neither"
+    assert refusal(image=small, more_images=[small, "x"]).startswith("more_images[1] must be an im")
+    for value in ([3], [small] * 16, small):
+        told = "more_images must be a list of at most 15 images in base64"
+        assert refusal(image=small, more_images=value).startswith(told)
+    told = "image must be given at most 1 times for 'emoji' together (got 3)"
+    assert refusal(image=small, more_images=[small, small]) == told
+    large = sent(picture(100, 90))
+    assert "(more_images[1] makes them 27000)" in refusal(image=large, more_images=[large, large])
+
+
 def test_the_pixels_of_all_requests_together_are_bounded():
     budget = PixelBudget(100, 150)
 
