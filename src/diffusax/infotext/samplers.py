@@ -87,6 +87,16 @@ _BY_CLASS = {SAMPLER_CLASSES[sampler.own]: sampler for sampler in reversed(WEBUI
 _SUFFIXES = tuple(sorted((*SCHEDULES, *_UNIFORM, *_MISSING), key=len, reverse=True))
 
 
+def sampler_titles() -> dict[str, str]:
+    """Returns what stable-diffusion-webui's users call the samplers, the most usual ones first."""
+    found = {}
+    for one in WEBUI_SAMPLERS:
+        plain = {one.own: one.name}
+        with_levels = {one.own + _KARRAS: f"{one.name} Karras"} if "karras" in one.schedules else {}
+        found.update({**with_levels, **plain} if one.karras else {**plain, **with_levels})
+    return found
+
+
 def from_webui(sampler: str, schedule: str | None = None) -> str:
     """Returns the name of a sampler for its name in stable-diffusion-webui.
 

@@ -246,7 +246,47 @@ def test_capabilities_list_what_requests_can_name(server):
     assert "path" not in model
     assert set(model["samplers"]) <= set(found["samplers"])
     assert found["limits"]["steps"] == 50
+    assert list(found["sampler_titles"].items())[:2] == [
+        ("dpm++2m_karras", "DPM++ 2M Karras"),
+        ("dpm++2m", "DPM++ 2M"),
+    ]
+    assert set(found["sampler_titles"]) == set(found["samplers"])
+    assert model["images"] == 1
     assert not found["api_key_needed"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "windows"),
+    [
+        ("", 0, 1),
+        ("a red apple", 3, 1),
+        ("a (red:1.3) apple <lora:x:0.5>", 3, 1),
+        ("apple " * 27, 27, 2),
+        ("a BREAK apple", 2, 2),
+    ],
+)
+def test_tokens_are_counted_as_the_model_reads_them(server, prompt, tokens, windows):
+    if not server.service.catalogue.entry("emoji").loaded:
+        assert server.post("/tokens", {"prompt": prompt}).json == {"tokens": None, "most": None}
+        server.finish(server.post("/jobs", {"num_inference_steps": 1}).json["id"])
+    found = server.post("/tokens", {"prompt": prompt, "model": "emoji"}).json
+    assert found == {"tokens": tokens, "most": 26 * windows}
+
+
+def test_tokens_of_a_text_that_cannot_be_read_are_refused(server):
+    server.finish(server.post("/jobs", {"num_inference_steps": 1}).json["id"])
+    assert "number" in server.post("/tokens", {"prompt": "<lora:x:y>"}).json["error"]["message"]
+    assert server.post("/tokens", {"prompt": "", "model": "none"}).status == 404
+
+
+def test_more_images_than_the_model_looks_at_are_refused(server):
+    image = sent(picture())
+    one = server.post("/jobs", {"prompt": "a", "image": image, "more_images": [image]})
+    assert (one.status, "at most 1 times" in one.json["error"]["message"]) == (422, True)
+    none = server.post("/jobs", {"prompt": "a", "more_images": [image]})
+    assert none.json["error"]["param"] == "more_images"
+    wrong = server.post("/jobs", {"image": image, "more_images": ["?"]})
+    assert wrong.json["error"]["param"] == "more_images[0]"
 
 
 def test_health_readiness_and_metrics(server, monkeypatch):

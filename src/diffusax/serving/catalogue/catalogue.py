@@ -16,9 +16,11 @@ from diffusax.serving.catalogue.entries import (
     Checkpoint,
     FileEntry,
     ModelEntry,
+    arguments_of,
     describe_controlnet,
     describe_model,
     last_change,
+    preview_of,
 )
 from diffusax.serving.catalogue.folders import Found, find_files
 from diffusax.serving.catalogue.residents import Residents
@@ -142,6 +144,20 @@ class Catalogue:
         if len(named) == 1:
             return self._loras[named[0]]
         return _look_up(self._loras, name, "adapters", "LoRA")
+
+    def tokenizer(self, name: str = "") -> tuple[Any, int | None] | None:
+        """Returns the tokenizer of a model in memory, the one that reads most of several.
+
+        And the tokens that the model reads by default, or None where its tokenizer says so itself.
+        Returns None for a model that is not in memory.
+
+        Raises:
+            NotFound: there is no such model.
+        """
+        checkpoint = self._checkpoint(name)
+        found = self._residents.tokenizer(checkpoint.entry.name)
+        own = arguments_of(checkpoint.pipeline_class(checkpoint.entry.kind))
+        return None if found is None else (found, own.get("max_sequence_length"))
 
     def check(self, generation: Generation) -> Generation:
         """Checks a request and fills in the defaults of its model; loads nothing.
@@ -270,6 +286,7 @@ def _files(
             path=one.path,
             changed=last_change(one.path),
             **header(one.path),
+            preview=preview_of(one.path),
         )
         for one in own
     }

@@ -49,6 +49,9 @@ AUTOS: dict[str, Any] = {
 _TEXTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 """What is read only when a model is loaded: writing tokenizers takes most of the time."""
 
+_PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+"""The endings of the pictures beside files."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelDescription:
@@ -74,6 +77,8 @@ class ModelDescription:
     """The checkpoint's own sampler."""
     samplers: tuple[str, ...]
     """The samplers that suit the model."""
+    images: int
+    """The most images that it looks at together, when it is given some; mostly 1."""
     loaded: bool
 
 
@@ -102,6 +107,8 @@ class FileEntry:
     references_layout: str | None = None
     """The layout in a LoRA's header, by which it has learned to look at images; None where it has
     none."""
+    preview: Path | None = None
+    """The picture beside the file, which shows what it does; None where there is none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +219,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         image_guidance_scale=own.get("image_guidance_scale"),
         sampler=sampler_name(scheduler),
         samplers=_samplers_for(scheduler),
+        images=family.edits.most,
         path=Path(source),
     )
     dim = parts.denoiser.context_dim
@@ -248,6 +256,12 @@ def last_change(path: Path) -> int:
     """Returns when a file, or one in a folder, was last changed, in nanoseconds; 0 for none."""
     files = path.rglob("*") if path.is_dir() else [path]
     return max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)
+
+
+def preview_of(path: Path) -> Path | None:
+    """Returns the picture beside a file, named as A1111's users do: name.preview.png, name.png."""
+    names = (f"{path.stem}{part}{suffix}" for part in (".preview", "") for suffix in _PICTURES)
+    return next((found for name in names if (found := path.with_name(name)).is_file()), None)
 
 
 def _kind(parts: Components, origin: Any, source: str | Path) -> Task:

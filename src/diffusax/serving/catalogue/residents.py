@@ -56,6 +56,12 @@ class Residents:
         with self._lock:
             return {name for kind, name in self._held if kind == "model"}
 
+    def tokenizer(self, name: str) -> Any:
+        """Returns the tokenizer of a model in memory, the last of several; None for none."""
+        with self._lock:
+            held = self._held.get(("model", name))
+        return None if held is None else held.tokenizer
+
     def acquire(
         self,
         checkpoint: Checkpoint,
@@ -239,6 +245,11 @@ class LoadedModel:
         }
         self.nbytes = sum(count_bytes(params) for params in self._pipe.params.values())
         """The bytes of its parameters, without those of ControlNets."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of its last text encoder, which reads the most of a prompt."""
+        return self._pipe.parts.text_encoders[-1][0]
 
     def is_of(self, checkpoint: Checkpoint | None, embeddings: Sequence[FileEntry]) -> bool:
         """Returns whether it was loaded from these files, as they are now listed."""

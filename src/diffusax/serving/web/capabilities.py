@@ -7,12 +7,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax._version import __version__
+from diffusax.infotext.samplers import sampler_titles
 from diffusax.samplers.names import SAMPLER_NAMES
 from diffusax.serving.catalogue.entries import ModelDescription
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.web.openapi import operation
 from diffusax.serving.web.replies import Json
 from diffusax.serving.web.service import service_of
+
+_UPSCALE = "/sdapi/v1/extra-single-image"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,8 @@ class FileAnswer:
 
     name: str
     title: str
+    preview: bool = False
+    """Whether a picture lies beside a LoRA's file, see /loras/NAME/preview."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,10 @@ class CapabilitiesAnswer:
     version: str
     models: list[ModelAnswer]
     samplers: list[str]
+    sampler_titles: dict[str, str]
+    """What A1111's users call the samplers, the most usual ones first."""
+    upscales: bool
+    """Whether /sdapi/v1/extra-single-image makes images larger."""
     loras: list[FileAnswer]
     embeddings: list[FileAnswer]
     controlnets: list[FileAnswer]
@@ -69,8 +78,11 @@ async def capabilities(request: Request) -> Response:
     catalogue, settings = service.catalogue, service.settings
     names = [field.name for field in dataclasses.fields(ModelAnswer)]
 
-    def files(entries: Any) -> list[dict[str, str]]:
-        return [{"name": entry.name, "title": entry.title} for entry in entries]
+    def files(entries: Any) -> list[dict[str, Any]]:
+        return [
+            {"name": entry.name, "title": entry.title, "preview": entry.preview is not None}
+            for entry in entries
+        ]
 
     limits = {
         "steps": settings.most_steps,
@@ -89,6 +101,8 @@ async def capabilities(request: Request) -> Response:
                 {name: getattr(entry, name) for name in names} for entry in catalogue.models
             ],
             "samplers": SAMPLER_NAMES,
+            "sampler_titles": sampler_titles(),
+            "upscales": any(getattr(one, "path", "") == _UPSCALE for one in request.app.routes),
             "loras": files(catalogue.loras),
             "embeddings": files(catalogue.embeddings),
             "controlnets": files(catalogue.controlnets),

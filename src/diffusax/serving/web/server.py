@@ -23,7 +23,7 @@ from diffusax.runtime.signals import StopRequest, receiving
 from diffusax.serving.catalogue.catalogue import Catalogue
 from diffusax.serving.engine.engine import Engine
 from diffusax.serving.requests.errors import NotFound, Refused
-from diffusax.serving.web import capabilities, hub, jobs, monitoring, openai
+from diffusax.serving.web import capabilities, hub, jobs, monitoring, openai, writing
 from diffusax.serving.web.a1111 import generation, lists
 from diffusax.serving.web.a1111.state import A1111
 from diffusax.serving.web.monitoring import LOG, ROUTE
@@ -38,7 +38,16 @@ try:
 except ImportError:  # Windows has no such limits.
     resource = None  # type: ignore[assignment]
 
-_MODULES: tuple[Any, ...] = (jobs, openai, generation, lists, hub, capabilities, monitoring)
+_MODULES: tuple[Any, ...] = (
+    jobs,
+    openai,
+    generation,
+    lists,
+    hub,
+    capabilities,
+    writing,
+    monitoring,
+)
 _LINGER = 2.0
 """The seconds for clients to fetch images that were finished while the server drained."""
 
