@@ -31,6 +31,8 @@ from diffusax.serving.web.bodies import open_with_texts
 PAGE = Path(diffusax.__file__).parent / "serving/page"
 CSP = "default-src 'self'; img-src 'self' data: blob:"
 SAMPLERS = ["ddim", "dpm++2m", "dpm++2m_karras", "euler", "euler_a", "heun"]
+TITLES = {"dpm++2m_karras": "DPM++ 2M Karras", "dpm++2m": "DPM++ 2M", "euler_a": "Euler a"}
+TITLES |= {"euler": "Euler", "heun": "Heun", "ddim": "DDIM"}
 TASKS = ["text-to-image", "image-to-image", "inpainting"]
 
 
@@ -51,6 +53,7 @@ def model(name: str, **changed: Any) -> dict[str, Any]:
         "image_guidance_scale": None,
         "sampler": "euler_a",
         "samplers": SAMPLERS,
+        "images": 1,
         "path": name,
         "loaded": True,
     } | changed
@@ -63,7 +66,9 @@ class FakeServer:
     While `compiling` is set, jobs wait for programs.
 
     `asked` lists the bodies of POST /jobs. `full` is how many of the next are refused with 429,
-    `wrong` the sentence with which the next job fails, `key` the API key that is asked for.
+    `wrong` the sentence with which the next job fails, `unfit` that with which the next one is
+    refused, `key` the API key that is asked for. `styles` lie on it, and `upscales` says whether it
+    makes images larger.
     """
 
     def __init__(self, pace: float | None = 0.01):
@@ -74,7 +79,10 @@ class FakeServer:
         self.full = 0
         self.compiling = False
         self.wrong: str | None = None
+        self.unfit: str | None = None
         self.key: str | None = None
+        self.upscales = False
+        self.styles: list[dict[str, str]] = []
         self.port = 0
         self._count = 0
 
@@ -116,20 +124,29 @@ class FakeServer:
             Route("/jobs/{id}/events", self.events),
             Route("/jobs/{id}/images/{index:int}", self.image),
             Route("/png-info", self.png_info, methods=["POST"]),
+            Route("/tokens", self.tokens, methods=["POST"]),
+            Route("/loras/{name}/preview", self.lora_preview),
+            Route("/sdapi/v1/prompt-styles", lambda _: self._reply(self.styles)),
+            Route("/sdapi/v1/upscalers", self.upscalers),
+            Route("/sdapi/v1/extra-single-image", self.upscale, methods=["POST"]),
             Mount("/page", StaticFiles(directory=PAGE)),
         ]
         return Starlette(routes=routes, middleware=[Middleware(_Policy)])
 
     async def capabilities(self, request: Request) -> Response:
         edit = model("emoji-edit", kind="edit", tasks=["edit"], image_guidance_scale=1.5, steps=6)
-        models = [model("emoji"), edit, model("sd", title="SD 1.5", width=512, height=512)]
-        named = lambda name: [{"name": name, "title": name.title()}]  # noqa: E731
+        several = model("several", title="Looks at several", tasks=TASKS[:2], images=3)
+        plain = model("sd", title="SD 1.5", width=512, height=512)
+        models = [model("emoji"), edit, plain, several]
+        named = lambda name, **more: [{"name": name, "title": name.title(), **more}]  # noqa: E731
         return self._reply(
             {
                 "version": "0",
                 "models": models,
                 "samplers": SAMPLERS,
-                "loras": named("pixel") + named("sketch"),
+                "sampler_titles": TITLES,
+                "upscales": self.upscales,
+                "loras": named("pixel", preview=True) + named("sketch"),
                 "embeddings": named("sunny"),
                 "controlnets": named("edges") + named("depth"),
                 "limits": {"steps": 60, "images": 8, "prompt": 2000, "pixels": 4194304},
@@ -143,6 +160,9 @@ class FakeServer:
         if self.full:
             self.full -= 1
             return _error(429, "the queue is full; try again in 1 second", retry=1)
+        if self.unfit:
+            message, self.unfit = self.unfit, None
+            return _error(422, message)
         body = await request.json()
         self.asked.append(body)
         self._count += 1
@@ -218,6 +238,33 @@ class FakeServer:
             return _error(422, str(error))
         return self._reply(vars(found))
 
+    async def tokens(self, request: Request) -> Response:
+        body = await request.json()
+        count = len(body["prompt"].split())
+        return self._reply({"tokens": count, "most": 75 * (1 + count // 76), "window": 75})
+
+    async def lora_preview(self, request: Request) -> Response:
+        self.requests.append(request.url.path)
+        buffer = io.BytesIO()
+        Image.new("RGB", (8, 8), "purple").save(buffer, "PNG")
+        return Response(buffer.getvalue(), media_type="image/png")
+
+    async def upscalers(self, request: Request) -> Response:
+        return self._reply([{"name": name} for name in ("None", "Lanczos", "Nearest", "sharp")])
+
+    async def upscale(self, request: Request) -> Response:
+        body = await request.json()
+        self.asked.append(body)
+        if self.wrong:
+            message, self.wrong = self.wrong, None
+            return JSONResponse({"error": "Refused", "detail": message}, 422)
+        data = base64.b64decode(body["image"].split(",")[1])
+        image = Image.open(io.BytesIO(data))
+        times = body["upscaling_resize"]
+        buffer = io.BytesIO()
+        image.resize((image.width * times, image.height * times)).save(buffer, "PNG")
+        return self._reply({"image": base64.b64encode(buffer.getvalue()).decode(), "html_info": ""})
+
     def _refused(self, request: Request) -> Response | None:
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
             return _error(401, "an API key is needed; send it as a Bearer token")
@@ -260,7 +307,7 @@ def _error(status: int, message: str, retry: int | None = None) -> Response:
 
 
 def _job(name: str, body: dict[str, Any]) -> dict[str, Any]:
-    pictures = ("image", "mask_image", "controls")
+    pictures = ("image", "more_images", "mask_image", "controls")
     settings = {field: value for field, value in body.items() if field not in pictures}
     seeds = [body["seed"] + at for at in range(body["num_images"])]
     return {

@@ -267,10 +267,11 @@ def test_capabilities_list_what_requests_can_name(server):
 )
 def test_tokens_are_counted_as_the_model_reads_them(server, prompt, tokens, windows):
     if not server.service.catalogue.entry("emoji").loaded:
-        assert server.post("/tokens", {"prompt": prompt}).json == {"tokens": None, "most": None}
+        unknown = {"tokens": None, "most": None, "window": None}
+        assert server.post("/tokens", {"prompt": prompt}).json == unknown
         server.finish(server.post("/jobs", {"num_inference_steps": 1}).json["id"])
     found = server.post("/tokens", {"prompt": prompt, "model": "emoji"}).json
-    assert found == {"tokens": tokens, "most": 26 * windows}
+    assert found == {"tokens": tokens, "most": 26 * windows, "window": 26}
 
 
 def test_tokens_of_a_text_that_cannot_be_read_are_refused(server):

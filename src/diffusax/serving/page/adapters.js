@@ -1,12 +1,24 @@
-/** LoRAs with their weights, and embeddings, whose names are words of the prompt. */
+/** LoRAs with their weights and pictures, and embeddings, whose names are words of the prompt. */
 
+import * as api from "./api.js";
 import { $, button, h, labelled, options } from "./dom.js";
+import { urlOf } from "./pictures.js";
 import { addSlider } from "./settings.js";
+import { insert } from "./wildcards.js";
+
+/** The pictures beside LoRAs' files by name, which are fetched once. */
+const pictures = new Map();
 
 /** Says "change" when a LoRA is added, weighed or taken away. */
 export class Loras extends EventTarget {
   weights = {};
   #known = [];
+
+  constructor() {
+    super();
+    // Pictures are fetched only for who looks at them.
+    $("#group-loras").addEventListener("toggle", () => this.#previews());
+  }
 
   capabilities({ loras = [], embeddings = [] }) {
     this.#known = loras;
@@ -45,7 +57,32 @@ export class Loras extends EventTarget {
       h("option", { value: "" }, "choose one …"),
       ...options(others),
     );
-    $("#loras").replaceChildren(...rows, labelled("Add a LoRA", select, { hidden: !others.length }));
+    $("#loras").replaceChildren(
+      ...rows,
+      labelled("Add a LoRA", select, { hidden: !others.length }),
+      h("p", { className: "hint", id: "loras-hint" }, "Or into the prompt:"),
+      h("ul", { className: "cards", "aria-labelledby": "loras-hint" }, ...this.#known.map((one) => this.#card(one))),
+    );
+    this.#previews();
+  }
+
+  /** A button that writes <lora:name:1> into the prompt, with the picture beside the file. */
+  #card({ name, title, preview }) {
+    const picture = h("span", { className: "card-picture", data: preview ? { lora: name } : {} });
+    const write = () => insert(`<lora:${name}:1>`);
+    const card = button(picture, write, { className: "card", "aria-label": `${title || name} into the prompt` });
+    card.append(h("span", {}, title || name));
+    return h("li", {}, card);
+  }
+
+  async #previews() {
+    if (!$("#group-loras").open) return;
+    for (const place of document.querySelectorAll("[data-lora]")) {
+      const name = place.dataset.lora;
+      if (!pictures.has(name)) pictures.set(name, await api.loraPreview(name).catch(() => null));
+      const blob = pictures.get(name);
+      if (blob && !place.firstChild) place.append(h("img", { src: urlOf(blob), alt: "", loading: "lazy" }));
+    }
   }
 
   #row(name) {

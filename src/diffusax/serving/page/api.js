@@ -83,7 +83,8 @@ async function request(path, { signal, ...options } = {}) {
   if (answer.status === 401) tell("key");
   else if ([502, 504].includes(answer.status)) tell("away");
   else tell("here");
-  throw new Refused(answer.status, body.error, Number(answer.headers.get("Retry-After")) || null);
+  const told = typeof body.error === "string" ? { message: body.detail || body.error } : body.error;
+  throw new Refused(answer.status, told, Number(answer.headers.get("Retry-After")) || null);
 }
 
 const json = async (path, options) => (await request(path, options)).json();
@@ -94,9 +95,28 @@ export const jobs = async () => (await json("jobs")).jobs;
 export const cancel = (id) => request(`jobs/${encodeURIComponent(id)}`, { method: "DELETE" });
 export const image = async (id, index) => (await request(`jobs/${encodeURIComponent(id)}/images/${index}`)).blob();
 
+const posted = (path, value) =>
+  json(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(value) });
+
 /** Hands a drawing in, whose pictures are data URIs; returns the job. */
-export const submit = (drawing) =>
-  json("jobs", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(drawing) });
+export const submit = (drawing) => posted("jobs", drawing);
+
+/** Returns {tokens, most} of {prompt, model, prompt_weighting}; null where the model is not loaded. */
+export const tokens = (fields) => posted("tokens", fields);
+
+/** Returns the picture beside a LoRA's file. */
+export const loraPreview = async (name) =>
+  (await request(`loras/${name.split("/").map(encodeURIComponent).join("/")}/preview`)).blob();
+
+/** Returns the styles that lie on the server: [{name, prompt, negative_prompt}]. */
+export const styles = () => json("sdapi/v1/prompt-styles");
+
+/** Returns the names of what makes pictures larger. */
+export const upscalers = async () => (await json("sdapi/v1/upscalers")).map(({ name }) => name);
+
+/** Makes a picture, a data URI, larger without a prompt; returns base64. */
+export const upscale = async (image, upscaler_1, upscaling_resize) =>
+  (await posted("sdapi/v1/extra-single-image", { image, upscaler_1, upscaling_resize })).image;
 
 /** Lets the server read the settings of a PNG. */
 export function pngInfo(file) {

@@ -1,5 +1,6 @@
 /** The large window in which a mask is painted: brush, eraser, undo, zoom and pan, by mouse, touch, pen or keys. */
 
+import { View } from "./brush_view.js";
 import { $, button, h, say } from "./dom.js";
 import { canvasOf } from "./pictures.js";
 
@@ -15,9 +16,6 @@ export function paint(image, mask) {
 
 class Editor {
   kind = "paint";
-  zoom = 1;
-  x = 0;
-  y = 0;
   pointers = new Map();
   stroke = null;
   space = false;
@@ -31,10 +29,10 @@ class Editor {
     const { signal } = this.listeners;
     dialog.addEventListener("keydown", (event) => this.#key(event), { signal });
     dialog.addEventListener("keyup", (event) => event.key === " " && this.#held(false), { signal });
-    window.addEventListener("resize", () => this.#fit(), { signal });
+    window.addEventListener("resize", () => this.view.fit(), { signal });
     dialog.addEventListener("close", () => (this.listeners.abort(), done()), { signal });
     dialog.showModal();
-    this.#fit();
+    this.view.fit();
     this.#render();
     this.stage.focus();
   }
@@ -59,6 +57,7 @@ class Editor {
     this.stage.addEventListener("pointerleave", () => (this.ring.hidden = true));
     this.stage.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
     dialog.replaceChildren(this.#tools(), this.stage);
+    this.view = new View(image, this, () => this.#ring());
   }
 
   #tools() {
@@ -84,10 +83,10 @@ class Editor {
       h(
         "div",
         { className: "set" },
-        button("−", () => this.#zoomed(1 / 1.4), { "aria-label": "Zoom out" }),
+        button("−", () => this.view.zoomed(1 / 1.4), { "aria-label": "Zoom out" }),
         this.scale,
-        button("+", () => this.#zoomed(1.4), { "aria-label": "Zoom in" }),
-        button("All of it", () => this.#fit()),
+        button("+", () => this.view.zoomed(1.4), { "aria-label": "Zoom in" }),
+        button("All of it", () => this.view.fit()),
       ),
       button("Done", () => dialog.close(), { className: "primary" }),
     );
@@ -127,52 +126,11 @@ class Editor {
     this.#ring();
   }
 
-  // The view: a point p of the picture lies at p * zoom + (x, y) of the stage.
-
-  #fit() {
-    const { clientWidth: w, clientHeight: h } = this.stage;
-    this.zoom = Math.min(w / this.image.width, h / this.image.height) * 0.94;
-    this.x = (w - this.image.width * this.zoom) / 2;
-    this.y = (h - this.image.height * this.zoom) / 2;
-    this.#view();
-  }
-
-  #view() {
-    this.sheet.style.transform = `translate(${this.x}px, ${this.y}px) scale(${this.zoom})`;
-    this.sheet.style.setProperty("--stripe", `${4 / this.zoom}px`);
-    this.sheet.classList.toggle("pixels", this.zoom > 3);
-    this.scale.textContent = `${Math.round(this.zoom * 100)} %`;
-    this.#ring();
-  }
-
-  #zoomed(factor, at = [this.stage.clientWidth / 2, this.stage.clientHeight / 2]) {
-    const zoom = Math.min(Math.max(this.zoom * factor, 0.05), 40);
-    this.x = at[0] - ((at[0] - this.x) * zoom) / this.zoom;
-    this.y = at[1] - ((at[1] - this.y) * zoom) / this.zoom;
-    this.zoom = zoom;
-    this.#view();
-  }
-
-  #moved(dx, dy) {
-    this.x += dx;
-    this.y += dy;
-    this.#view();
-  }
-
-  #at(event) {
-    const box = this.stage.getBoundingClientRect();
-    return [event.clientX - box.left, event.clientY - box.top];
-  }
-
-  #point([x, y]) {
-    return [(x - this.x) / this.zoom, (y - this.y) / this.zoom];
-  }
-
+  /** Shows how large the brush is, where it is. */
   #ring() {
-    const side = this.size * this.zoom;
-    const [x, y] = this.cursor;
+    const side = this.size * this.view.zoom;
+    const [left, top] = this.view.place(this.cursor).map((at) => at - side / 2);
     Object.assign(this.ring.style, { width: `${side}px`, height: `${side}px` });
-    const [left, top] = [x * this.zoom + this.x - side / 2, y * this.zoom + this.y - side / 2];
     this.ring.style.transform = `translate(${left}px, ${top}px)`;
   }
 
@@ -180,25 +138,25 @@ class Editor {
 
   pointerdown(event) {
     this.stage.setPointerCapture(event.pointerId);
-    this.pointers.set(event.pointerId, this.#at(event));
+    this.pointers.set(event.pointerId, this.view.at(event));
     if (this.pointers.size === 2) this.#drop();
     if (this.pointers.size > 1) return;
     event.preventDefault();
     this.stage.focus();
     if (event.button !== 0 || this.space) return;
-    this.#begin(this.#point(this.#at(event)));
+    this.#begin(this.view.point(this.view.at(event)));
   }
 
   pointermove(event) {
-    const at = this.#at(event);
+    const at = this.view.at(event);
     const before = this.pointers.get(event.pointerId);
     if (before) this.#dragged(event.pointerId, before, at);
-    this.cursor = this.#point(at);
+    this.cursor = this.view.point(at);
     this.ring.hidden = event.pointerType === "touch" || this.space;
     this.#ring();
     if (!this.stroke) return;
     const events = event.getCoalescedEvents?.() ?? [];
-    for (const one of events.length ? events : [event]) this.#go(this.#point(this.#at(one)));
+    for (const one of events.length ? events : [event]) this.#go(this.view.point(this.view.at(one)));
   }
 
   #dragged(id, before, at) {
@@ -207,9 +165,9 @@ class Editor {
     if (others.length) {
       const [, other] = others[0];
       const distance = (a, b) => Math.hypot(a[0] - b[0], a[1] - b[1]);
-      this.#moved((at[0] - before[0]) / 2, (at[1] - before[1]) / 2);
-      this.#zoomed(distance(at, other) / Math.max(distance(before, other), 1), other);
-    } else if (!this.stroke) this.#moved(at[0] - before[0], at[1] - before[1]);
+      this.view.moved((at[0] - before[0]) / 2, (at[1] - before[1]) / 2);
+      this.view.zoomed(distance(at, other) / Math.max(distance(before, other), 1), other);
+    } else if (!this.stroke) this.view.moved(at[0] - before[0], at[1] - before[1]);
   }
 
   pointerup(event) {
@@ -224,8 +182,8 @@ class Editor {
 
   #wheel(event) {
     event.preventDefault();
-    if (event.shiftKey) this.#moved(-event.deltaY, 0);
-    else this.#zoomed(Math.exp(-event.deltaY / 500), this.#at(event));
+    if (event.shiftKey) this.view.moved(-event.deltaY, 0);
+    else this.view.zoomed(Math.exp(-event.deltaY / 500), this.view.at(event));
   }
 
   // Strokes
@@ -269,10 +227,10 @@ class Editor {
       "]": () => this.#sized(this.size * 1.15 + 0.5),
       b: () => this.#choose("paint"),
       e: () => this.#choose("erase"),
-      "+": () => this.#zoomed(1.4),
-      "=": () => this.#zoomed(1.4),
-      "-": () => this.#zoomed(1 / 1.4),
-      0: () => this.#fit(),
+      "+": () => this.view.zoomed(1.4),
+      "=": () => this.view.zoomed(1.4),
+      "-": () => this.view.zoomed(1 / 1.4),
+      0: () => this.view.fit(),
     }[key];
     if (control && key === "z") event.shiftKey ? this.#redo() : this.#undo();
     else if (control && key === "y") this.#redo();

@@ -39,13 +39,16 @@ export function say(text) {
   setTimeout(() => (place.textContent = text), 30);
 }
 
-/** Shows a message for a while, with buttons `{text: function}`; errors stay until they are closed. */
-export function notice(text, { actions = {}, error = false, seconds = 8 } = {}) {
+/**
+ * Shows a message for a while, with buttons `{text: function}`. Errors stay until they are closed, or until what they
+ * are `about` is mended; so do other messages with `seconds` of Infinity.
+ */
+export function notice(text, { actions = {}, error = false, seconds = 8, about = "" } = {}) {
   const close = () => note.remove();
   const buttons = Object.entries(actions).map(([name, act]) => button(name, () => (close(), act())));
   const note = h(
     "div",
-    { className: error ? "notice error" : "notice", role: error ? "alert" : "status" },
+    { className: error ? "notice error" : "notice", role: error ? "alert" : "status", data: { about } },
     h("p", {}, text),
     ...buttons,
     button("×", close, { "aria-label": "Close this message", className: "icon" }),
@@ -56,8 +59,13 @@ export function notice(text, { actions = {}, error = false, seconds = 8 } = {}) 
   dialog?.addEventListener("close", () => note.isConnected && $("#notices").append(note), { once: true });
   for (const other of document.querySelectorAll(".notice")) if ($("p", other).textContent === text) other.remove();
   place.append(note);
-  if (!error) setTimeout(close, seconds * 1000);
+  if (!error && seconds < Infinity) setTimeout(close, seconds * 1000);
   return close;
+}
+
+/** Takes the messages away about something that is well again. */
+export function mended(about) {
+  for (const note of document.querySelectorAll(".notice")) if (note.dataset.about === about) note.remove();
 }
 
 /** Writes seconds as people say them: "3 s", "2 min", "1 h 5 min". */

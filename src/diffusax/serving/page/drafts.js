@@ -12,10 +12,10 @@ export class Drafts {
   #ready = false;
   #saving = null;
 
-  /** The page's parts: settings, source, loras, controls, grid. */
+  /** The page's parts: settings, source, references, loras, controls, grid. */
   constructor(parts) {
     Object.assign(this, parts);
-    for (const part of [this.source, this.controls]) part.addEventListener("change", () => this.#pictures());
+    for (const part of [this.source, this.references, this.controls]) part.addEventListener("change", () => this.#pictures());
     addEventListener("pagehide", () => this.#form());
     document.addEventListener("visibilitychange", () => this.#form());
   }
@@ -36,7 +36,8 @@ export class Drafts {
 
   async #pictures() {
     if (!this.#ready) return;
-    const draft = { id: "pictures", source: this.source.draft, controls: this.controls.entries };
+    const { source, references, controls } = this;
+    const draft = { id: "pictures", source: source.draft, references: references.entries, controls: controls.entries };
     await store.put("drafts", draft).catch((error) => console.warn(error));
   }
 
@@ -52,6 +53,7 @@ export class Drafts {
     }
     if (pictures) {
       this.controls.write(pictures.controls);
+      this.references.write(pictures.references);
       const { source } = pictures;
       // A browser may have let a picture go.
       if (source) await this.source.restore(source).catch(() => {});

@@ -5,9 +5,10 @@ import { dataUri, resized } from "./pictures.js";
 
 /** Returns a drawing's JSON, its pictures as data URIs; what is null or empty is left to the server. */
 export async function body(drawing) {
-  const { image, mask_image, controls, ...fields } = drawing;
+  const { image, more_images, mask_image, controls, ...fields } = drawing;
   const found = Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== null && value !== undefined));
   if (image) found.image = await dataUri(image);
+  if (more_images?.length) found.more_images = await Promise.all(more_images.map(dataUri));
   if (mask_image) found.mask_image = await dataUri(mask_image);
   if (controls?.length) {
     found.controls = [];
@@ -17,7 +18,7 @@ export async function body(drawing) {
 }
 
 /** Returns what of a drawing a person reads as its settings. */
-export function withoutPictures({ image, mask_image, controls, ...fields }) {
+export function withoutPictures({ image, more_images, mask_image, controls, ...fields }) {
   return fields;
 }
 
@@ -31,7 +32,7 @@ export async function largerRecords(record, seeds, images) {
   for (const [index, blob] of images.entries()) {
     if (!blob) continue;
     const image = await resized(blob, w, h);
-    const { mask_image, padding_mask_crop, mask_blur, ...rest } = record.drawing;
+    const { more_images, mask_image, padding_mask_crop, mask_blur, ...rest } = record.drawing;
     const controls = await Promise.all(
       (rest.controls ?? []).map(async (control) => ({ ...control, image: await resized(control.image, w, h) })),
     );
@@ -40,7 +41,7 @@ export async function largerRecords(record, seeds, images) {
     // A cell of a grid keeps its name, by which the grid finds its picture.
     const id = record.grid ? `${record.id}+` : newId();
     const created = record.created - index / 1000;
-    records.push({ id, created, drawing, then: null, grid: record.grid ?? null, begun: true });
+    records.push({ id, created, drawing, then: null, grid: record.grid ?? null, written: record.written, begun: true });
   }
   return records;
 }

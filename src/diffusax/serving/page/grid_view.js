@@ -1,7 +1,7 @@
 /** A grid as a table: the values of its two settings at its edges, pictures and jobs in its cells. */
 
+import { label } from "./axes.js";
 import { button, h, notice, short } from "./dom.js";
-import { label } from "./grid.js";
 import { canvasOf, download, open, toBlob } from "./pictures.js";
 import { Tile } from "./tile.js";
 
@@ -17,7 +17,7 @@ export class GridView {
         this.#tiles.push({ tile: new Tile(cell, actions), id: `${grid.id}:${i}:${j}` });
         return cell;
       });
-    const head = (axis, value, scope) => h("th", { scope }, axis.axis ? label(axis, value) : "");
+    const head = (axis, value, scope) => h("th", { scope }, axis.axis ? short(label(axis, value), 60) : "");
     const name = short(grid.prompt, 40);
     this.save = button("Save as one picture", () => this.#save());
     this.element = h(

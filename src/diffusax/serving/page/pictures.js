@@ -81,6 +81,12 @@ export function forget(blob) {
   urls.delete(blob);
 }
 
+/** Returns the name of a picture's file: its seed and its prompt's words. */
+export function fileName({ settings, enlarged }) {
+  const words = (settings.prompt ?? "").toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
+  return `${settings.seed}-${words.slice(0, 60) || "picture"}${enlarged ? "-large" : ""}.png`;
+}
+
 /** Lets the user save a file. */
 export function download(blob, name) {
   const link = document.createElement("a");

@@ -1,7 +1,7 @@
 /** Brings the settings of a dropped or pasted image back. */
 
 import * as api from "./api.js";
-import { $, notice } from "./dom.js";
+import { $, mended, notice } from "./dom.js";
 import { filePicker, pictureOf } from "./picker.js";
 
 /** The most things that a message names. */
@@ -18,11 +18,12 @@ async function settingsOf(file) {
 }
 
 /** Says what of an image's settings is not in the form, or "" where all of it is. */
-export function inWords({ left, missing, kept }, whole = true) {
+export function inWords({ left, missing, kept, off }, whole = true) {
   const named = left.length > MOST ? [...left.slice(0, MOST), `${left.length - MOST} more`] : left;
   const parts = [named.length ? `, but for: ${named.join("; ")}.` : ""];
   if (whole && missing.length) parts.push(` It does not tell ${missing.join(", ")}: as the model has it now.`);
   if (kept.length) parts.push(` Still in the form: ${kept.join(", ")}.`);
+  if (off) parts.push(" The styles are off.");
   const text = parts.join("");
   return text && !named.length ? `.${text}` : text;
 }
@@ -57,14 +58,15 @@ export function listen(use, begin) {
 
   async function restore(file) {
     const beginning = { "Begin with it": () => begin(file) };
+    mended("restore");
     let found;
     try {
       found = await settingsOf(file);
     } catch (error) {
-      return notice(error.message, { error: true, actions: beginning });
+      return notice(error.message, { error: true, actions: beginning, about: "restore" });
     }
     if (!found) return notice(`${file.name} has no settings in it.`, { actions: beginning, seconds: 20 });
     const told = inWords(use(found));
-    return notice(`The settings of ${file.name} are back${told || "."}`, { actions: beginning, seconds: told ? 30 : 8 });
+    return notice(`The settings of ${file.name} are back${told || "."}`, { actions: beginning, seconds: told ? Infinity : 8, about: "restore" });
   }
 }

@@ -29,6 +29,7 @@ const SHAPES = ["1:1", "3:2", "2:3", "4:3", "3:4", "16:9", "9:16"];
 /** Says "change" whenever a setting changed. */
 export class Settings extends EventTarget {
   models = [];
+  #titles = {};
 
   constructor() {
     super();
@@ -38,14 +39,19 @@ export class Settings extends EventTarget {
     $("#shape").addEventListener("change", () => this.#shape());
     $("#swap").addEventListener("click", () => this.#swap());
     $("#seed-random").addEventListener("click", () => this.write({ seed: "" }));
+    $("#size-own").addEventListener("click", () => {
+      this.fit(this.read());
+      $("#width").focus();
+    });
     $("#reset").addEventListener("click", () => this.write({ ...PLAIN, ...this.#defaults(this.model) }));
     field("model").addEventListener("change", () => this.#chosen());
     form.addEventListener("input", () => this.#changed());
   }
 
   /** Takes in what the server can do. */
-  capabilities({ models, limits = {} }) {
+  capabilities({ models, limits = {}, sampler_titles: titles = {} }) {
     const before = this.model;
+    this.#titles = titles;
     this.models = models;
     const chosen = field("model").value || models[0]?.name;
     field("model").replaceChildren(...options(models));
@@ -65,6 +71,19 @@ export class Settings extends EventTarget {
     return this.model?.title || this.model?.name;
   }
 
+  /** What A1111's users call a sampler. */
+  samplerTitle(name) {
+    return this.#titles[name] ?? name;
+  }
+
+  /** The model's samplers with their titles, the most usual ones first. */
+  get samplers() {
+    const order = Object.keys(this.#titles);
+    const place = (name) => (order.includes(name) ? order.indexOf(name) : order.length);
+    const names = [...(this.model?.samplers ?? [])].sort((a, b) => place(a) - place(b));
+    return names.map((name) => ({ name, title: this.samplerTitle(name) }));
+  }
+
   #defaults(model) {
     if (!model) return {};
     const { width, height, steps, guidance_scale, image_guidance_scale } = model;
@@ -80,8 +99,8 @@ export class Settings extends EventTarget {
     const next = this.#defaults(model);
     const sampler = field("sampler").value;
     field("sampler").replaceChildren(
-      h("option", { value: "" }, model.sampler ? `${model.sampler} (the model's own)` : "the model's own"),
-      ...options(model.samplers ?? []),
+      h("option", { value: "" }, model.sampler ? `${this.samplerTitle(model.sampler)} (its own)` : "the model's own"),
+      ...options(this.samplers),
     );
     set("sampler", (model.samplers ?? []).includes(sampler) ? sampler : "");
     for (const name of NUMBERS) {
@@ -180,6 +199,7 @@ export class Settings extends EventTarget {
     const area = Number(field("width").value) * Number(field("height").value);
     const poor = pixels && area > 0 && (area < pixels[0] || area > pixels[1]);
     $("#size-hint").textContent = poor ? `The model was trained at ${width} × ${height}; this size may look poor.` : "";
+    $("#size-own").hidden = !poor;
   }
 
   #changed() {

@@ -93,8 +93,8 @@ export async function replaceJob(id, successors) {
   return was;
 }
 
-/** Returns up to `count` records, the newest first, of those made before `before`. */
-export const newest = (name, count, before = Infinity) =>
+/** Returns up to `count` records that fit, the newest first, of those made before `before`. */
+export const newest = (name, count, before = Infinity, fits = () => true) =>
   transaction([name], "readonly", (store) => {
     const found = [];
     const range = before === Infinity ? null : IDBKeyRange.upperBound(before, true);
@@ -102,7 +102,7 @@ export const newest = (name, count, before = Infinity) =>
     return new Promise((resolve, reject) => {
       cursor.onerror = () => reject(cursor.error);
       cursor.onsuccess = () => {
-        if (cursor.result) found.push(cursor.result.value);
+        if (cursor.result && fits(cursor.result.value)) found.push(cursor.result.value);
         if (!cursor.result || found.length === count) resolve(found);
         else cursor.result.continue();
       };

@@ -12,7 +12,7 @@ export class Tile {
   }
 
   /** Shows a picture, or else the record of a job with its status, or nothing. */
-  show({ picture, record, status, index = 0 }) {
+  show({ picture, record, status, index = 0, selecting = false, chosen = false }) {
     const kind = picture ? "picture" : !record ? "none" : record.state === "failed" ? "failed" : "job";
     const shown = `${kind} ${picture?.id ?? record?.id ?? ""}`;
     if (shown !== this.#shown) {
@@ -23,6 +23,7 @@ export class Tile {
       if (focused) this.element.querySelector("button")?.focus();
     }
     if (kind === "job") this.#progress(record, status ?? {}, index);
+    if (kind === "picture") this.#mark(picture, selecting, chosen);
   }
 
   none() {
@@ -34,18 +35,38 @@ export class Tile {
     const image = h("img", { alt: short(prompt) || "A picture", loading: "lazy", decoding: "async" });
     image.src = urlOf(picture.thumb ?? picture.blob);
     if (picture.width <= 128) image.classList.add("pixels");
-    const open = () => this.actions.open(picture);
-    return [button(image, open, { className: "open", title: `${prompt}\nseed ${seed}` })];
+    const open = (event) => this.actions.open(picture, event);
+    const title = `${prompt}\nseed ${seed}`;
+    this.open = button(image, open, { className: "open", title, data: { picture: picture.id } });
+    this.star = button("★", () => this.actions.favourite(picture), { className: "icon star" });
+    this.star.setAttribute("aria-label", `Favourite: ${short(prompt, 40) || "picture"}, seed ${seed}`);
+    return [this.open, this.star];
+  }
+
+  #mark(picture, selecting, chosen) {
+    if (selecting) this.open.setAttribute("aria-pressed", String(chosen));
+    else this.open.removeAttribute("aria-pressed");
+    this.star.setAttribute("aria-pressed", String(Boolean(picture.favourite)));
+    this.element.classList.toggle("chosen", selecting && chosen);
   }
 
   failed({ record }) {
+    const { again, mend, dismiss } = this.actions;
+    const others = record.others?.length;
     return [
-      h("p", { className: "why" }, h("strong", {}, short(record.drawing.prompt, 40)), record.error),
+      h(
+        "p",
+        { className: "why" },
+        h("strong", {}, short(record.drawing.prompt, 40)),
+        record.error,
+        others ? ` (${others} more were not handed in.)` : "",
+      ),
       h(
         "p",
         { className: "actions" },
-        button("Draw again", () => this.actions.again(record.id)),
-        button("Dismiss", () => this.actions.dismiss(record.id), { className: "quiet" }),
+        button("Draw again", () => again(record.id)),
+        mend && button("Change it", () => mend(record), { title: "Its settings come into the form" }),
+        button("Dismiss", () => dismiss(record.id), { className: "quiet" }),
       ),
     ];
   }
@@ -55,7 +76,7 @@ export class Tile {
     this.preview = h("img", { alt: "", hidden: true });
     this.words = h("span", { className: "words" });
     this.bar = h("progress", { max: 1, "aria-label": `Progress of ${short(prompt, 40)}` });
-    this.beginning = record.begun ? urlOf(record.drawing.image) : null;
+    this.beginning = record.begun || record.set ? record.drawing.image && urlOf(record.drawing.image) : null;
     const cancel = button("×", () => this.actions.cancel(record.id), {
       className: "icon cancel",
       "aria-label": `Cancel ${short(prompt, 40)}`,

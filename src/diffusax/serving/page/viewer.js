@@ -1,38 +1,36 @@
 /** One picture, large, with its settings and what can be done with it. */
 
-import { $, button, duration, h, notice, short } from "./dom.js";
-import { removePicture } from "./gallery.js";
-import { download, urlOf } from "./pictures.js";
+import { compare } from "./compare.js";
+import { $, button, h, labelled, notice, options, short } from "./dom.js";
+import { facts } from "./facts.js";
+import { favourite, removePictures } from "./gallery.js";
+import { download, fileName, urlOf } from "./pictures.js";
+import { upscalers } from "./upscale.js";
 
 const dialog = $("#viewer");
 
-const NAMES = {
-  model: "Model",
-  sampler: "Sampler",
-  num_inference_steps: "Steps",
-  guidance_scale: "Guidance",
-  image_guidance_scale: "Guidance by the picture",
-  guidance_rescale: "Rescale",
-  seed: "Seed",
-  strength: "Strength",
-  clip_skip: "CLIP skip",
-};
-
+/** What goes on from a picture in the form, and closes the window. */
 const ACTIONS = {
   settings: "Use these settings",
+  written: "Use what was written",
   seed: "Use its seed",
   source: "Begin with this picture",
   inpaint: "Draw a part anew",
   control: "Steer by this picture",
 };
+/** What draws at once. */
+const DRAWING = {
+  more: ["Four more", "The same settings with four other seeds"],
+  variations: ["Four variations", "From this picture, with half of its steps and other seeds"],
+};
 
 /**
- * `actions`: {settings, seed, source, inpaint, control}, each called with the picture; an action that
- * is not possible now is left out of `possible()`.
+ * `actions` are functions of a picture for the names in ACTIONS and DRAWING, `enlarge(picture, upscaler)`,
+ * `possible(picture)` with the names of those that can be done now, and `sampler(name)` with a sampler's title.
  */
 export class Viewer {
-  constructor(actions, possible) {
-    Object.assign(this, { actions, possible });
+  constructor(actions) {
+    this.actions = actions;
     dialog.addEventListener("keydown", (event) => this.#key(event));
     dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   }
@@ -41,6 +39,7 @@ export class Viewer {
     Object.assign(this, { picture, list: [...list] });
     this.#render();
     if (!dialog.open) dialog.showModal();
+    this.#upscalers();
   }
 
   get #at() {
@@ -55,11 +54,12 @@ export class Viewer {
   }
 
   #key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select")) return;
     const act = {
       ArrowLeft: () => this.#step(-1),
       ArrowRight: () => this.#step(1),
       Delete: () => this.#remove(),
+      s: () => this.#favour(),
     }[event.key];
     if (!act) return;
     event.preventDefault();
@@ -86,8 +86,8 @@ export class Viewer {
         button("×", () => dialog.close(), { className: "icon close", "aria-label": "Close" }),
         h("p", { className: "prompt" }, settings.prompt || "(no prompt)"),
         settings.negative_prompt && h("p", { className: "negative" }, "Without: ", settings.negative_prompt),
-        this.#facts(),
-        this.#buttons(),
+        facts(this.picture, this.actions.sampler),
+        this.#deeds(),
       ),
       ...dialog.querySelectorAll(".notice"),
     );
@@ -101,33 +101,59 @@ export class Viewer {
     return button(text, () => this.#step(by), { className: "icon", "aria-label": name, disabled, data: { step: by } });
   }
 
-  #facts() {
-    const { settings, width, height, seconds, created } = this.picture;
-    const facts = [["Size", `${width} × ${height}`]];
-    for (const [field, name] of Object.entries(NAMES))
-      if (settings[field] || field === "seed") facts.push([name, `${settings[field]}`]);
-    for (const [name, weight] of Object.entries(settings.adapters ?? {})) facts.push(["LoRA", `${name} ${weight}`]);
-    if (seconds) facts.push(["Took", duration(seconds)]);
-    facts.push(["Drawn", new Date(created).toLocaleString()]);
-    return h("dl", { className: "facts" }, facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
-  }
-
-  #buttons() {
-    const { picture } = this;
-    const act = (name) => () => {
-      dialog.close();
-      this.actions[name](picture);
-    };
-    const possible = this.possible();
-    const shown = Object.entries(ACTIONS).filter(([name]) => possible.includes(name));
+  #deeds() {
+    const { picture, actions } = this;
+    const possible = actions.possible(picture);
+    const form = Object.entries(ACTIONS).filter(([name]) => possible.includes(name));
+    const drawing = Object.entries(DRAWING).filter(([name]) => possible.includes(name));
+    const act = (name) => () => (dialog.close(), actions[name](picture));
+    const star = button("★ Favourite", () => this.#favour(), { "aria-pressed": String(Boolean(picture.favourite)) });
+    star.classList.add("star");
+    const other = this.list[this.#at + 1] ?? this.list[this.#at - 1];
     return h(
-      "p",
-      { className: "actions" },
-      ...shown.map(([name, text], at) => button(text, act(name), { className: at ? "" : "primary" })),
+      "div",
+      { className: "deeds" },
+      ...drawing.map(([name, [text, title]]) => button(text, act(name), { title })),
+      ...form.map(([name, text], at) => button(text, act(name), { className: at ? "" : "primary" })),
+      possible.includes("enlarge") && this.#enlarger(),
+      other && button("Compare", () => (dialog.close(), compare(picture, other)), { title: "With the one beside it" }),
+      star,
       button("Download", () => download(picture.blob, fileName(picture))),
       button("Copy", () => this.#copy(), { hidden: !navigator.clipboard?.write }),
       button("Delete", () => this.#remove(), { className: "quiet danger", "aria-keyshortcuts": "Delete" }),
     );
+  }
+
+  #enlarger() {
+    if (!this.upscalers?.length) return null;
+    const name = h("select", { id: "upscaler" }, ...options(this.upscalers));
+    name.value = this.upscaler ?? this.upscalers[0];
+    name.addEventListener("change", () => (this.upscaler = name.value));
+    const start = button("Enlarge twice", () => this.#enlarge(name.value, start));
+    return h("div", { className: "enlarger" }, labelled("Upscaler", name), start);
+  }
+
+  async #upscalers() {
+    if (this.upscalers || !this.actions.possible(this.picture).includes("enlarge")) return;
+    this.upscalers = await upscalers();
+    if (dialog.open) this.#render();
+  }
+
+  async #enlarge(name, start) {
+    const { picture } = this;
+    Object.assign(start, { disabled: true, textContent: "Enlarging …" });
+    const larger = await this.actions.enlarge(picture, name);
+    if (!larger) return void Object.assign(start, { disabled: false, textContent: "Enlarge twice" });
+    this.list.unshift(larger);
+    if (this.picture === picture) this.picture = larger;
+    if (dialog.open) this.#render();
+    $(".close", dialog)?.focus();
+  }
+
+  async #favour() {
+    const changed = await favourite(this.picture);
+    if (changed) Object.assign(this.picture, { favourite: changed.favourite });
+    $(".star", dialog).setAttribute("aria-pressed", String(Boolean(this.picture.favourite)));
   }
 
   async #copy() {
@@ -135,7 +161,7 @@ export class Viewer {
       await navigator.clipboard.write([new ClipboardItem({ "image/png": this.picture.blob })]);
       notice("The picture is copied.");
     } catch {
-      notice("The browser did not let the picture be copied; download it.", { error: true });
+      notice("The browser did not let the picture be copied; download it.", { error: true, about: "copy" });
     }
   }
 
@@ -145,16 +171,11 @@ export class Viewer {
     // The key was pressed twice, and the next picture is not shown yet.
     if (at < 0) return;
     this.list.splice(at, 1);
-    await removePicture(picture);
+    await removePictures([picture]);
     const next = this.list[at] ?? this.list[at - 1];
     if (!next) return dialog.close();
     this.picture = next;
     this.#render();
     $(".close", dialog).focus();
   }
-}
-
-function fileName({ settings }) {
-  const words = (settings.prompt ?? "").toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
-  return `${settings.seed}-${words.slice(0, 60) || "picture"}.png`;
 }

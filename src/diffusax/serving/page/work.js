@@ -5,55 +5,70 @@
  * so it survives a reload, a full queue and a server that restarts. All tabs follow all records.
  *
  * A record: {id, created, drawing, state: "unsent" | "sent" | "failed", remote, settings, seeds, error, kept, then,
- * grid}, where `kept` are the indices of its pictures that were kept.
+ * grid, set, written}, where `kept` are the indices of its pictures that were kept, `set` names those that were asked
+ * for together, and `written` is what people wrote where the drawing has what was made of it. A failed record has the
+ * `others` of its set that were not handed in for the same fault.
  * `then` makes the records that follow a finished job ({scale, strength, num_inference_steps}: draw it larger).
  */
 
 import * as api from "./api.js";
 import { duration, newId, notice, say, short } from "./dom.js";
-import { body, largerRecords, withoutPictures } from "./drawing.js";
-import { open, thumbnail } from "./pictures.js";
+import { body, largerRecords } from "./drawing.js";
+import { Following } from "./following.js";
+import { keep, previews } from "./keeping.js";
 import * as store from "./store.js";
 
 const TAB = newId();
 /** Milliseconds after which another tab may hand in what this tab was about to. */
 const CLAIM = 10_000;
-/** Event streams at once: browsers open six connections to a server, for all tabs together. */
-const STREAMS = 2;
 /** Milliseconds for which a drawing that the server has forgotten is handed in once more by itself. */
 const FRESH = 3_600_000;
 const ENDS = ["done", "failed", "cancelled"];
+
+/** Sorts records by when they were asked for; those of one set go down by thousandths, see `add`. */
+export const inOrder = (a, b) => Math.ceil(a.created) - Math.ceil(b.created) || b.created - a.created;
 
 export class Work extends EventTarget {
   /** Records by id, oldest first. */
   records = new Map();
   /** What the server last said of each, by id: {state, position, progress, eta, previews, ...}. */
   status = new Map();
-  #streams = new Map();
+  /** The id of the failed record whose drawing the form has, to be mended. */
+  mending = null;
   /** Records whose pictures are being fetched, and what was said of them meanwhile. */
-  #busy = new Set();
+  busy = new Set();
   #missed = new Map();
   #sending = false;
   #reading = false;
   #stale = false;
   #wait = 0;
-  #polled = 0;
+  #last = 0;
+  #following = new Following(this);
 
   async start() {
     await this.#read();
     store.changes.addEventListener("change", ({ detail }) => detail.store === "jobs" && this.#read());
     api.connection.addEventListener("change", () => this.#changed());
     for (;;) {
-      await this.#tick().catch((error) => this.#complain(error));
+      this.#send();
+      await this.#following.tick().catch((error) => this.complain(error));
       await new Promise((resolve) => setTimeout(resolve, document.hidden ? 2000 : 600));
     }
   }
 
-  /** Hands in drawings: [{drawing, then, grid, id}]. */
+  /** Drops the failed record whose drawing was handed in again from the form. */
+  async mend() {
+    if (this.mending) await store.remove("jobs", this.mending);
+    this.mending = null;
+  }
+
+  /** Hands in drawings, [{drawing, then, grid, id, written}], the first of which shall stand first. */
   async add(drawings) {
-    let created = Date.now();
-    for (const one of drawings) {
-      const record = { id: newId(), ...one, created: created++, state: "unsent", claim: { tab: TAB, at: Date.now() } };
+    const now = Math.max(Date.now(), this.#last + 1);
+    this.#last = now;
+    for (const [at, one] of drawings.entries()) {
+      const claim = { tab: TAB, at: Date.now() };
+      const record = { id: newId(), ...one, created: now - at / 1000, state: "unsent", claim };
       await store.put("jobs", record);
       this.records.set(record.id, record);
     }
@@ -89,13 +104,18 @@ export class Work extends EventTarget {
 
   /** Hands a drawing in that has failed. */
   async again(id) {
-    await store.update("jobs", id, (record) => this.#unsent(record));
+    let others = [];
+    await store.update("jobs", id, (record) => {
+      others = record.others ?? [];
+      this.#unsent(record);
+    });
+    for (const other of others) await store.put("jobs", other);
     this.#send();
   }
 
   #unsent(record) {
     const claim = { tab: TAB, at: Date.now() };
-    Object.assign(record, { state: "unsent", remote: null, error: null, kept: [], claim });
+    Object.assign(record, { state: "unsent", remote: null, error: null, kept: [], others: null, claim });
     this.status.delete(record.id);
   }
 
@@ -103,7 +123,7 @@ export class Work extends EventTarget {
     this.dispatchEvent(new CustomEvent("change", { detail: id }));
   }
 
-  #complain(error) {
+  complain(error) {
     if (error instanceof api.Away || error.name === "AbortError") return;
     if (error instanceof api.Refused && (error.passing || error.status === 401)) return;
     console.warn(error);
@@ -130,7 +150,7 @@ export class Work extends EventTarget {
     const records = await store.all("jobs");
     this.records = new Map(records.map((record) => [record.id, record]));
     for (const id of this.status.keys()) if (!this.records.has(id)) this.status.delete(id);
-    for (const [id, stream] of this.#streams) if (!this.records.has(id)) stream.abort();
+    this.#following.forget();
     this.#changed();
     this.#send();
   }
@@ -143,11 +163,11 @@ export class Work extends EventTarget {
     try {
       for (;;) {
         await api.here();
-        const next = [...this.records.values()].find((record) => record.state === "unsent");
+        const [next] = [...this.records.values()].filter(({ state }) => state === "unsent").sort(inOrder);
         if (!next || !(await this.#claim(next.id)) || !(await this.#submit(next))) return;
       }
     } catch (error) {
-      this.#complain(error);
+      this.complain(error);
     } finally {
       this.#sending = false;
     }
@@ -175,7 +195,7 @@ export class Work extends EventTarget {
         this.#changed(record.id);
         return false;
       }
-      await this.#failed(record, error.message);
+      await this.#failed(record, error.message, await this.#withdraw(record));
       return true;
     }
     const { settings, seeds, warnings } = answer;
@@ -185,53 +205,30 @@ export class Work extends EventTarget {
     if (!written) await api.cancel(answer.id);
     else {
       this.records.set(record.id, written);
-      this.#apply(written, answer);
+      this.apply(written, answer);
     }
     return true;
   }
 
-  async #failed(record, error) {
-    await store.update("jobs", record.id, (one) => void Object.assign(one, { state: "failed", error }));
+  /** Takes back what would be refused for the same fault; returns it. */
+  async #withdraw({ id, set }) {
+    const others = [];
+    for (const other of [...this.records.values()].sort(inOrder)) {
+      if (!set || other.set !== set || other.id === id || other.state !== "unsent") continue;
+      if (await store.remove("jobs", other.id)) others.push(other);
+      this.records.delete(other.id);
+    }
+    return others;
+  }
+
+  async #failed(record, error, others = null) {
+    await store.update("jobs", record.id, (one) => void Object.assign(one, { state: "failed", error, others }));
     say(`Failed: ${error}`);
   }
 
   // Following
 
-  async #tick() {
-    this.#send();
-    const sent = [...this.records.values()].filter((one) => one.state === "sent" && !this.#busy.has(one.id));
-    if (!sent.length || api.connection.state === "away" || api.connection.state === "key") return;
-    const rank = (one) => (this.status.get(one.id)?.state === "running" ? 0 : 1);
-    const first = document.hidden ? [] : sent.toSorted((a, b) => rank(a) - rank(b)).slice(0, STREAMS);
-    for (const [id, stream] of this.#streams) if (!first.some((one) => one.id === id)) stream.abort();
-    for (const one of first) if (!this.#streams.has(one.id)) this.#stream(one);
-    const others = sent.filter((one) => !this.#streams.has(one.id));
-    // The list of many jobs is long, so it is asked for less often.
-    if (!others.length || Date.now() - this.#polled < 20 * others.length) return;
-    this.#polled = Date.now();
-    await this.#poll(others);
-  }
-
-  async #poll(records) {
-    const known = new Map((await api.jobs()).map((job) => [job.id, job]));
-    for (const record of records) {
-      const job = known.get(record.remote);
-      if (job) await this.#apply(record, job);
-      else await this.#look(record);
-    }
-  }
-
-  /** Asks for one job, which the server may have forgotten. */
-  async #look(record) {
-    try {
-      await this.#apply(record, await api.job(record.remote));
-    } catch (error) {
-      if (error.status !== 404) throw error;
-      await this.#lost(record);
-    }
-  }
-
-  async #lost(record) {
+  async lost(record) {
     const again = !record.resent && Date.now() - record.created < FRESH;
     await store.update("jobs", record.id, (one) => {
       if (one.remote !== record.remote || one.state !== "sent") return false;
@@ -240,26 +237,9 @@ export class Work extends EventTarget {
     });
   }
 
-  async #stream(record) {
-    const stream = new AbortController();
-    this.#streams.set(record.id, stream);
-    try {
-      await api.events(
-        record.remote,
-        (kind, data) => this.#apply(record, data).catch((error) => this.#complain(error)),
-        stream,
-      );
-    } catch (error) {
-      if (error.status === 404) await this.#lost(record);
-      else this.#complain(error);
-    } finally {
-      this.#streams.delete(record.id);
-    }
-  }
-
   /** Takes in what the server says of a job. */
-  async #apply(record, job) {
-    if (this.#busy.has(record.id)) return void this.#missed.set(record.id, job);
+  async apply(record, job) {
+    if (this.busy.has(record.id)) return void this.#missed.set(record.id, job);
     const before = this.status.get(record.id);
     const state = before?.state === "cancelling" && !ENDS.includes(job.state) ? "cancelling" : job.state;
     this.status.set(record.id, { ...before, ...job, state, previews: previews(before, job) });
@@ -267,19 +247,19 @@ export class Work extends EventTarget {
     this.#changed(record.id);
     const ended = ENDS.includes(job.state);
     if (!ended && !(job.images?.some(Boolean) && !record.then)) return;
-    this.#busy.add(record.id);
+    this.busy.add(record.id);
     try {
       const images = await this.#fetch(record, job);
       if (ended) await this.#end(record, job, images);
     } catch (error) {
       if (error.status !== 404) throw error;
-      await this.#lost(record);
+      await this.lost(record);
     } finally {
-      this.#busy.delete(record.id);
+      this.busy.delete(record.id);
     }
     const missed = this.#missed.get(record.id);
     this.#missed.delete(record.id);
-    if (missed && !ended) await this.#apply(record, missed);
+    if (missed && !ended) await this.apply(record, missed);
   }
 
   /** Fetches and keeps the job's pictures that are there; returns those of a job that is drawn larger afterwards. */
@@ -306,24 +286,3 @@ export class Work extends EventTarget {
 }
 
 const took = (job) => (job.started && job.ended ? ` in ${duration(job.ended - job.started)}` : "");
-
-const previews = (before, { preview, index = 0 }) =>
-  preview ? { ...before?.previews, [index]: preview } : before?.previews;
-
-async function keep(record, job, index, blob) {
-  const image = await open(blob);
-  const seed = (job.seeds ?? record.seeds ?? [])[index] ?? record.drawing.seed;
-  const settings = { ...withoutPictures(record.drawing), ...record.settings, seed, num_images: 1 };
-  await store.keepPicture(record.id, index, {
-    id: `${record.id}/${index}`,
-    // Earlier pictures of a job stand before later ones, though the newest job stands first.
-    created: record.created - index / 1000,
-    blob,
-    thumb: await thumbnail(image),
-    width: image.width,
-    height: image.height,
-    settings,
-    seconds: job.started && job.ended ? job.ended - job.started : null,
-    grid: record.grid?.id ?? null,
-  });
-}

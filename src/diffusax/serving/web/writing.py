@@ -40,6 +40,8 @@ class TokensAnswer:
     """Without what stands around a text; None while the model is not in memory."""
     most: int | None
     """The tokens that are read: of CLIP those of as many windows as it takes. None if unknown."""
+    window: int | None
+    """The tokens of one window, which are all that is read where long_prompt is off."""
 
 
 @operation(
@@ -58,17 +60,17 @@ async def tokens(request: Request) -> Response:
     check_most("prompt", len(fields.prompt), service.settings.most_prompt, "characters")
     found = service.catalogue.tokenizer(fields.model)
     if found is None:
-        return Json({"tokens": None, "most": None})
+        return Json({"tokens": None, "most": None, "window": None})
     try:
-        count, most = await in_thread(count_tokens, *found, fields.prompt, fields.prompt_weighting)
+        counted = await in_thread(count_tokens, *found, fields.prompt, fields.prompt_weighting)
     except ValueError as error:
         raise Refused(str(error), param="prompt") from None
-    return Json({"tokens": count, "most": most})
+    return Json(vars(counted))
 
 
 def count_tokens(
     tokenizer: Any, most: int | None, prompt: str, weighting: bool = True
-) -> tuple[int, int | None]:
+) -> TokensAnswer:
     """Returns how many tokens a prompt has, and how many are read of it.
 
     Args:
@@ -82,11 +84,13 @@ def count_tokens(
     """
     text, _ = read_tags(prompt)
     if not isinstance(tokenizer, CLIPTokenizer):
-        return len(tokenizer(text, add_special_tokens=False).input_ids[0]), most
+        count = len(tokenizer(text, add_special_tokens=False).input_ids[0])
+        return TokensAnswer(tokens=count, most=most, window=most)
     parts = [part for part, _ in parse_weights(text)] if weighting else [text]
     count = sum(len(tokenizer.ids_of(part)) for part in parts)
     windows = tokenize_prompts(tokenizer, text, long_prompt=True, weighting=weighting).windows
-    return count, windows * (tokenizer.model_max_length - 2)
+    room = tokenizer.model_max_length - 2
+    return TokensAnswer(tokens=count, most=windows * room, window=room)
 
 
 @operation(

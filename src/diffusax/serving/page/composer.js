@@ -1,0 +1,132 @@
+/** Makes drawings of what the form says, or of a picture's settings, and hands them in. */
+
+import { $, mended, newId, newSeed, notice, say } from "./dom.js";
+import * as store from "./store.js";
+
+/** How many pictures "Four more" and "Four variations" are. */
+const FOUR = 4;
+/** The strength of a variation: half of the steps, which keeps the composition and draws the details anew. */
+export const VARIED = 0.5;
+
+export class Composer {
+  can = null;
+  lastSeed = null;
+
+  /** The page's parts: settings, source, references, loras, controls, grid, styles, wildcards, work. */
+  constructor(parts) {
+    Object.assign(this, parts);
+    this.source.addEventListener("picture", () => mended("source"));
+  }
+
+  offers(task, model = this.settings.model) {
+    return model?.tasks?.includes(task) ?? false;
+  }
+
+  get edits() {
+    return this.settings.model?.kind === "edit";
+  }
+
+  /** Hands in what the form says. */
+  async draw() {
+    if (!this.can) return notice("The server does not answer yet.", { error: true, about: "server" });
+    if (!this.settings.check() || !this.#hasPicture()) return;
+    const { larger_on, larger_scale, larger_strength, num_images: count, ...values } = this.settings.read();
+    this.lastSeed = values.seed ?? newSeed();
+    const { multiple = 8 } = this.settings.model;
+    const larger = { scale: larger_scale, strength: larger_strength, multiple };
+    const then = larger_on && this.offers("image-to-image") ? larger : null;
+    const handed = await this.#hand(async () => {
+      const drawing = await this.#compose({ ...values, seed: this.lastSeed });
+      if (!this.grid.on) return this.#set(drawing, count, then);
+      const made = this.grid.drawings(drawing, then);
+      await store.put("grids", made.grid);
+      return made.cells.map((cell) => this.#resolved(cell));
+    });
+    if (handed) await this.work.mend();
+  }
+
+  /** Draws a picture's settings again with four other seeds. */
+  more({ settings }) {
+    return this.#hand(() => this.#set({ ...again(settings), seed: newSeed() }, FOUR));
+  }
+
+  /** Draws four pictures near one: from it, with half of the steps and other seeds. */
+  variations({ settings, blob }) {
+    const drawing = { ...again(settings), image: blob, strength: VARIED, seed: newSeed() };
+    return this.#hand(() => this.#set(drawing, FOUR));
+  }
+
+  /** Says whether a picture's settings are all that it was drawn from. */
+  repeats({ settings: { strength, image_guidance_scale: scale, controls } }) {
+    return (strength ?? null) === null && (scale ?? null) === null && !controls?.length;
+  }
+
+  /** Says whether its model draws from pictures. */
+  varies({ settings }) {
+    const model = this.settings.models.find(({ name }) => name === settings.model);
+    return model?.kind !== "edit" && this.offers("image-to-image", model);
+  }
+
+  #hasPicture() {
+    if (!this.edits || this.source.picture) return true;
+    $("#group-source").open = true;
+    $("#source input").focus();
+    notice(`${this.settings.title} changes pictures; choose one first.`, { error: true, about: "source" });
+    return false;
+  }
+
+  async #hand(make) {
+    try {
+      const made = await make();
+      await this.work.add(made);
+      mended("draw");
+      say(made.length > 1 ? `${made.length} pictures are handed in.` : "Handed in.");
+      navigator.storage?.persist?.();
+      return true;
+    } catch (error) {
+      notice(error.message, { error: true, about: "draw" });
+      return false;
+    }
+  }
+
+  /** One drawing for each picture, so that each has its progress and can be cancelled by itself. */
+  #set(drawing, count, then = null) {
+    const set = newId();
+    const one = (at) => ({ ...drawing, seed: drawing.seed + at, num_images: 1 });
+    return Array.from({ length: count }, (_, at) => this.#resolved({ drawing: one(at), then, grid: null, set }));
+  }
+
+  /** Puts styles and wildcards into a drawing's prompts, and keeps what was written. */
+  #resolved({ drawing, ...rest }) {
+    const styled = this.styles.applied(drawing);
+    const { chosen, ...prompts } = this.wildcards.applied(styled, drawing.seed);
+    const { prompt, negative_prompt } = drawing;
+    const same = prompts.prompt === prompt && prompts.negative_prompt === negative_prompt;
+    const written = same ? null : { prompt, negative_prompt, styles: styled.names, wildcards: chosen };
+    return { ...rest, drawing: { ...drawing, ...prompts }, written };
+  }
+
+  /** Returns what POST /jobs takes, with blobs for pictures. */
+  async #compose({ strength, mask_blur, padding_mask_crop, image_guidance_scale, ...values }) {
+    const { width, height } = values;
+    const masks = this.offers("inpainting");
+    const whole = masks && padding_mask_crop !== null;
+    const usable = this.edits || masks || this.offers("image-to-image");
+    const pictures = usable ? await this.source.drawing(width, height, { masks, whole }) : {};
+    const drawing = { ...values, ...pictures };
+    const more = pictures.image && !pictures.mask_image ? this.references.drawing() : [];
+    if (more.length) drawing.more_images = more;
+    if (Object.keys(this.loras.weights).length) drawing.adapters = { ...this.loras.weights };
+    if (this.edits) drawing.image_guidance_scale = image_guidance_scale;
+    else if (drawing.image) drawing.strength = strength;
+    if (drawing.mask_image) Object.assign(drawing, { mask_blur, padding_mask_crop });
+    const steering = this.edits ? [] : await this.controls.drawing(width, height);
+    if (steering.length) drawing.controls = steering;
+    return drawing;
+  }
+}
+
+/** The settings of a picture as a drawing without the pictures that it began with. */
+function again({ controls, strength, strength_rule, mask_blur, padding_mask_crop, image_guidance_scale, ...rest }) {
+  return rest;
+}
