@@ -67,7 +67,10 @@ class Visitor:
         self.page.press("#prompt", "Control+Enter")
 
     def open(self, group: str) -> None:
-        """Opens a group of settings."""
+        """Opens a group of settings, which phones fold away."""
+        fold = self.page.locator("#fold[aria-expanded=false]")
+        if fold.is_visible():
+            fold.click()
         if self.page.locator(f"#group-{group}").get_attribute("open") is None:
             self.page.click(f"#group-{group} > summary")
 

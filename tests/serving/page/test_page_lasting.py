@@ -255,13 +255,13 @@ def test_another_model_brings_its_defaults_but_keeps_what_was_chosen(visitor):
     ],
 )
 def test_values_of_a_grid_are_read(visitor, text, whole, found):
-    assert visitor.call("grid.js", "m.numbers(...v)", text, whole) == found
+    assert visitor.call("axes.js", "m.numbers(...v)", text, whole) == found
 
 
 @pytest.mark.parametrize("text", ["", "a, b", "1-", "1-1000"])
 def test_values_that_are_none_are_refused_in_one_sentence(visitor, text):
     refused = "(() => { try { m.numbers(v[0]); } catch (error) { return error.message; } })()"
-    assert visitor.call("grid.js", refused, text).endswith(".")
+    assert visitor.call("axes.js", refused, text).endswith(".")
 
 
 @pytest.mark.parametrize(

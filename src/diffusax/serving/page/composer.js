@@ -1,6 +1,7 @@
 /** Makes drawings of what the form says, or of a picture's settings, and hands them in. */
 
 import { $, mended, newId, newSeed, notice, say } from "./dom.js";
+import { fold } from "./shell.js";
 import * as store from "./store.js";
 
 /** How many pictures "Four more" and "Four variations" are. */
@@ -69,6 +70,7 @@ export class Composer {
 
   #hasPicture() {
     if (!this.edits || this.source.picture) return true;
+    fold(false);
     $("#group-source").open = true;
     $("#source input").focus();
     notice(`${this.settings.title} changes pictures; choose one first.`, { error: true, about: "source" });

@@ -2,6 +2,7 @@
 
 import { $, h, options } from "./dom.js";
 import { sizeLike } from "./pictures.js";
+import { fold } from "./shell.js";
 
 const form = $("#settings");
 const field = (name) => form.elements.namedItem(name);
@@ -187,6 +188,7 @@ export class Settings extends EventTarget {
   check() {
     const wrong = [...form.elements].find((one) => one.willValidate && !fine(one) && !one.closest("[hidden]"));
     if (!wrong) return true;
+    fold(false);
     const group = wrong.closest("details");
     if (group) group.open = true;
     wrong.reportValidity();

@@ -47,7 +47,7 @@ export class Tile {
     if (selecting) this.open.setAttribute("aria-pressed", String(chosen));
     else this.open.removeAttribute("aria-pressed");
     this.star.setAttribute("aria-pressed", String(Boolean(picture.favourite)));
-    this.element.classList.toggle("chosen", selecting && chosen);
+    this.element.classList.toggle("picked", selecting && chosen);
   }
 
   failed({ record }) {

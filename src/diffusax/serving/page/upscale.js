@@ -1,7 +1,7 @@
 /** Makes a picture larger without a prompt, by an upscaler of the server. */
 
 import * as api from "./api.js";
-import { newId, notice, say } from "./dom.js";
+import { mended, newId, notice, say } from "./dom.js";
 import { pictureOf } from "./keeping.js";
 import { dataUri } from "./pictures.js";
 import * as store from "./store.js";
@@ -26,6 +26,7 @@ export async function enlarge(picture, name) {
     const made = await pictureOf(blob, picture.settings);
     const larger = { ...picture, ...made, id: newId(), created: Date.now(), enlarged: name, grid: null, seconds: null };
     await store.put("pictures", larger);
+    mended("enlarge");
     say(`Enlarged to ${made.width} × ${made.height}.`);
     return larger;
   } catch (error) {

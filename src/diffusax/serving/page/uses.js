@@ -2,6 +2,7 @@
 
 import { $, notice, say } from "./dom.js";
 import { inWords } from "./restore.js";
+import { fold } from "./shell.js";
 
 export class Uses {
   /** The page's parts, and `composer`. */
@@ -61,6 +62,7 @@ export class Uses {
 
   async begin(picture) {
     try {
+      fold(false);
       await this.source.set(picture.blob ?? picture, picture.name ?? "");
       $("#group-source").scrollIntoView({ block: "nearest" });
       say("The next drawing begins with this picture.");
@@ -75,6 +77,7 @@ export class Uses {
   }
 
   control({ blob }) {
+    fold(false);
     this.controls.add(blob);
   }
 
