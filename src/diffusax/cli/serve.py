@@ -5,6 +5,7 @@ import os
 import re
 import threading
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -62,6 +63,9 @@ class Serve(Options):
     allow_origin: UseAppendAction[tuple[str, ...]] = ()
     """A site whose pages may use the server, such as https://example.org; can be given several
     times."""
+    alias: UseAppendAction[tuple[str, ...]] = ()
+    """Another name of a model for clients of OpenAI's API, such as dall-e-3=my-model; can be given
+    several times. OpenAI's own names that are not given mean the first model."""
     dtype: Dtype = "float32"
     """The dtype of the parameters and of the computation."""
     weights: StoredWeights = "file"
@@ -128,6 +132,7 @@ class Serve(Options):
             mesh=self.mesh,
             memory=None if self.memory is None else int(self.memory * 1e9),
         )
+        _check_aliases(settings.aliases, catalogue)
         print(f"{escaped(address_of(listener))}", flush=True)
         bounds = EngineSettings(
             lanes=self.lanes,
@@ -173,6 +178,18 @@ class Serve(Options):
             )
         return {pair[2]: int(pair[1]) for pair in pairs if pair}
 
+    def aliases(self) -> dict[str, str]:
+        """Returns the models of the names that --alias gives.
+
+        Raises:
+            ValueError: one is not of the form NAME=MODEL.
+        """
+        pairs = [text.partition("=") for text in self.alias]
+        wrong = [text for text, (name, _, model) in zip(self.alias, pairs) if not (name and model)]
+        if wrong:
+            raise ValueError(f"--alias must be NAME=MODEL (got {wrong[0]!r})")
+        return {name: model for name, _, model in pairs}
+
     def _web_settings(self) -> Any:
         from diffusax.serving.web.security import WebSettings
 
@@ -181,12 +198,22 @@ class Serve(Options):
             priorities=self.priorities(),
             hosts=self.host_name,
             origins=self.allow_origin,
+            aliases=self.aliases(),
             most_steps=self.most_steps,
             most_images=self.most_images,
             most_image_pixels=self.most_pixels,
             most_body=int(self.most_body * 1e6),
             log_prompts=self.log_prompts,
         )
+
+
+def _check_aliases(aliases: Mapping[str, str], catalogue: Any) -> None:
+    """Raises ValueError where an alias means a model that is not there."""
+    for name, model in aliases.items():
+        try:
+            catalogue.entry(model)
+        except ValueError as error:
+            raise ValueError(f"--alias {name}={model}: {error}") from None
 
 
 def _lines(option: str, file: Path) -> list[str]:

@@ -125,8 +125,8 @@ class TestOpenAI:
 
     def test_errors_are_those_of_openai(self, openai_client):
         openai = pytest.importorskip("openai")
-        with pytest.raises(openai.NotFoundError, match="'dall-e-3', which is not listed"):
-            openai_client.images.generate(prompt="a", model="dall-e-3")
+        with pytest.raises(openai.NotFoundError, match="'nix', which is not listed"):
+            openai_client.images.generate(prompt="a", model="nix")
         with pytest.raises(openai.UnprocessableEntityError) as error:
             openai_client.images.generate(prompt="a", size="big")
         assert error.value.param == "size"

@@ -53,6 +53,8 @@ class EngineSettings:
     """The jobs that have ended and can still be asked for."""
     most_kept_bytes: int = 256 * 2**20
     """The bytes of their images."""
+    keep_seconds: float = 86_400.0
+    """The seconds after its end for which a job and the addresses of its images are there."""
     deadline: float | None = None
     """The most seconds within which a job must be done; it may name fewer."""
     memory: int | None = None
@@ -170,6 +172,7 @@ class Engine:
             NotFound: there is none, or it ended long ago.
         """
         with self._lock:
+            self._forget_oldest()
             if id not in self._jobs:
                 raise NotFound(f"there is no job {id[:50]!r}; jobs that ended are kept for a while")
             return self._jobs[id]
@@ -177,6 +180,7 @@ class Engine:
     def jobs(self, client: str | None = None) -> list[Job]:
         """Returns the jobs of a client, or of all, the newest first."""
         with self._lock:
+            self._forget_oldest()
             return [j for j in reversed(self._jobs.values()) if client in (None, j.client)]
 
     def state(self) -> EngineState:
@@ -362,7 +366,12 @@ class Engine:
 
     def _forget_oldest(self) -> None:
         most, most_bytes = self.settings.most_kept, self.settings.most_kept_bytes
-        while self._over and (len(self._over) > most or self._kept_bytes > most_bytes):
+        expired = time.time() - self.settings.keep_seconds
+        while self._over and (
+            len(self._over) > most
+            or self._kept_bytes > most_bytes
+            or (self._over[0].ended or 0.0) < expired
+        ):
             job = self._over.popleft()
             self._kept_bytes -= count_bytes(job.generation, job.shown)
             self._jobs.pop(job.id, None)

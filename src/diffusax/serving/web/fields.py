@@ -136,7 +136,13 @@ class ImageFields(TextSettings):
     size: Annotated[str, Meta(description='Width and height, such as "512x512", or "auto".')] = (
         "auto"
     )
-    response_format: Literal["b64_json", "url"] = "b64_json"
+    response_format: (
+        Annotated[
+            Literal["b64_json", "url"],
+            Meta(description="By default an address for DALL-E's names, and else base64."),
+        ]
+        | None
+    ) = None
     output_format: Literal["png", "jpeg", "webp"] = "png"
     output_compression: Annotated[int, Meta(ge=0, le=100)] | None = None
     stream: bool = False
@@ -168,10 +174,19 @@ class EditForm(EditFields):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class VariationForm(EditForm):
+    """A form of a variation, which needs no prompt; image is a file."""
+
+    prompt: Prompt = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageAnswer:
     """One image, with its seed."""
 
     seed: int
+    revised_prompt: str
+    """The prompt, which nothing revises."""
     b64_json: str | None = None
     url: str | None = None
 

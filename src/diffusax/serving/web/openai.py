@@ -1,10 +1,11 @@
-"""OpenAI's images API: generations, edits and the list of models."""
+"""OpenAI's images API: generations, edits, variations and the list of models."""
 
 import contextlib
 import dataclasses
+import re
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image, ImageOps
 from starlette.concurrency import run_in_threadpool as in_thread
@@ -13,8 +14,9 @@ from starlette.responses import Response
 
 from diffusax.images.masks import mask_of
 from diffusax.images.reading import in_srgb
+from diffusax.serving.catalogue.entries import ModelEntry
 from diffusax.serving.engine.jobs import Job
-from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.errors import NotFound, Refused
 from diffusax.serving.requests.generation import Generation, write_infotext
 from diffusax.serving.web.bodies import (
     content_type,
@@ -32,6 +34,7 @@ from diffusax.serving.web.fields import (
     ImagesAnswer,
     OpenAIModel,
     OpenAIModels,
+    VariationForm,
     read_fields,
     read_size,
 )
@@ -63,6 +66,13 @@ _USAGE = {
     "total_tokens": 0,
 }
 _ERRORS = (404, 409, 413, 415, 422, 429, 503, 504)
+_OWN_NAMES = re.compile("(dall-e|gpt-image|chatgpt-image)-")
+"""How OpenAI's own models of images are called; they mean the default model."""
+_WITH_ADDRESSES = "dall-e-"
+"""How those are called that answer with addresses unless base64 is asked for."""
+_VARIATION = 0.6
+"""The strength of a variation. OpenAI's has none to choose."""
+_Edit = TypeVar("_Edit", bound=EditFields)
 
 
 @operation(
@@ -94,28 +104,43 @@ async def generations(request: Request) -> Response:
 )
 async def edits(request: Request) -> Response:
     """Changes an image."""
-    service = service_of(request)
-    if content_type(request) == "multipart/form-data":
-        values, files = await read_form(request, service.settings.most_body)
-        fields = read_fields(EditFields, _plain(values), strict=False, ignored=IGNORED)
-        sent = [*files.get("image", []), *files.get("image[]", [])]
-        masks = files.get("mask", [])
-        unknown = set(files) - {"image", "image[]", "mask"}
-        if unknown:
-            raise Refused(f"{min(unknown)[:100]!r} is no file here; send image and mask")
-    else:
-        fields = read_fields(EditFields, await read_json(request), ignored=IGNORED)
-        sent, masks = await in_thread(_json_images, fields)
-    images = await in_thread(_images, service, sent, masks)
-    generation = await in_thread(_generation, service, fields, images)
+    fields, images = await _read_edit(request, EditFields)
+    generation = await in_thread(_generation, service_of(request), fields, images)
+    return await _answer(request, fields, generation, "image_edit")
+
+
+@operation(
+    "POST",
+    "/v1/images/variations",
+    "Generate images that are like an image, as with OpenAI's API.",
+    group="OpenAI",
+    form=VariationForm,
+    files=("image",),
+    answer=ImagesAnswer,
+    errors=_ERRORS,
+)
+async def variations(request: Request) -> Response:
+    """Varies an image."""
+    fields, images = await _read_edit(request, VariationForm)
+    if fields.mask is not None:
+        raise Refused("mask must be left out of a variation; edits take one", param="mask")
+    # Only DALL-E 2 has variations there, so that no client needs to name it.
+    own = {"model": fields.model or "dall-e-2"}
+    strength = _VARIATION if fields.strength is None else fields.strength
+    fields = dataclasses.replace(fields, strength=strength, **own)
+    # What is transparent is varied, too.
+    images.pop("mask_image", None)
+    generation = await in_thread(_generation, service_of(request), fields, images)
     return await _answer(request, fields, generation, "image_edit")
 
 
 @operation("GET", "/v1/models", "The models.", group="OpenAI", answer=OpenAIModels)
 async def models(request: Request) -> Response:
-    """Lists the models."""
-    found = [_model(entry) for entry in service_of(request).catalogue.models]
-    return Json({"object": "list", "data": found})
+    """Lists the models, and the other names that were given to some."""
+    service = service_of(request)
+    names = [entry.name for entry in service.catalogue.models]
+    found = dict.fromkeys([*names, *service.settings.aliases])
+    return Json({"object": "list", "data": [_model(name) for name in found]})
 
 
 @operation(
@@ -123,11 +148,53 @@ async def models(request: Request) -> Response:
 )
 async def model(request: Request) -> Response:
     """Shows a model."""
-    return Json(_model(service_of(request).catalogue.entry(request.path_params["id"])))
+    name = request.path_params["id"]
+    entry = model_called(service_of(request), name)
+    return Json(_model(name if name in service_of(request).settings.aliases else entry.name))
 
 
-def _model(entry: Any) -> dict[str, Any]:
-    return {"id": entry.name, "created": 0, "object": "model", "owned_by": "diffusax"}
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "created": 0, "object": "model", "owned_by": "diffusax"}
+
+
+def model_called(service: Service, name: str) -> ModelEntry:
+    """Returns the model that a client of OpenAI's calls by a name.
+
+    The names that the settings give come first, then those of the catalogue; any other name of
+    OpenAI's own models means the default model.
+
+    Raises:
+        NotFound: there is none.
+    """
+    given = service.settings.aliases.get(name)
+    if given is not None:
+        return service.catalogue.entry(given)
+    try:
+        return service.catalogue.entry(name)
+    except NotFound:
+        if _OWN_NAMES.match(name):
+            return service.catalogue.entry()
+        raise
+
+
+async def _read_edit(request: Request, kind: type[_Edit]) -> tuple[_Edit, dict[str, Any]]:
+    """Returns the fields of an edit, from a form or from JSON, and its images by our names."""
+    service = service_of(request)
+    if content_type(request) == "multipart/form-data":
+        values, files = await read_form(request, service.settings.most_body)
+        sent = [*files.get("image", []), *files.get("image[]", [])]
+        masks = files.get("mask", [])
+        unknown = set(files) - {"image", "image[]", "mask"}
+        if unknown:
+            raise Refused(f"{min(unknown)[:100]!r} is no file here; send image and mask")
+        texts: dict[str, Any] = _plain(values)
+        # They are files, which have no text.
+        filled = {name: "" for name, given in (("image", sent), ("mask", masks)) if given}
+        fields = read_fields(kind, {**texts, **filled}, strict=False, ignored=IGNORED)
+    else:
+        fields = read_fields(kind, await read_json(request), ignored=IGNORED)
+        sent, masks = await in_thread(_json_images, fields)
+    return fields, await in_thread(_images, service, sent, masks)
 
 
 def _plain(values: dict[str, str]) -> dict[str, Any]:
@@ -189,7 +256,7 @@ def _generation(service: Service, fields: ImageFields, images: dict[str, Any]) -
     """Returns what a request asks for."""
     width, height = read_size(fields.size)
     own = {name: value for name, value in vars(fields).items() if name in _SHARED}
-    own = {name: value for name, value in own.items() if name != "image"}
+    own |= {"image": None, "model": model_called(service, fields.model).name}
     shared = GenerationFields(**own, width=width, height=height, num_images=fields.n)
     generation = to_generation(shared, service.settings)
     return dataclasses.replace(generation, **images)
@@ -212,12 +279,18 @@ async def _answer(
 
 def _datum(request: Request, fields: ImageFields, job: Job, index: int) -> dict[str, Any]:
     """Returns one image of an answer, as an address or as base64."""
-    found: dict[str, Any] = {"seed": job.seeds[index]}
-    if fields.response_format == "url":
+    found: dict[str, Any] = {"seed": job.seeds[index], "revised_prompt": fields.prompt}
+    if _wants_address(fields):
         url = request.url.replace(path=f"/jobs/{job.id}/images/{index}", query="")
         return {**found, "url": str(url)}
     text = write_infotext(job.generation, job.seeds[index])
     return {**found, "b64_json": _encoded(fields, job.images[index], text)}
+
+
+def _wants_address(fields: ImageFields) -> bool:
+    """Returns whether images are answered as addresses; where nothing is said, by the model."""
+    usual = "url" if fields.model.startswith(_WITH_ADDRESSES) and not fields.stream else "b64_json"
+    return (fields.response_format or usual) == "url"
 
 
 def _encoded(fields: ImageFields, image: Image.Image, text: str = "") -> str:
@@ -276,4 +349,4 @@ def _about(fields: ImageFields, image: Image.Image) -> dict[str, Any]:
     }
 
 
-OPERATIONS = (generations, edits, models, model)
+OPERATIONS = (generations, edits, variations, models, model)

@@ -51,6 +51,8 @@ class WebSettings:
     localhost and the machine's own name; "*" stands for all."""
     origins: tuple[str, ...] = ()
     """Origins of other sites whose pages may use the server, such as https://example.org."""
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Further names of models for clients of OpenAI's API."""
     most_body: int = 64 * 2**20
     """The most bytes of a request's body."""
     most_pixels: int = 4096 * 4096
