@@ -92,13 +92,13 @@ def test_other_prompts_are_written_once_more_in_one_line_that_webui_reads_over(p
 
 def test_what_cannot_be_restored_is_named():
     found = read(
-        "a\nSteps: 9, Sampler: Euler a, Schedule type: Exponential, Variation seed: 7, "
+        "a\nSteps: 9, Sampler: Euler a, Schedule type: KL Optimal, Variation seed: 7, "
         "Variation seed strength: 0.5, Refiner: xl, Refiner switch at: 0.8, Eta: 0.5, RNG: NV, "
         'FreeU: 1, Denoising strength: 0.5, Mask blur: 4, ControlNet 0: "Model: canny, Weight: 1"'
     )
     assert found.fields["sampler"] == "euler_a"
     assert found.left_out == [
-        *("Schedule type: Exponential", "RNG: NV", "the image that it began with", "the mask"),
+        *("Schedule type: KL Optimal", "RNG: NV", "the image that it began with", "the mask"),
         *("Variation seed: 7", "Variation seed strength: 0.5", "Refiner: xl"),
         *("Refiner switch at: 0.8", "Eta: 0.5", "FreeU: 1"),
         "ControlNet 0: Model: canny, Weight: 1",

@@ -2,9 +2,7 @@
 
 import dataclasses
 
-from diffusax.samplers import SAMPLER_CLASSES, SAMPLER_NAMES, SCHEDULERS
-
-_KARRAS = "_karras"
+from diffusax.samplers import SAMPLER_CLASSES, SAMPLER_NAMES, SCHEDULERS, SPACED_NAMES
 
 
 class UnknownSampler(ValueError):
@@ -24,40 +22,55 @@ class WebuiSampler:
     """Other names that its API takes."""
     own: str
     """The name of the sampler here, without a schedule type."""
-    karras: bool = False
-    """Whether Karras' noise levels are the sampler's default there (Automatic). Two samplers whose
-    default there is "Exponential" have Karras' here."""
+    default: str = ""
+    """The schedule type that is the sampler's default there (Automatic); "" for Uniform."""
     scheduled: bool = True
     """Whether the sampler reads a schedule type there (sd_samplers_timesteps.py reads none)."""
 
     @property
     def schedules(self) -> tuple[str, ...]:
         """The names of the schedule types that it has."""
-        takes_karras = self.own + _KARRAS in SAMPLER_NAMES
-        return tuple(name for name in SCHEDULES if takes_karras or name != "karras")
+        return tuple(name for name in SCHEDULES if name in _PLAIN or f"{self.own}_{name}" in _KNOWN)
 
 
-SCHEDULES = {"automatic": "Automatic", "uniform": "Uniform", "karras": "Karras"}
+SCHEDULES = {
+    "automatic": "Automatic",
+    "uniform": "Uniform",
+    "karras": "Karras",
+    "exponential": "Exponential",
+    "sgm_uniform": "SGM Uniform",
+    "align_your_steps": "Align Your Steps",
+    "beta": "Beta",
+}
 """The labels of the schedule types by their names."""
+_PLAIN = ("automatic", "uniform")
+"""Those that every sampler has."""
+_ENDS = {f"_{name}": label for name, label in SCHEDULES.items() if name not in _PLAIN}
+_XL = "_align_your_steps_xl"
+"""How names of samplers end at the steps that were aligned for SDXL, which webui does not name."""
+_ENDS[_XL] = SCHEDULES["align_your_steps"]
+_KNOWN = frozenset((*SAMPLER_NAMES, *SPACED_NAMES))
 _UNIFORM = ("uniform", "normal", "simple", "ddim")
 """The schedule types whose levels are those of evenly spaced timesteps."""
+_SAME = {"sgmuniform": "sgm uniform", "polyexponential": "exponential"}
+"""Further names of schedule types; the polynomial's exponent is 1 there."""
 _MISSING = (
-    *("exponential", "polyexponential", "sgm uniform", "kl optimal", "align your steps", "beta"),
-    *("turbo", "align your steps gits", "align your steps 11", "align your steps 32"),
+    *("kl optimal", "turbo", "align your steps gits", "align your steps 11"),
+    "align your steps 32",
 )
 """Schedule types of webui and its forks that are not here. Unknown names are Automatic there."""
 
 WEBUI_SAMPLERS = (
-    WebuiSampler("DPM++ 2M", ("k_dpmpp_2m",), "dpm++2m", karras=True),
-    WebuiSampler("DPM++ SDE", ("k_dpmpp_sde",), "dpm++_sde", karras=True),
-    WebuiSampler("DPM++ 2M SDE", ("k_dpmpp_2m_sde",), "dpm++2m_sde", karras=True),
-    WebuiSampler("DPM++ 3M SDE", ("k_dpmpp_3m_sde",), "dpm++3m_sde", karras=True),
+    WebuiSampler("DPM++ 2M", ("k_dpmpp_2m",), "dpm++2m", "karras"),
+    WebuiSampler("DPM++ SDE", ("k_dpmpp_sde",), "dpm++_sde", "karras"),
+    WebuiSampler("DPM++ 2M SDE", ("k_dpmpp_2m_sde",), "dpm++2m_sde", "exponential"),
+    WebuiSampler("DPM++ 3M SDE", ("k_dpmpp_3m_sde",), "dpm++3m_sde", "exponential"),
     WebuiSampler("Euler a", ("k_euler_a", "k_euler_ancestral"), "euler_a"),
     WebuiSampler("Euler", ("k_euler",), "euler"),
     WebuiSampler("LMS", ("k_lms",), "lms"),
     WebuiSampler("Heun", ("k_heun",), "heun"),
-    WebuiSampler("DPM2", ("k_dpm_2",), "kdpm2", karras=True),
-    WebuiSampler("DPM2 a", ("k_dpm_2_a", "k_dpm_2_ancestral"), "kdpm2_a", karras=True),
+    WebuiSampler("DPM2", ("k_dpm_2",), "kdpm2", "karras"),
+    WebuiSampler("DPM2 a", ("k_dpm_2_a", "k_dpm_2_ancestral"), "kdpm2_a", "karras"),
     WebuiSampler("DDIM", ("ddim",), "ddim", scheduled=False),
     WebuiSampler("PLMS", ("plms",), "pndm", scheduled=False),
     WebuiSampler("UniPC", ("unipc",), "unipc", scheduled=False),
@@ -84,7 +97,13 @@ _BY_NAME = {
 }
 _BY_OWN = {sampler.own: sampler for sampler in WEBUI_SAMPLERS}
 _BY_CLASS = {SAMPLER_CLASSES[sampler.own]: sampler for sampler in reversed(WEBUI_SAMPLERS)}
-_SUFFIXES = tuple(sorted((*SCHEDULES, *_UNIFORM, *_MISSING), key=len, reverse=True))
+_SUFFIXES = tuple(
+    sorted(
+        (*(name.replace("_", " ") for name in SCHEDULES), *_UNIFORM, *_SAME, *_MISSING),
+        key=len,
+        reverse=True,
+    )
+)
 
 
 def sampler_titles() -> dict[str, str]:
@@ -97,7 +116,7 @@ def sampler_titles() -> dict[str, str]:
     return found
 
 
-def from_webui(sampler: str, schedule: str | None = None) -> str:
+def from_webui(sampler: str, schedule: str | None = None, *, xl: bool = False) -> str:
     """Returns the name of a sampler for its name in stable-diffusion-webui.
 
     Args:
@@ -105,6 +124,7 @@ def from_webui(sampler: str, schedule: str | None = None) -> str:
             "DPM++ 2M Karras", too.
         schedule: the name or label of the schedule type; None and "Automatic" take the sampler's
             default there. One that the sampler has no use for is ignored, as there.
+        xl: whether the model is of SDXL, for which other steps were aligned.
 
     Raises:
         UnknownSampler: there is no such sampler.
@@ -114,11 +134,12 @@ def from_webui(sampler: str, schedule: str | None = None) -> str:
     if unused is not None and unused in _MISSING:
         found = _found(sampler)[0]
         if found.scheduled:
-            labels = " or ".join(SCHEDULES[one] for one in found.schedules)
+            labels = ", ".join(SCHEDULES[one] for one in found.schedules)
             raise UnknownSchedule(
-                f"schedule type must be {labels} for {found.name} (got {schedule or sampler!r})"
+                f"schedule type must be one of {labels} for {found.name} "
+                f"(got {schedule or sampler!r})"
             )
-    return name
+    return f"{name}_xl" if xl and f"{name}_xl".endswith(_XL) else name
 
 
 def resolve(sampler: str, schedule: str | None = None) -> tuple[str, str | None]:
@@ -129,15 +150,17 @@ def resolve(sampler: str, schedule: str | None = None) -> tuple[str, str | None]
     Raises:
         UnknownSampler: there is no such sampler.
     """
-    if sampler in SAMPLER_NAMES or sampler in SCHEDULERS:
+    if sampler in _KNOWN or sampler in SCHEDULERS:
         return sampler, None
     found, suffix = _found(sampler)
     wanted = suffix or (schedule or "automatic").lower().replace("_", " ").strip()
+    wanted = _SAME.get(wanted, wanted)
     if wanted in _UNIFORM:
         return found.own, None
-    if wanted == "karras" and wanted in found.schedules:
-        return found.own + _KARRAS, None
-    own = found.own + (_KARRAS if found.karras else "")
+    named = f"{found.own}_{wanted.replace(' ', '_')}"
+    if named in _KNOWN:
+        return named, None
+    own = f"{found.own}_{found.default}" if found.default else found.own
     return own, None if wanted == "automatic" else wanted
 
 
@@ -161,10 +184,17 @@ def to_webui(name: str) -> tuple[str, str | None]:
     """
     if name in _BY_CLASS:
         return _BY_CLASS[name].name, None
-    plain = name.removesuffix(_KARRAS)
+    plain, label = split(name)
     found = _BY_OWN.get(plain)
     if found is None:
         return name, None
-    if plain != name:
-        return found.name, "Karras"
-    return found.name, "Uniform" if found.karras else "Automatic"
+    return found.name, label or ("Uniform" if found.default else "Automatic")
+
+
+def split(name: str) -> tuple[str, str | None]:
+    """Returns a sampler's name without its schedule type, and the latter's label, if it has one."""
+    if name in _BY_OWN:
+        return name, None
+    ends = (end for end in _ENDS if name.endswith(end) and name in _KNOWN)
+    end = next(ends, None)
+    return (name, None) if end is None else (name.removesuffix(end), _ENDS[end])

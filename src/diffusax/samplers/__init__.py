@@ -3,6 +3,7 @@
 from diffusax.samplers.names import (
     SAMPLER_CLASSES,
     SAMPLER_NAMES,
+    SPACED_NAMES,
     fitting_samplers,
     sampler_name,
     scheduler_from_config,
@@ -34,6 +35,7 @@ __all__ = [
     "SAMPLER_CLASSES",
     "SAMPLER_NAMES",
     "SCHEDULERS",
+    "SPACED_NAMES",
     "Row",
     "Schedule",
     "Scheduler",

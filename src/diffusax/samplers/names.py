@@ -16,6 +16,7 @@ from diffusax.samplers.schedulers import (  # noqa: F401
     snr_schedulers,
 )
 from diffusax.samplers.schedulers.scheduler import SCHEDULERS, Scheduler
+from diffusax.samplers.schedulers.spaced import SPACINGS, spaced, spaced_options
 
 _SDE = {"algorithm_type": "sde-dpmsolver++"}
 _NAMES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -58,6 +59,16 @@ _NAMES |= _KARRAS
 SAMPLER_NAMES = tuple(sorted(_NAMES))
 SAMPLER_CLASSES = {name: cls for name, (cls, _) in _NAMES.items()}
 """The class of each sampler."""
+_SPACED: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    f"{name}_{spacing}": (cls, {**options, **spaced_options(cls)})
+    for name, (class_name, options) in _NAMES.items()
+    for spacing in SPACINGS
+    if name not in _KARRAS
+    if f"{name}_{spacing}" not in _NAMES
+    if (cls := spaced(SCHEDULERS[class_name], spacing)) is not None
+}
+SPACED_NAMES = tuple(sorted(_SPACED))
+"""Samplers at k-diffusion's noise levels that diffusers lacks. Lists of samplers leave them out."""
 
 
 def scheduler_from_name(
@@ -66,7 +77,7 @@ def scheduler_from_name(
     """Makes a sampler from a short name ("dpm++2m_karras") or a diffusers class name.
 
     Args:
-        name: one of SAMPLER_NAMES or SCHEDULERS.
+        name: one of SAMPLER_NAMES, SPACED_NAMES or SCHEDULERS.
         config: the scheduler whose noise schedule and prediction type to keep.
 
     Raises:
@@ -102,21 +113,28 @@ def sampler_name(scheduler: Scheduler) -> str:
     """Returns the name of SAMPLER_NAMES that gives this scheduler with its options, or its class's.
 
     `scheduler_from_name` of the name and the scheduler returns the same one. Of several such names
-    it is the one that says most: Karras' levels are named, though the config has them anyway.
+    it is the one that says most: Karras' levels are named, though the config has them anyway. At
+    other levels it is one of SPACED_NAMES.
     """
-    same = [n for n in fitting_samplers(scheduler)[0] if _named(n, scheduler) == scheduler]
-    return max(same, key=lambda name: len(_NAMES[name][1]), default=scheduler.class_name)
+    spacing = [name for name, (cls, _) in _SPACED.items() if cls is type(scheduler)]
+    fitting = spacing or fitting_samplers(scheduler)[0]
+    options = {n: _SPACED.get(n) or _NAMES[n] for n in fitting if _named(n, scheduler) == scheduler}
+    return max(options, key=lambda name: len(options[name][1]), default=scheduler.class_name)
 
 
 def _named(name: str, config: Mapping[str, Any] | Scheduler | None) -> Scheduler:
     options: dict[str, Any] = {}
+    cls: type[Any]
     if name in SCHEDULERS:
         cls = SCHEDULERS[name]
+    elif name in _SPACED:
+        cls, options = _SPACED[name]
     elif name in _NAMES:
         cls, options = SCHEDULERS[_NAMES[name][0]], _NAMES[name][1]
     else:
         raise ValueError(f"unknown sampler {name!r}; use one of {', '.join(SAMPLER_NAMES)}")
-    return cls.from_config(config if config is not None else {}, **options)
+    found: Scheduler = cls.from_config(config if config is not None else {}, **options)
+    return found
 
 
 def scheduler_from_config(config: Mapping[str, Any], **overrides: Any) -> Scheduler:

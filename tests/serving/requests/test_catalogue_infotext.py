@@ -2,6 +2,7 @@
 
 import io
 import time
+import types
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from support.effort import examples
 from diffusax.images.conversion import png_parameters
 from diffusax.infotext.files import open_image
 from diffusax.infotext.samplers import WEBUI_SAMPLERS, to_webui
-from diffusax.samplers import SAMPLER_NAMES, SCHEDULERS
+from diffusax.samplers import SAMPLER_NAMES, SCHEDULERS, SPACED_NAMES
 from diffusax.serving.requests.errors import NotFound, Refused
 from diffusax.serving.requests.generation import (
     FIELDS,
@@ -111,7 +112,7 @@ DRAWINGS = st.fixed_dictionaries(
         "height": st.integers(8, 4096),
         "num_inference_steps": st.integers(1, 1000),
         "guidance_scale": NUMBER,
-        "sampler": st.sampled_from([*SAMPLER_NAMES, *SCHEDULERS]),
+        "sampler": st.sampled_from([*SAMPLER_NAMES, *SPACED_NAMES, *SCHEDULERS]),
         "seed": st.integers(0, 2**32 - 1),
         "guidance_rescale": SHARE,
         "prompt_weighting": st.booleans(),
@@ -170,8 +171,9 @@ def test_names_of_samplers_go_both_ways():
     assert {sampler.own for sampler in WEBUI_SAMPLERS} == {
         name.removesuffix("_karras") for name in SAMPLER_NAMES
     }
-    for name in SAMPLER_NAMES:
-        assert from_webui(*to_webui(name)) == name
+    for name in (*SAMPLER_NAMES, *SPACED_NAMES):
+        # Which steps were aligned for a model is no part of a name there.
+        assert from_webui(*to_webui(name)) == name.removesuffix("_xl")
     assert from_webui("Euler a") == from_webui("k_euler_a", "automatic") == "euler_a"
     assert from_webui("DPM++ 2M") == from_webui("dpm++ 2m karras") == "dpm++2m_karras"
     assert from_webui("DPM++ 2M", "Simple") == from_webui("dpm++2m") == "dpm++2m"
@@ -182,8 +184,29 @@ def test_names_of_samplers_go_both_ways():
         from_webui("Restart")
     assert caught.value.status == 404
     # A schedule type that a sampler has no use for is none there, and neither is an unknown one.
-    assert from_webui("Euler a", "Karras") == from_webui("Euler a Karras") == "euler_a"
+    assert from_webui("LCM", "SGM Uniform") == from_webui("LCM Karras") == "lcm"
     assert from_webui("DDIM", "karras") == from_webui("DDIM", "Exponential") == "ddim"
     assert from_webui("Euler", "some other") == "euler"
-    with pytest.raises(Refused, match="must be Automatic or Uniform for Euler a"):
-        from_webui("Euler a", "SGM Uniform")
+    with pytest.raises(Refused, match=r"must be one of Automatic, Uniform, .*, Beta for Euler a"):
+        from_webui("Euler a", "KL Optimal")
+
+
+def test_schedule_types_of_webui():
+    assert from_webui("Euler a", "Karras") == from_webui("Euler a Karras") == "euler_a_karras"
+    assert from_webui("Euler", "SGM Uniform") == from_webui("Euler", "sgm_uniform")
+    assert from_webui("Euler", "SGMUniform") == "euler_sgm_uniform"
+    assert from_webui("DPM++ 2M", "Polyexponential") == "dpm++2m_exponential"
+    assert from_webui("DPM++ 2M", "beta") == from_webui("DPM++ 2M Beta") == "dpm++2m_beta"
+    # What these two take by themselves there.
+    for name, own in (("DPM++ 2M SDE", "dpm++2m_sde"), ("DPM++ 3M SDE", "dpm++3m_sde")):
+        assert from_webui(name) == from_webui(name, "Automatic") == f"{own}_exponential"
+        assert to_webui(own) == (name, "Uniform")
+        assert to_webui(f"{own}_exponential") == (name, "Exponential")
+    assert to_webui("euler_a_karras") == ("Euler a", "Karras")
+    assert to_webui("euler_align_your_steps_xl") == ("Euler", "Align Your Steps")
+    xl = types.SimpleNamespace(family="Stable Diffusion XL")
+    assert from_webui("Euler", "Align Your Steps", xl) == "euler_align_your_steps_xl"
+    assert from_webui("Euler", "Beta", xl) == "euler_beta"
+    with_others = write_infotext(Generation(**{**DRAWN, "sampler": "euler_a_beta"}), 1)
+    assert "Sampler: Euler a, Schedule type: Beta" in with_others
+    assert read_text(with_others).settings["sampler"] == "euler_a_beta"

@@ -1,6 +1,7 @@
 """Samplers for models trained at discrete noise levels."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -24,6 +25,8 @@ class DiscreteScheduler(Scheduler, sampler=False):
     whole_timesteps = True
     # Whether an infinite first sigma is replaced, where rescale_betas_zero_snr asks for one.
     zero_snr_floor: ClassVar[bool] = False
+    # The sigmas of a run by their number and those of the training, where no option spaces them.
+    levels: ClassVar[Callable[[int, np.ndarray], np.ndarray] | None] = None
 
     beta_start: Beta = 0.0001
     beta_end: Beta = 0.02
@@ -140,12 +143,15 @@ def check_one_spacing(scheduler: Scheduler) -> None:
         raise ValueError(f"only one of {', '.join(chosen)} can be True")
 
 
-def respaced(scheduler: Scheduler, n: int, sigmas: np.ndarray) -> np.ndarray | None:
-    """Respaces the sigmas as use_karras_sigmas and the like ask; returns None if no option asks.
+def respaced(scheduler: Any, n: int, sigmas: np.ndarray) -> np.ndarray | None:
+    """Respaces the sigmas as use_karras_sigmas or `levels` ask; returns None if nothing asks.
 
     n: the number of sigmas to return. sigmas: descending; the options sigma_min and sigma_max
     replace its ends.
     """
+    own = getattr(scheduler, "levels", None)
+    if own is not None:
+        return np.asarray(own(n, scheduler.diffusion.sigmas))
     low, high = scheduler.given_ends
     low = sigmas[-1] if low is None else low
     high = sigmas[0] if high is None else high

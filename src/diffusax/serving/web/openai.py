@@ -125,9 +125,8 @@ async def variations(request: Request) -> Response:
     if fields.mask is not None:
         raise Refused("mask must be left out of a variation; edits take one", param="mask")
     # Only DALL-E 2 has variations there, so that no client needs to name it.
-    own = {"model": fields.model or "dall-e-2"}
     strength = _VARIATION if fields.strength is None else fields.strength
-    fields = dataclasses.replace(fields, strength=strength, **own)
+    fields = dataclasses.replace(fields, strength=strength, model=fields.model or "dall-e-2")
     # What is transparent is varied, too.
     images.pop("mask_image", None)
     generation = await in_thread(_generation, service_of(request), fields, images)

@@ -185,4 +185,4 @@ def _sampler(fields: TextToImage, first: Generation, entry: ModelEntry) -> tuple
         return (first.sampler, first.eta) if same else with_noise(fields, entry.sampler)
     own = fields.sampler_name or fields.sampler_index or to_webui(first.sampler or "")[0]
     name = fields.hr_sampler_name or own
-    return with_noise(fields, from_webui(name, fields.hr_scheduler or fields.scheduler))
+    return with_noise(fields, from_webui(name, fields.hr_scheduler or fields.scheduler, entry))

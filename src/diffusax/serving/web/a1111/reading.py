@@ -25,6 +25,8 @@ _COMMENTS = re.compile(r"(?:(?:^|\n)#[^\n]*|#[^\n]*)(?:\n|$)")
 _RESIZE_MODES = ("default", "crop", "fill", "default")
 """How each of A1111's resize modes fits an image: just resize, crop, fill; and just resize for
 the last, which resizes latents there."""
+_XL = "Stable Diffusion XL"
+"""The family whose models have aligned steps of their own."""
 _BLURS = ((256, 1), (64, 1), (16, 2), (4, 4), (2, 2))
 """The radii in pixels whose blurs are laid over each other, and how often each is."""
 
@@ -78,7 +80,7 @@ def _shared(fields: Shared, options: Options, entry: ModelEntry) -> dict[str, An
     check_present(fields, *size_of(fields, entry))
     check_seed(fields.seed)
     name = fields.sampler_name or fields.sampler_index
-    sampler = entry.sampler if name is None else from_webui(name, fields.scheduler)
+    sampler = entry.sampler if name is None else from_webui(name, fields.scheduler, entry)
     sampler, eta = with_noise(fields, sampler)
     return {
         "prompt": read_prompt(fields, fields.prompt),
@@ -244,15 +246,18 @@ def check_present(fields: Shared, width: int, height: int) -> None:
             raise Refused(text, param=name, code="not_supported")
 
 
-def from_webui(sampler: str, schedule: str | None = None) -> str:
+def from_webui(sampler: str, schedule: str | None = None, entry: ModelEntry | None = None) -> str:
     """Returns the name of a sampler here, see `diffusax.infotext.samplers.from_webui`.
+
+    entry: the model that it is for, which may have a list of noise levels of its own.
 
     Raises:
         NotFound: there is no such sampler.
         Refused: it has no such schedule type.
     """
     try:
-        return samplers.from_webui(sampler, schedule)
+        xl = entry is not None and entry.family == _XL
+        return samplers.from_webui(sampler, schedule, xl=xl)
     except samplers.UnknownSampler as error:
         raise NotFound(str(error), param="sampler") from None
     except samplers.UnknownSchedule as error:
@@ -271,7 +276,7 @@ def with_noise(fields: Shared, sampler: str) -> tuple[str, float]:
     Raises:
         Refused: the sampler would read a value, and cannot do so here.
     """
-    plain = sampler.removesuffix("_karras")
+    plain, _ = samplers.split(sampler)
     if plain in _CHURN and fields.s_churn:
         raise _fixed("s_churn", 0, fields.s_churn, sampler)
     if plain in _NOISE and fields.s_noise != 1:
