@@ -97,10 +97,11 @@ def test_what_cannot_be_restored_is_named():
         'FreeU: 1, Denoising strength: 0.5, Mask blur: 4, ControlNet 0: "Model: canny, Weight: 1"'
     )
     assert found.fields["sampler"] == "euler_a"
+    assert found.fields["variation_seed"] == 7
+    assert found.fields["variation_strength"] == 0.5
     assert found.left_out == [
         *("Schedule type: KL Optimal", "RNG: NV", "the image that it began with", "the mask"),
-        *("Variation seed: 7", "Variation seed strength: 0.5", "Refiner: xl"),
-        *("Refiner switch at: 0.8", "Eta: 0.5", "FreeU: 1"),
+        *("Refiner: xl", "Refiner switch at: 0.8", "Eta: 0.5", "FreeU: 1"),
         "ControlNet 0: Model: canny, Weight: 1",
     ]
 

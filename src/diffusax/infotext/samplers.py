@@ -106,13 +106,17 @@ _SUFFIXES = tuple(
 )
 
 
+NAMES = frozenset(_BY_OWN)
+"""The samplers here without schedule types."""
+
+
 def sampler_titles() -> dict[str, str]:
     """Returns what stable-diffusion-webui's users call the samplers, the most usual ones first."""
-    found = {}
+    found: dict[str, str] = {}
     for one in WEBUI_SAMPLERS:
-        plain = {one.own: one.name}
-        with_levels = {one.own + _KARRAS: f"{one.name} Karras"} if "karras" in one.schedules else {}
-        found.update({**with_levels, **plain} if one.karras else {**plain, **with_levels})
+        plain, label = {one.own: one.name}, SCHEDULES["karras"]
+        karras = {f"{one.own}_karras": f"{one.name} {label}"} if "karras" in one.schedules else {}
+        found |= {**karras, **plain} if one.default == "karras" else {**plain, **karras}
     return found
 
 

@@ -32,7 +32,7 @@ _NEGATIVE = "Negative prompt:"
 _PLAIN = {
     **{"prompt": "", "negative_prompt": "", "guidance_rescale": 0, "mask_blur": 0, "adapters": {}},
     **{"controls": [], "prompt_weighting": True, "long_prompt": True, "number": 0, "noise": "jax"},
-    **{"eta": 0, "strength_rule": "diffusers"},
+    **{"eta": 0, "strength_rule": "diffusers", "variation_strength": 0, "masked_fill": "image"},
 }
 """What the text leaves out: fields with these values."""
 _NUMBERS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -45,6 +45,8 @@ _NUMBERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "Eta DDIM": ("eta", float),
     "Mask blur": ("mask_blur", float),
     "Image number": ("number", int),
+    "Variation seed": ("variation_seed", int),
+    "Variation seed strength": ("variation_strength", float),
 }
 """The fields that are numbers, by webui's names for them."""
 _SILENT = frozenset(
@@ -58,8 +60,9 @@ _SILENT = frozenset(
     )
 )
 """Settings that are read elsewhere, or that decide nothing about the pixels."""
+_MASKED = {"noise": "latent noise", "nothing": "latent nothing"}
+"""webui's words for what latents begin with under a mask."""
 _OFF = {
-    "Variation seed strength": ("0", "0.0"),
     "Mask mode": ("Inpaint masked",),
     "Masked content": ("original",),
     "Tiling": ("False",),
@@ -87,7 +90,8 @@ def write(fields: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> s
     Args:
         fields: its settings, some of: prompt, negative_prompt, num_inference_steps, sampler (a name
             of `SAMPLER_NAMES`, or a class), guidance_scale, image_guidance_scale, guidance_rescale,
-            seed, number (of the image among those of its seed), noise, width, height, model,
+            seed, variation_seed, variation_strength, number (of the image among those of its
+            seed), masked_fill ("image", "noise" or "nothing"), noise, width, height, model,
             strength, strength_rule, eta, clip_skip (layers to leave out), mask_blur,
             padding_mask_crop, prompt_weighting, long_prompt, adapters (weights by name), controls
             (mappings with model, scale, start, end). Those that are None are left out.
@@ -150,6 +154,8 @@ def _settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
         "CFG rescale": get("guidance_rescale") or None,
         "Seed": get("seed"),
         "Image number": get("number") or None,
+        "Variation seed": get("variation_seed") if get("variation_strength") else None,
+        "Variation seed strength": get("variation_strength") or None,
         "Size": size,
         "Model": get("model") or None,
         "Denoising strength": get("strength"),
@@ -157,6 +163,7 @@ def _settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
         "Eta DDIM": get("eta") or None,
         # There, 1 leaves no layer out.
         "Clip skip": None if get("clip_skip") is None else given["clip_skip"] + 1,
+        "Masked content": _MASKED.get(get("masked_fill") or ""),
         "Mask blur": get("mask_blur"),
         "Inpaint area": None if crop is None else "Only masked",
         "Masked area padding": crop,
@@ -233,11 +240,16 @@ def read(text: str) -> Found:
     for name, value in settings.items():
         if name.startswith("ControlNet ") and (control := _read_control(value)):
             found.fields.setdefault("controls", []).append(control)
-        elif name not in _SILENT and name not in _NUMBERS and value not in _OFF.get(name, ()):
+        elif name not in _SILENT and name not in _NUMBERS and value not in _off(name):
             found.left_out.append(_shown(name, value))
     exact = _exact(settings)
     found.fields = {n: v for n, v in {**found.fields, **exact}.items() if v is not None}
     return found
+
+
+def _off(name: str) -> tuple[str, ...]:
+    """Returns the values of a setting that are off, or read elsewhere."""
+    return (*_OFF.get(name, ()), *(_MASKED.values() if name == "Masked content" else ()))
 
 
 def parse(text: str) -> tuple[str, str, dict[str, str]]:
@@ -384,6 +396,10 @@ def _read_names(settings: Mapping[str, str], found: Found) -> None:
     if settings.get(_RULE):
         found.fields["strength_rule"] = settings[_RULE]
         found.stated["strength_rule"] = _shown(_RULE, settings[_RULE])
+    for fill, words in _MASKED.items():
+        if settings.get("Masked content") == words:
+            found.fields["masked_fill"] = fill
+            found.stated["masked_fill"] = _shown("Masked content", words)
     emphasis = settings.get("Emphasis", "Original")
     if emphasis == "None":
         found.fields["prompt_weighting"] = False

@@ -228,7 +228,7 @@ class TestWebui:
         until = time.monotonic() + 30
         while (shown := webui.get_progress())["progress"] < 0.01 and time.monotonic() < until:
             time.sleep(0.01)
-        assert shown["state"]["job_count"] == 1
+        assert shown["state"]["job_count"] == 3
         assert shown["state"]["sampling_steps"] == 150
         webui.skip()
         assert webui.interrupt() == {}
@@ -247,8 +247,8 @@ class TestWebui:
         assert set(json.loads(text)) == {"error", "detail", "body", "errors"}
         for fields, said in (
             ({"tiling": True}, "tiling must be False here"),
-            ({"subseed_strength": 0.5}, "there are no variation seeds"),
-            ({"alwayson_scripts": {"ADetailer": {"args": [True]}}}, "has 'ADetailer'"),
+            ({"subseed_strength": 2.0}, "subseed_strength must be from 0 to 1"),
+            ({"alwayson_scripts": {"AnimateDiff": {"args": [True]}}}, "has 'AnimateDiff'"),
             ({"override_settings": {"sd_vae": 3}}, "sd_vae must be the name"),
         ):
             answer = server.post("/sdapi/v1/txt2img", fields)
@@ -308,9 +308,10 @@ def test_control_units_need_a_known_model(server):
     answer = server.post("/sdapi/v1/txt2img", {"prompt": "a", "alwayson_scripts": scripts})
     assert answer.status == 404
     assert "'nix'" in answer.json["detail"]
-    scripts["controlnet"]["args"] = [{**unit, "module": "canny"}]
+    scripts["controlnet"]["args"] = [{**unit, "module": "depth_midas"}]
     answer = server.post("/sdapi/v1/txt2img", {"prompt": "a", "alwayson_scripts": scripts})
-    assert "module must be \"none\" (got 'canny')" in answer.json["detail"]
+    said = "module must be one of none, canny, invert (got 'depth_midas'), as there are no networks"
+    assert said in answer.json["detail"]
 
 
 @pytest.fixture(scope="module")

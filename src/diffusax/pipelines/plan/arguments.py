@@ -135,6 +135,11 @@ class Call:
     before `resolve_adapters`."""
     tensors: bool = False
     """Whether latents and what callbacks see are tensors of PyTorch instead of JAX's arrays."""
+    variation: Any = None
+    """The seed towards whose first noise that of `seed` is turned, and how far, from 0 to 1; None
+    for no other seed."""
+    masked_fill: Any = None
+    """What latents begin with under a mask: "noise" or "nothing"; None for those of the image."""
     own_arguments: Any = dataclasses.field(default_factory=dict)
     """The arguments of a class's call that have none of these names, for a task of its own."""
 

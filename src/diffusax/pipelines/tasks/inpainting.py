@@ -66,6 +66,12 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
         clean = encode(c, noise, pixels, b, normalize=c.family.inpaint.normalizes)
     if eps is None:
         eps = noise.draw("start", shape)
+    check_count(mask, b, "mask_image")
+    small = c.family.inpaint.shrink(mask, *shape[:2])
+    small = np.tile(small, (b // len(mask), 1, 1, 1))
+    if call.masked_fill is not None and clean is not None:
+        # Source: stable-diffusion-webui, modules/processing.py, inpainting_fill.
+        clean = clean * (1 - small) + (eps * small if call.masked_fill == "noise" else 0)
     if call.denoising_start is not None:
         x = clean
     elif whole or given is not None:
@@ -74,9 +80,6 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     else:
         x = noised(schedule, clean, eps)
 
-    check_count(mask, b, "mask_image")
-    small = c.family.inpaint.shrink(mask, *shape[:2])
-    small = np.tile(small, (b // len(mask), 1, 1, 1))
     own: dict[str, Any] = {}
     if own_channels:
         own["inpainting"] = Inpainting(small, clean, eps)

@@ -11,7 +11,7 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks.prompts import count_prompts
 from diffusax.runtime.devices.memory import host_memory
-from diffusax.runtime.random.noise import Noise, noise_source
+from diffusax.runtime.random.noise import Noise, VariedNoise, noise_source
 from diffusax.samplers import Schedule
 from diffusax.samplers.runs import compute_schedule
 
@@ -70,9 +70,21 @@ def set_up(
         size=size,
         shape=c.latents.shape(*size),
         schedule=make_schedule(c, call, size, from_image=from_image, strength=strength),
-        noise=noise_source(call.noise, call.seed, images, call.generators),
+        noise=_noise(call, images),
         adapters=None if call.adapters is None else call_adapters(c, call, prompts),
     )
+
+
+def _noise(call: Call, images: int) -> Noise:
+    """Returns the source of random numbers for the images of a call."""
+    own = noise_source(call.noise, call.seed, images, call.generators)
+    if call.variation is None:
+        return own
+    seed, strength = call.variation
+    other = noise_source(call.noise, seed, images)
+    assert not isinstance(own, VariedNoise)
+    assert not isinstance(other, VariedNoise)
+    return VariedNoise(own, other, strength)
 
 
 def count_images(call: Call) -> int:

@@ -61,7 +61,56 @@ class TorchNoise:
         return np.ascontiguousarray(drawn.transpose(0, 2, 3, 1))
 
 
-Noise = JaxNoise | TorchNoise
+@dataclasses.dataclass(frozen=True)
+class VariedNoise:
+    """Noise whose first numbers are turned towards those of other seeds; the rest are its own.
+
+    Source: stable-diffusion-webui, modules/rng.py, ImageRNG.first.
+    """
+
+    own: JaxNoise | TorchNoise
+    other: JaxNoise | TorchNoise
+    strength: float
+    """How far they are turned, from 0 to 1."""
+
+    @property
+    def keys(self) -> jax.Array:
+        """The keys of its images."""
+        return self.own.keys
+
+    def draw(self, purpose: Purpose, shape: Shape, rows: int | None = None) -> Any:
+        """Draws as the others do, b h w c."""
+        drawn = self.own.draw(purpose, shape, rows)
+        if purpose != "start":
+            return drawn
+        return slerp(self.strength, drawn, self.other.draw(purpose, shape, rows))
+
+
+Noise = JaxNoise | TorchNoise | VariedNoise
+_PARALLEL = 0.9995
+"""The mean cosine of two noises that are taken to be parallel."""
+
+
+def slerp(share: float, low: Any, high: Any) -> Any:
+    """Interpolates two noises on the spheres of their columns, b h w c.
+
+    Source: stable-diffusion-webui, modules/rng.py, slerp, which is given one image c h w and takes
+    its second axis, the height, for the one whose vectors are turned.
+
+    Args:
+        share: 0 returns low, and 1 high.
+        low: noise.
+        high: other noise.
+    """
+    low, high = jnp.asarray(low), jnp.asarray(high)
+    units = [x / jnp.linalg.norm(x, axis=1, keepdims=True) for x in (low, high)]
+    cosine = jnp.sum(units[0] * units[1], axis=1, keepdims=True)
+    angle = jnp.arccos(jnp.clip(cosine, -1, 1))
+    turned = jnp.sin((1 - share) * angle) * low + jnp.sin(share * angle) * high
+    # There the first noise has the share of the second one, which cannot be told apart from it.
+    straight = low * share + high * (1 - share)
+    parallel = jnp.mean(cosine, axis=(1, 2, 3), keepdims=True) > _PARALLEL
+    return jnp.where(parallel, straight, turned / jnp.sin(angle))
 
 
 def noise_source(

@@ -29,6 +29,7 @@ _NEEDS = (
     ("more_images", "image"),
     ("strength", "image"),
     ("mask_blur", "mask_image"),
+    ("masked_fill", "mask_image"),
     ("padding_mask_crop", "mask_image"),
 )
 """Fields that mean nothing without another one."""
@@ -159,10 +160,8 @@ def _each(generation: Generation, name: str) -> Any:
 def _with_images(checkpoint: Checkpoint, generation: Generation) -> Generation:
     """Converts the images to the right modes and drops fields that the model lacks."""
     for name, needs in _NEEDS:
-        if (
-            getattr(generation, name) not in (None, 0, 0.0, ())
-            and getattr(generation, needs) is None
-        ):
+        off = getattr(generation, name) in (None, 0, 0.0, "image", ())
+        if not off and getattr(generation, needs) is None:
             raise Refused(f"{name} needs {needs}; give both, or neither", param=name)
     images: dict[str, Any] = {}
     if generation.image is not None:

@@ -24,6 +24,7 @@ from diffusax.serving.catalogue.entries import (
 )
 from diffusax.serving.catalogue.folders import Found, find_files
 from diffusax.serving.catalogue.residents import Residents
+from diffusax.serving.catalogue.styles import Style, find_styles
 from diffusax.serving.requests.errors import NotFound, Refused
 from diffusax.serving.requests.generation import Generation, typed
 
@@ -102,6 +103,7 @@ class Catalogue:
             ValueError: the folder, or the default model, is not there any more.
         """
         found, unreadable = ([], {}) if self._folder is None else find_files(self._folder)
+        styles = find_styles(self._folder)
         models: dict[str, Checkpoint] = {}
         controlnets: dict[str, FileEntry] = {}
         for one in found:
@@ -121,6 +123,8 @@ class Catalogue:
         # Readers see the old lists or the new ones, each of them whole; the default is the first.
         self._models = {default: models[default], **models}
         self._controlnets = controlnets
+        self.styles: Mapping[str, Style] = MappingProxyType(styles)
+        """The styles of the folder's styles.csv by name."""
         self._loras = _files(found, "lora", self._header)
         self._embeddings = _files(found, "embedding")
         self.unreadable = MappingProxyType(unreadable)

@@ -19,8 +19,9 @@ from diffusax.batch.scheduler import Scheduler
 from diffusax.batch.sizes import KindSizes, memory_in_use
 from diffusax.pipelines.tasks.text_cache import TextCache
 from diffusax.serving.catalogue.residents import Adapters
-from diffusax.serving.engine.jobs import Job, Part, prepare_part
+from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.metrics import Metrics
+from diffusax.serving.engine.parts import Part, prepare_part
 from diffusax.serving.engine.previews import Previews
 from diffusax.serving.requests.errors import Busy, Closing, NotFound, Refused
 from diffusax.serving.requests.generation import Generation
@@ -340,6 +341,8 @@ class Engine:
     def _add(self, generation: Generation, *, warms: bool = False, **given: Any) -> Job:
         if generation.seed is None:
             generation = dataclasses.replace(generation, seed=secrets.randbits(32))
+        if generation.variation_strength and generation.variation_seed is None:
+            generation = dataclasses.replace(generation, variation_seed=secrets.randbits(32))
         job = Job(generation, on_change=self._changed, engine=self.settings.name, **given)
         self._jobs[job.id] = job
         options: Any = {"catalogue": self.catalogue, "previews": self._previews}

@@ -1,26 +1,17 @@
-"""A job, a request on its way that many may watch, and its images, which the scheduler runs."""
+"""A job: a request on its way, which many may watch."""
 
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, MutableMapping, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from diffusax.batch import request
-from diffusax.batch.image import Image, prepare_images
-from diffusax.pipelines.plan.arguments import read_call
-from diffusax.pipelines.tasks.text_cache import TextCache
-from diffusax.serving.catalogue.calls import adapters_of
-from diffusax.serving.catalogue.residents import Adapters
-from diffusax.serving.engine.previews import Previews
-from diffusax.serving.requests.errors import NotFound, Refused, refusal
-from diffusax.serving.requests.generation import SEEDS, Generation, count_steps
+from diffusax.serving.requests.errors import Refused
+from diffusax.serving.requests.generation import Generation
 
 log = logging.getLogger(__name__)
 
-_SECONDS_BETWEEN_PREVIEWS = 0.3
 State = Literal["queued", "loading", "compiling", "running", "done", "failed", "cancelled"]
 Kind = Literal["state", "progress", "preview", "image", "end"]
 
@@ -69,7 +60,9 @@ class Job:
         self.id = f"{engine}." * bool(engine) + secrets.token_urlsafe(16)
         """A name that nobody can guess."""
         self.generation, self.client, self.priority = generation, client, priority
-        self.seeds = [((generation.seed or 0) + i) % SEEDS for i in range(generation.num_images)]
+        self.singles = [generation.single(i) for i in range(generation.num_images)]
+        """What generates each image by itself."""
+        self.seeds = [single.seed or 0 for single in self.singles]
         """The seed of each image."""
         self.created: float = time.time()
         """When it was submitted (time.time)."""
@@ -93,6 +86,10 @@ class Job:
         self._fractions = [0.0] * generation.num_images
         self._listeners: dict[int, tuple[Callback, bool]] = {}
         self._on_change, self._wanted = on_change, False
+        self.interrupted = False
+        """Whether it ends as soon as the images that have begun are decoded."""
+        self._awaited: set[int] = set()
+        """The images that are decoded before it ends."""
         self._lock = threading.RLock()
         self._over = threading.Event()
 
@@ -124,6 +121,15 @@ class Job:
     def cancel(self) -> bool:
         """Ends the job at the next step, and returns whether it was still under way."""
         return self.end("cancelled")
+
+    def interrupt(self) -> None:
+        """Ends the job with its images as they are; those that have begun are decoded first."""
+        with self._lock:
+            self._awaited |= {i for i, done in enumerate(self._fractions) if 0 < done < 1}
+            self.interrupted = True
+            if not self._awaited:
+                self.cancel()
+        self._on_change(self)
 
     def wait(self, timeout: float | None = None) -> State:
         """Waits until the job has ended, or for some seconds, and returns its state."""
@@ -194,6 +200,18 @@ class Job:
                 self.preview = preview
                 self._tell(Event("preview", self, index, preview))
 
+    def set_partial(self, index: int, image: Any) -> None:
+        """Adds an image as it was when the job was interrupted; None for one that failed."""
+        with self._lock:
+            if self.is_over:
+                return
+            if image is not None:
+                self.images[index] = image
+                self._tell(Event("image", self, index, image))
+            self._awaited.discard(index)
+            if not self._awaited:
+                self.end("cancelled")
+
     def set_image(self, index: int, image: Any) -> None:
         """Adds an image; the last one ends the job."""
         with self._lock:
@@ -203,6 +221,8 @@ class Job:
             self._tell(Event("image", self, index, image))
             if all(one is not None for one in self.images):
                 self.end("done")
+            elif self.interrupted:
+                self.set_partial(index, None)
 
     def end(self, state: State, error: Refused | None = None) -> bool:
         """Ends the job, and returns whether it had not ended before."""
@@ -228,150 +248,3 @@ class Job:
     def _stop(self, token: object) -> None:
         with self._lock:
             self._listeners.pop(id(token), None)
-
-
-class Part(request.Request):
-    """One image of a job."""
-
-    pipe: Any = None
-
-    def __init__(
-        self,
-        job: Job,
-        index: int,
-        *,
-        catalogue: Any,
-        previews: Previews,
-        on_rows: Callable[["Part", int], None],
-        warms: bool = False,
-    ):
-        """Makes the part for image `index` of a job.
-
-        Args:
-            job: the job.
-            index: the index of the image.
-            catalogue: the models.
-            previews: what previews are made with.
-            on_rows: called with the number of its rows that were computed since the last call.
-            warms: whether all sizes of its batch are to be compiled.
-        """
-        super().__init__(
-            key=job.client,
-            priority=job.priority,
-            deadline=job.deadline,
-            work=_work(job.generation),
-            warms=warms,
-        )
-        self.job, self.index, self.created = job, index, job.created
-        self.catalogue, self._sketches, self._on_rows = catalogue, previews, on_rows
-        self._rows_done, self._asked, self._sketching = 0, 0.0, False
-        self.draws_noise = False
-        """Whether its sampler draws noise at its steps."""
-        self._before: tuple[Any, int] | None = None
-        self.add_done_callback(lambda _: self._settled())
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether its model is in memory, so that preparing it is fast."""
-        try:
-            return bool(self.catalogue.entry(self.job.generation.model).loaded)
-        except NotFound:
-            # It has left the catalogue since; preparing the part says so.
-            return True
-
-    def set_state(self, state: request.State) -> None:
-        """Tells the job that its model loads, its programs compile, or it waits or runs."""
-        self.job.set_state(state)
-
-    def set_rows(self, image: int, done: int, total: int) -> None:
-        """Tells the job and the engine how much is computed."""
-        super().set_rows(image, done, total)
-        new, self._rows_done = done - self._rows_done, done
-        self.job.set_fraction(self.index, done / total)
-        if new > 0:
-            self._on_rows(self, new)
-
-    def release(self) -> None:
-        """Tells the catalogue that the model is needed no longer."""
-        if self.pipe is not None:
-            self.catalogue.release(self.pipe)
-
-    def wants_preview(self) -> bool:
-        """Returns whether somebody waits for a preview and enough time has passed."""
-        if self._sketching or not self._rows_done or not self.job.wants_preview():
-            return False
-        now = time.perf_counter()
-        if now - self._asked < _SECONDS_BETWEEN_PREVIEWS:
-            return False
-        self._asked, self._sketching = now, True
-        return True
-
-    def make_preview(self, images: Sequence[tuple[Image, Any, int]]) -> list[Any]:
-        """Returns a small image of the latents as they are."""
-        image, latents, row = images[0]
-        before = self._before or (image.prepared.entry.latents[None], 0)
-        self._before = latents, row
-        given = None if self.draws_noise else before
-        return [self._sketches.sketch(self.c, image.prepared, (latents, row), given)]
-
-    def answer_previews(self, make: Callable[[], list[Any]] | None) -> None:
-        """Makes a preview and shows it."""
-        if make is None or self.job.is_over:
-            return
-        try:
-            self.job.set_preview(self.index, make()[0])
-        except Exception:  # The image itself may still come out well.
-            log.exception("a preview failed")
-        self._sketching = False
-
-    def _settled(self) -> None:
-        try:
-            images = self.result().images
-        except CancelledError:
-            return
-        except Exception as error:
-            self.job.end("failed", refusal(error))
-        else:
-            self.job.set_image(self.index, images[0])
-
-
-def prepare_part(
-    part: Any, *, texts: MutableMapping[Any, TextCache], adapters: Adapters, settings: Any
-) -> None:
-    """Loads what a part needs and prepares it for a running batch.
-
-    Args:
-        part: the part.
-        texts: the cache of encoded texts of each model, by its store of adapters.
-        adapters: the adapters that are loaded.
-        settings: the engine's `EngineSettings`.
-
-    Raises:
-        Exception: whatever is wrong with the request; see `refusal`.
-    """
-    generation, catalogue = part.job.generation, part.catalogue
-    part.pipe, arguments = catalogue.acquire(generation)
-    weights = adapters.load(part.pipe, adapters_of(generation), catalogue)
-    arguments = {**arguments, "adapters": weights, "seed": part.job.seeds[part.index]}
-    parts = part.pipe.parts
-    own: dict[str, Any] = {"text_cache": texts.setdefault(parts.adapters, TextCache())}
-    # Nothing else of a pipeline of the catalogue changes after it is loaded.
-    own |= {"scheduler": catalogue.sampler(generation), "adapters": parts.adapters.snapshot()}
-    part.set_call(part.pipe, parts.variant(**own), read_call(part.pipe, (), arguments))
-    run = part.prepare()
-    if len(run.weights) >= settings.lanes:
-        raise Refused(
-            f"prompt must have at most {settings.lanes - 1} parts that AND joins "
-            f"(got {len(run.weights)})",
-            param="prompt",
-        )
-    part.draws_noise = bool(run.schedule.draws_noise.any())
-    part.take_images(prepare_images(part.c, part.pipe.task, run), settings.adapter_rank)
-
-
-def _work(generation: Generation) -> float:
-    """Estimates what an image of a job costs: rows times lanes times megapixels."""
-    guided = generation.guidance_scale is None or generation.guidance_scale > 1
-    lanes = 1 + guided + (generation.image_guidance_scale is not None)
-    pixels = (generation.width or 512) * (generation.height or 512)
-    return count_steps(generation) * lanes * pixels / 2**20

@@ -99,6 +99,20 @@ class TextSettings:
         ]
         | None
     ) = None
+    variation_seed: (
+        Annotated[
+            int,
+            Meta(ge=0, description="Another seed, of which image i has the number plus i."),
+        ]
+        | None
+    ) = None
+    variation_strength: Annotated[
+        Share,
+        Meta(
+            description="How far the first noise is turned towards that of the variation seed. "
+            "Above 0, all images have the same seed."
+        ),
+    ] = 0.0
     adapters: Annotated[Weights, Meta(description="The weights of LoRAs by name.")] = (
         dataclasses.field(default_factory=dict)
     )
@@ -121,6 +135,10 @@ class ImageSettings:
         Annotated[Scale, Meta(description="How closely an edit keeps to its image.")] | None
     ) = None
     strength: Annotated[Share, Meta(description="How much to change the image.")] | None = None
+    masked_fill: Annotated[
+        Literal["image", "noise", "nothing"],
+        Meta(description="What latents begin with under the mask."),
+    ] = "image"
     strength_rule: Annotated[
         Literal["diffusers", "webui", "exact"],
         Meta(
@@ -155,7 +173,10 @@ class Settings(ImageSettings, TextSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generation(Settings):
-    """Images to generate. Image i has the seed plus i, and can be generated again by itself."""
+    """Images to generate. Image i has the seed plus i, and can be generated again by itself.
+
+    With a variation strength image i has the seed itself, and the variation seed plus i.
+    """
 
     image: Any = None
     """A PIL image to start from, or to edit where the model is InstructPix2Pix's."""
@@ -178,6 +199,15 @@ class Generation(Settings):
         if self.mask_image is not None:
             return INPAINT
         return IMAGE if self.image_guidance_scale is None else EDIT
+
+    def single(self, index: int) -> "Generation":
+        """Returns what generates image `index` by itself."""
+        seed, other = self.seed or 0, self.variation_seed
+        if self.variation_strength:
+            other = ((other or 0) + index) % SEEDS
+        else:
+            seed = (seed + index) % SEEDS
+        return dataclasses.replace(self, seed=seed, variation_seed=other, num_images=1)
 
 
 FIELDS: Mapping[str, Any] = field_types(Settings)
@@ -212,6 +242,7 @@ def typed(generation: Generation) -> Generation:
     """
     fields = _converted(FIELDS, generation, "", None)
     check_seed(fields["seed"])
+    check_seed(fields["variation_seed"], "variation_seed")
     controls = tuple(
         dataclasses.replace(
             control, **_converted(CONTROL_FIELDS, control, "controls: ", "controls")
@@ -221,11 +252,11 @@ def typed(generation: Generation) -> Generation:
     return dataclasses.replace(generation, **fields, controls=controls)
 
 
-def check_seed(seed: int | None) -> None:
+def check_seed(seed: int | None, name: str = "seed") -> None:
     """Raises Refused for a seed of more than 64 bits, a bound that msgspec cannot express."""
     if seed is not None and seed >= SEEDS:
         raise Refused(
-            f"seed must be a whole number up to {SEEDS - 1} (got {shortened(seed)})", param="seed"
+            f"{name} must be a whole number up to {SEEDS - 1} (got {shortened(seed)})", param=name
         )
 
 
@@ -277,6 +308,8 @@ def write_infotext(generation: Generation, seed: int, more: Mapping[str, Any] | 
         fields["strength"] = None
     if task != INPAINT:
         fields["mask_blur"] = None
+    if not generation.variation_strength:
+        fields["variation_seed"] = None
     return infotext.write(fields, more)
 
 

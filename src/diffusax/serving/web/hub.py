@@ -81,7 +81,7 @@ async def generate(request: Request) -> Response:
     [job] = await in_thread(service.submit, [generation], client_of(request))
     await ended(request, [job])
     [image] = images_of(job)
-    text = write_infotext(job.generation, job.seeds[0])
+    text = write_infotext(job.singles[0], job.seeds[0])
     headers = {"X-Seed": str(job.seeds[0])}
     return Response(
         await in_thread(encode, image, "png", text), media_type="image/png", headers=headers

@@ -207,12 +207,13 @@ async def image(request: Request) -> Response:
     """Sends an image. Its address is enough, as img elements send no key."""
     service = service_of(request)
     job = service.engine.job(request.path_params["id"])
-    text = request.path_params["number"]
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
+    named = request.path_params["number"]
+    number = int(named) if named.isascii() and named.isdigit() and len(named) < 6 else -1
     found = job.images[number] if 0 <= number < len(job.images) else None
     if found is None:
-        raise NotFound(f"the job has no image {text[:20]!r}, or not yet; look at its images")
-    data = await in_thread(encode, found, "png", write_infotext(job.generation, job.seeds[number]))
+        raise NotFound(f"the job has no image {named[:20]!r}, or not yet; look at its images")
+    text = write_infotext(job.singles[number], job.seeds[number])
+    data = await in_thread(encode, found, "png", text)
     name = f'inline; filename="diffusax-{job.seeds[number]}.png"'
     return Response(data, media_type="image/png", headers={"Content-Disposition": name})
 

@@ -282,7 +282,7 @@ def _datum(request: Request, fields: ImageFields, job: Job, index: int) -> dict[
     if _wants_address(fields):
         url = request.url.replace(path=f"/jobs/{job.id}/images/{index}", query="")
         return {**found, "url": str(url)}
-    text = write_infotext(job.generation, job.seeds[index])
+    text = write_infotext(job.singles[index], job.seeds[index])
     return {**found, "b64_json": _encoded(fields, job.images[index], text)}
 
 

@@ -16,6 +16,7 @@ T = TypeVar("T")
 _SETTINGS = {
     "prompt": "prompt",
     "negative_prompt": "negative_prompt",
+    "subseed_strength": "variation_strength",
     "sampler_name": "sampler",
     "sampler_index": "sampler",
     "batch_size": "num_images",
@@ -44,6 +45,7 @@ _CONTROL = {
 """Those of a ControlNet's settings."""
 Whole = Annotated[int, Meta(ge=0, le=16_384)]
 AnySeed = Annotated[int, Meta(ge=-(2**63), description="-1 takes one at random.")]
+Threshold = Annotated[float, Meta(ge=-1, le=1_000_000)]
 Amount = Annotated[float, Meta(ge=0, le=1_000_000)]
 
 _NAMES = (
@@ -122,7 +124,7 @@ class Shared:
     negative_prompt: str
     seed: AnySeed = -1
     subseed: AnySeed = -1
-    subseed_strength: float = 0.0
+    subseed_strength: float
     seed_resize_from_w: int = -1
     seed_resize_from_h: int = -1
     sampler_name: str | None
@@ -203,8 +205,17 @@ class ImageToImage(Shared):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """How a preprocessor of ControlNets makes its map."""
+
+    processor_res: Annotated[int, Meta(le=2048)] = -1
+    threshold_a: Threshold = -1.0
+    threshold_b: Threshold = -1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 @_declared_by(ControlSettings, _CONTROL)
-class ControlUnit:
+class ControlUnit(Preprocessing):
     """One ControlNet, as the extension of A1111's server takes it."""
 
     enabled: bool = True

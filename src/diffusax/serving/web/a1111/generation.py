@@ -1,7 +1,8 @@
 """txt2img and img2img of A1111's API, with hires fix, interrupt, skip and progress."""
 
+import dataclasses
 import time
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from PIL import Image
 from starlette.concurrency import run_in_threadpool as in_thread
@@ -26,7 +27,14 @@ from diffusax.serving.web.a1111.hires import (
     second_pass,
     settings_of_second_pass,
 )
-from diffusax.serving.web.a1111.reading import image_to_image, size_of, text_to_image
+from diffusax.serving.web.a1111.reading import (
+    call_warnings,
+    image_to_image,
+    size_of,
+    style_names,
+    text_to_image,
+    with_own_styles,
+)
 from diffusax.serving.web.a1111.state import (
     Options,
     Work,
@@ -61,8 +69,9 @@ _TRUE = ("true", "1", "on", "yes", "t", "y")
 async def txt2img(request: Request) -> Response:
     """Generates images from a prompt."""
     service = service_of(request)
-    values, fields, options, entry = await _read(request, TextToImage)
-    generations = await in_thread(text_to_image, fields, options, entry, service.settings)
+    call = await _read(request, TextToImage)
+    fields, entry = call.fields, call.entry
+    generations = await in_thread(text_to_image, fields, call.options, entry, service.settings)
     if fields.enable_hr:
         if fields.hr_checkpoint_name is not None:
             entry = service.catalogue.entry(without_hash(fields.hr_checkpoint_name))
@@ -76,7 +85,7 @@ async def txt2img(request: Request) -> Response:
             if again:
                 jobs = await _run(request, work, again)
                 hires = settings_of_second_pass(fields, first, jobs[0].generation)
-    return await in_thread(_reply, fields, values, jobs, first, hires)
+    return await in_thread(_reply, call, jobs, first, hires)
 
 
 @operation(
@@ -90,13 +99,13 @@ async def txt2img(request: Request) -> Response:
 )
 async def img2img(request: Request) -> Response:
     """Generates images from images."""
-    values, fields, options, entry = await _read(request, ImageToImage)
+    call = await _read(request, ImageToImage)
     settings = service_of(request).settings
-    generations = await in_thread(image_to_image, fields, options, entry, settings)
+    generations = await in_thread(image_to_image, call.fields, call.options, call.entry, settings)
     work = Work(client_of(request), 1)
     with state_of(request).works.during(work):
         jobs = await _run(request, work, generations)
-    return await in_thread(_reply, fields, values, jobs, jobs[0].generation, {})
+    return await in_thread(_reply, call, jobs, jobs[0].generation, {})
 
 
 @operation(
@@ -136,10 +145,22 @@ async def skip(request: Request) -> Response:
     return Json({})
 
 
-async def _read(
-    request: Request, kind: type[_Fields]
-) -> tuple[dict[str, Any], _Fields, Options, ModelEntry]:
-    """Returns a call's values, those that count as fields, its options and its model."""
+@dataclasses.dataclass(frozen=True)
+class _Call(Generic[_Fields]):
+    """A call that has been read."""
+
+    values: dict[str, Any]
+    """What the client sent."""
+    fields: _Fields
+    options: Options
+    entry: ModelEntry
+    """The model."""
+    warnings: tuple[str, ...]
+    """What is read over, in sentences."""
+
+
+async def _read(request: Request, kind: type[_Fields]) -> _Call[_Fields]:
+    """Reads a call, and checks how much it asks for."""
     values = await read_json(request)
     fields = read_call(kind, values)
     service, client, kept = service_of(request), client_of(request), state_of(request).options
@@ -151,7 +172,12 @@ async def _read(
     count = fields.batch_size * fields.n_iter
     named = "batch_size" if fields.n_iter == 1 else "n_iter"
     check_most(named, count, service.settings.most_images, "images")
-    return values, fields, options, entry
+    styles = service.catalogue.styles
+    warnings = (
+        *call_warnings(fields, entry, styles),
+        *option_warnings(fields.override_settings),
+    )
+    return _Call(values, with_own_styles(fields, styles), options, entry, warnings)
 
 
 def _check_second_pass(
@@ -166,13 +192,13 @@ def _check_second_pass(
     except Refused as error:
         text = f"hr_scale makes images of the second pass too large: {error}"
         raise Refused(text, param="hr_scale", code=error.code) from None
-    for generation in second_pass(fields, first, {0: Image.new("RGB", (8, 8))}, entry):
+    for generation in second_pass(fields, first, [(first, Image.new("RGB", (8, 8)))], entry):
         service.check(generation)
 
 
 def _second_pass(fields: TextToImage, job: Job, entry: ModelEntry) -> list[Generation]:
     """Returns the second pass over a job's images that are done."""
-    done = {seed: image for seed, image in zip(job.seeds, job.images) if image is not None}
+    done = [(own, image) for own, image in zip(job.singles, job.images) if image is not None]
     return second_pass(fields, job.generation, done, entry)
 
 
@@ -190,57 +216,58 @@ async def _run(request: Request, work: Work, generations: list[Generation]) -> l
     return jobs
 
 
-def _reply(
-    fields: Shared,
-    values: dict[str, Any],
-    jobs: list[Job],
-    first: Generation,
-    hires: dict[str, Any],
-) -> Response:
+def _reply(call: _Call[Any], jobs: list[Job], first: Generation, hires: dict[str, Any]) -> Response:
     """Returns the images that are done, with what A1111's clients read about them.
 
     Arguments:
-        fields: the call.
-        values: what the client sent.
+        call: the call.
         jobs: those of the last pass.
         first: what the first pass generated.
         hires: the settings of the second pass for the images' texts; empty without one.
     """
+    fields = call.fields
     images, texts, done = [], [], []
     for job in jobs:
-        for seed, image in zip(job.seeds, job.images):
+        for single, image in zip(job.singles, job.images):
             if image is not None:
-                shown = first if hires else job.generation
-                texts.append(write_infotext(shown, seed, hires))
-                done.append((job, seed))
+                shown = _with_seeds(first, single) if hires else single
+                texts.append(write_infotext(shown, single.seed or 0, hires))
+                done.append(single)
                 if fields.send_images:
                     images.append(in_base64(encode(image, text=texts[-1])))
-    info = _info(fields, first, texts, done, hires)
+    info = _info(call, first, texts, done, hires)
     kept = _SENT_BACK if getattr(fields, "include_init_images", False) else ()
     left_out = {*_SENT_BACK, "alwayson_scripts"} - {*kept}
-    parameters = {name: value for name, value in values.items() if name not in left_out}
+    parameters = {name: value for name, value in call.values.items() if name not in left_out}
     return Json({"images": images, "parameters": parameters, "info": encode_json(info).decode()})
 
 
+def _with_seeds(generation: Generation, single: Generation) -> Generation:
+    """Returns a request with the seeds of one image."""
+    return dataclasses.replace(generation, seed=single.seed, variation_seed=single.variation_seed)
+
+
 def _info(
-    fields: Shared,
+    call: _Call[Any],
     generation: Generation,
     texts: list[str],
-    done: list[tuple[Job, int]],
+    done: list[Generation],
     hires: dict[str, Any],
 ) -> dict[str, Any]:
-    seeds = [seed for _, seed in done] or [generation.seed or 0]
-    prompts = [job.generation.prompt for job, _ in done]
+    fields = call.fields
+    seeds = [single.seed or 0 for single in done or [generation]]
+    subseeds = [single.variation_seed or 0 for single in done or [generation]]
+    prompts = [single.prompt for single in done]
     return {
         "prompt": generation.prompt,
         "all_prompts": prompts,
         "negative_prompt": generation.negative_prompt,
-        "all_negative_prompts": [job.generation.negative_prompt for job, _ in done],
+        "all_negative_prompts": [single.negative_prompt for single in done],
         "seed": seeds[0],
         "all_seeds": seeds,
-        "subseed": seeds[0],
-        "all_subseeds": seeds,
-        "subseed_strength": 0,
+        "subseed": subseeds[0],
+        "all_subseeds": subseeds,
+        "subseed_strength": generation.variation_strength,
         "width": generation.width,
         "height": generation.height,
         "sampler_name": to_webui(generation.sampler or "")[0],
@@ -261,15 +288,12 @@ def _info(
         "extra_generation_params": {k: v for k, v in hires.items() if v is not None},
         "index_of_first_image": 0,
         "infotexts": texts,
-        "styles": [],
+        "styles": style_names(fields),
         "job_timestamp": time.strftime("%Y%m%d%H%M%S"),
         "clip_skip": (generation.clip_skip or 0) + 1,
         "is_using_inpainting_conditioning": False,
         "version": f"diffusax {__version__}",
-        "warnings": [
-            *_prompt_warnings(fields, generation),
-            *option_warnings(fields.override_settings),
-        ],
+        "warnings": [*_prompt_warnings(fields, generation), *call.warnings],
     }
 
 

@@ -1,7 +1,7 @@
 """Hires fix: the second pass of txt2img over the first pass's images, made larger."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from PIL import Image
 
@@ -11,7 +11,7 @@ from diffusax.serving.catalogue.entries import ModelEntry
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.requests.generation import Generation
 from diffusax.serving.web.a1111.fields import TextToImage
-from diffusax.serving.web.a1111.reading import from_webui, read_prompt, with_noise
+from diffusax.serving.web.a1111.reading import from_webui, own_sampler, read_prompt, with_noise
 from diffusax.text.prompt_schedules import with_whole_steps
 
 _UPSCALERS = {
@@ -81,14 +81,17 @@ def enlargement(fields: TextToImage, width: int, height: int, multiple: int) -> 
 
 
 def second_pass(
-    fields: TextToImage, first: Generation, images: Mapping[int, Image.Image], entry: ModelEntry
+    fields: TextToImage,
+    first: Generation,
+    images: Sequence[tuple[Generation, Image.Image]],
+    entry: ModelEntry,
 ) -> list[Generation]:
     """Returns what the second pass generates, one `Generation` for each image.
 
     Args:
         fields: the call.
         first: the first pass.
-        images: the first pass's images by their seeds.
+        images: the first pass's images, each with what generates it by itself.
         entry: the second pass's model.
 
     Raises:
@@ -124,8 +127,13 @@ def second_pass(
         ),
     )
     return [
-        dataclasses.replace(again, image=larger.apply(image, upscaler), seed=seed)
-        for seed, image in images.items()
+        dataclasses.replace(
+            again,
+            image=larger.apply(image, upscaler),
+            seed=single.seed,
+            variation_seed=single.variation_seed,
+        )
+        for single, image in images
     ]
 
 
@@ -185,4 +193,5 @@ def _sampler(fields: TextToImage, first: Generation, entry: ModelEntry) -> tuple
         return (first.sampler, first.eta) if same else with_noise(fields, entry.sampler)
     own = fields.sampler_name or fields.sampler_index or to_webui(first.sampler or "")[0]
     name = fields.hr_sampler_name or own
-    return with_noise(fields, from_webui(name, fields.hr_scheduler or fields.scheduler, entry))
+    sampler = from_webui(name, fields.hr_scheduler or fields.scheduler, entry)
+    return with_noise(fields, own_sampler(sampler, entry))

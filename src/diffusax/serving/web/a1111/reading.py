@@ -3,7 +3,8 @@
 import dataclasses
 import re
 import secrets
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from PIL import Image, ImageFilter, ImageOps
 
@@ -11,20 +12,24 @@ from diffusax.images.conversion import resize
 from diffusax.images.masks import mask_of
 from diffusax.infotext import samplers
 from diffusax.serving.catalogue.entries import ModelEntry
+from diffusax.serving.catalogue.styles import Style, with_styles
 from diffusax.serving.requests.errors import NotFound, Refused
-from diffusax.serving.requests.generation import SEEDS, Control, Generation, check_seed
-from diffusax.serving.web.a1111.fields import ControlUnit, ImageToImage, Shared, TextToImage
+from diffusax.serving.requests.generation import SEEDS, Generation, check_seed
+from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
+from diffusax.serving.web.a1111.scripts import fit, read_controls, script_warnings
 from diffusax.serving.web.a1111.state import Options
 from diffusax.serving.web.bodies import as_rgb, image_from_base64
-from diffusax.serving.web.fields import read_fields
 from diffusax.serving.web.security import WebSettings, check_most
 from diffusax.text.extra_networks import read_tags
 
+AnyCall = TypeVar("AnyCall", bound=Shared)
 _COMMENTS = re.compile(r"(?:(?:^|\n)#[^\n]*|#[^\n]*)(?:\n|$)")
 """Comments in prompts (stable-diffusion-webui, modules/processing_scripts/comments.py)."""
 _RESIZE_MODES = ("default", "crop", "fill", "default")
 """How each of A1111's resize modes fits an image: just resize, crop, fill; and just resize for
 the last, which resizes latents there."""
+_FILLS = {2: "noise", 3: "nothing"}
+"""What latents begin with under the mask, by A1111's `inpainting_fill`."""
 _XL = "Stable Diffusion XL"
 """The family whose models have aligned steps of their own."""
 _BLURS = ((256, 1), (64, 1), (16, 2), (4, 4), (2, 2))
@@ -67,8 +72,8 @@ def image_to_image(
         shared["strength_rule"] = "exact" if options.fixes_steps else "webui"
     found: list[Generation] = []
     for i, image in enumerate(images):
-        seed = (shared["seed"] + i * fields.batch_size * fields.n_iter) % SEEDS
-        generation = Generation(**{**shared, "seed": seed}, **_images(fields, image, mask, entry))
+        own = _images(fields, image, mask, entry)
+        generation = _after(Generation(**shared, **own), i * fields.batch_size * fields.n_iter)
         controls = read_controls(fields.alwayson_scripts, settings, image)
         size = size_of(fields, entry)
         found += _iterations(dataclasses.replace(generation, controls=fit(controls, *size)), fields)
@@ -79,20 +84,93 @@ def _shared(fields: Shared, options: Options, entry: ModelEntry) -> dict[str, An
     """Returns the fields that both calls have."""
     check_present(fields, *size_of(fields, entry))
     check_seed(fields.seed)
-    name = fields.sampler_name or fields.sampler_index
-    sampler = entry.sampler if name is None else from_webui(name, fields.scheduler, entry)
+    check_seed(fields.subseed, "subseed")
+    sampler = sampler_of(fields, entry)
     sampler, eta = with_noise(fields, sampler)
     return {
         "prompt": read_prompt(fields, fields.prompt),
         "negative_prompt": _without_comments(fields.negative_prompt),
         "model": entry.name,
-        "seed": secrets.randbits(32) if fields.seed == -1 else fields.seed % SEEDS,
+        "seed": _seed(fields.seed),
+        "variation_seed": _seed(fields.subseed) if fields.subseed_strength else None,
+        "variation_strength": fields.subseed_strength,
         "num_inference_steps": fields.steps,
         "guidance_scale": fields.cfg_scale,
         "sampler": sampler,
         "eta": eta,
         "clip_skip": options.clip_skip,
     }
+
+
+def _seed(given: int) -> int:
+    return secrets.randbits(32) if given == -1 else given % SEEDS
+
+
+def sampler_of(fields: Shared, entry: ModelEntry) -> str:
+    """Returns the name of a call's sampler; see `own_sampler` for networks of flow matching."""
+    name = fields.sampler_name or fields.sampler_index
+    if name is None:
+        return entry.sampler
+    return own_sampler(from_webui(name, fields.scheduler, entry), entry)
+
+
+def own_sampler(sampler: str, entry: ModelEntry) -> str:
+    """Returns a sampler that suits a model's networks, in the place of one for others.
+
+    Clients send the name of a sampler with every call, and call those of flow matching by the names
+    that samplers had before.
+    """
+    plain = samplers.split(sampler)[0]
+    if plain in entry.samplers or plain not in samplers.NAMES:
+        return sampler
+    flow = f"flow_{plain}"
+    return flow if flow in entry.samplers else entry.sampler
+
+
+def call_warnings(
+    fields: Shared, entry: ModelEntry, styles: Mapping[str, Style]
+) -> tuple[str, ...]:
+    """Returns a sentence for each thing that a call asks for and that is read over."""
+    found = script_warnings(fields.alwayson_scripts)
+    name = fields.sampler_name or fields.sampler_index
+    if name is not None:
+        asked, sampler = from_webui(name, fields.scheduler, entry), sampler_of(fields, entry)
+        if sampler not in (asked, f"flow_{asked}"):
+            found.append(
+                f"sampler_name is read over for {entry.name!r}, which is generated with {sampler} "
+                f"(got {name})"
+            )
+    if fields.restore_faces:
+        found.append("restore_faces is read over, as there are no restorers of faces")
+    unknown = [style for style in style_names(fields) if style not in styles]
+    found += [f"styles names {style[:60]!r}, which is not in styles.csv" for style in unknown]
+    return tuple(found)
+
+
+def style_names(fields: Shared) -> list[str]:
+    """Returns the names of a call's styles.
+
+    Raises:
+        Refused: they are no texts.
+    """
+    given = fields.styles if isinstance(fields.styles, list) else [fields.styles]
+    names = [style for style in given if style not in _NO_STYLES]
+    if not all(isinstance(name, str) for name in names):
+        raise Refused(f"styles must be a list of names (got {str(names)[:60]})", param="styles")
+    return names
+
+
+def with_own_styles(fields: AnyCall, styles: Mapping[str, Style]) -> AnyCall:
+    """Returns a call with the words of its styles in all of its prompts."""
+    chosen = [styles[name] for name in style_names(fields) if name in styles]
+    prompt, negative = with_styles(fields.prompt, fields.negative_prompt, chosen)
+    changed = {"prompt": prompt, "negative_prompt": negative}
+    if isinstance(fields, TextToImage):
+        # What is left out is the first pass's prompt, which has the words already.
+        given = {name: getattr(fields, name) for name in ("hr_prompt", "hr_negative_prompt")}
+        second = dict(zip(given, with_styles(given["hr_prompt"], given["hr_negative_prompt"], chosen)))
+        changed |= {name: second[name] for name, text in given.items() if text}
+    return dataclasses.replace(fields, **changed)  # type: ignore[arg-type]
 
 
 def read_prompt(fields: Shared, prompt: str) -> str:
@@ -129,11 +207,15 @@ def size_of(fields: Shared, entry: ModelEntry) -> tuple[int, int]:
 
 def _iterations(generation: Generation, fields: Shared) -> list[Generation]:
     """Returns one `Generation` for each iteration; the seeds go on from one to the next."""
-    count, seed = fields.batch_size, generation.seed or 0
-    return [
-        dataclasses.replace(generation, num_images=count, seed=(seed + i * count) % SEEDS)
-        for i in range(fields.n_iter)
-    ]
+    count = fields.batch_size
+    generation = dataclasses.replace(generation, num_images=count)
+    return [_after(generation, i * count) for i in range(fields.n_iter)]
+
+
+def _after(generation: Generation, count: int) -> Generation:
+    """Returns what generates the images after the first `count` ones of a request."""
+    later = generation.single(count)
+    return dataclasses.replace(generation, seed=later.seed, variation_seed=later.variation_seed)
 
 
 def _images(
@@ -155,7 +237,8 @@ def _images(
         image = _fit_image(image, width, height, fields.resize_mode)
     blur = max(fields.mask_blur_x, fields.mask_blur_y)
     found["mask_blur"] = blur if fields.mask_blur is None else fields.mask_blur
-    found["image"] = _fill_masked(image, mask, fields.inpainting_fill)
+    found["image"] = _fill_masked(image, mask) if fields.inpainting_fill == 0 else image
+    found["masked_fill"] = _FILLS.get(fields.inpainting_fill, "image")
     return {**found, "mask_image": mask}
 
 
@@ -164,24 +247,13 @@ def _fit_image(image: Image.Image, width: int, height: int, mode: int) -> Image.
     return resize(as_rgb(image, "init_images"), height, width, _RESIZE_MODES[mode])
 
 
-def _fill_masked(image: Image.Image, mask: Image.Image, mode: int) -> Image.Image:
-    """Fills the masked part of an image as A1111's `inpainting_fill` says.
+def _fill_masked(image: Image.Image, mask: Image.Image) -> Image.Image:
+    """Fills the masked part of an image with the colours around, A1111's `inpainting_fill` 0.
 
     Arguments:
         image: the image, RGB.
         mask: white where the image is generated anew; of the image's size.
-        mode: 0 fills with the colours around, 1 leaves the image as it is.
-
-    Raises:
-        Refused: mode is 2 or 3, which fill latents.
     """
-    if mode == 1:
-        return image
-    if mode != 0:
-        raise Refused(
-            f"inpainting_fill must be 0 (colours around) or 1 (the image) here (got {mode})",
-            param="inpainting_fill",
-        )
     kept = image.convert("RGBA")
     kept.putalpha(ImageOps.invert(mask))
     filled = Image.new("RGBA", image.size)
@@ -210,19 +282,14 @@ A1111's sd_samplers_kdiffusion.py."""
 
 def check_present(fields: Shared, width: int, height: int) -> None:
     """Raises Refused where a call asks for what is not here. width, height: of its images."""
-    styles = fields.styles if isinstance(fields.styles, list) else [fields.styles]
-    named = [style for style in styles if style not in _NO_STYLES]
     resized = (fields.seed_resize_from_w, fields.seed_resize_from_h)
     resizes = min(resized) > 0 and resized != (width, height)
     refiner = fields.refiner_checkpoint not in (None, "None", "none")
     last = fields.refiner_switch_at
     script = fields.script_name if fields.script_name not in ("None", "none") else None
     asked: dict[str, tuple[Any, Any, str]] = {
-        "subseed_strength": (fields.subseed_strength, 0, "variation seeds"),
         "tiling": (fields.tiling, False, "images that tile"),
-        "restore_faces": (fields.restore_faces, False, "restorers of faces"),
         "seed_resize_from_w": (resized[0] if resizes else -1, -1, "resizing of seeds"),
-        "styles": (named, [], "styles; write their words into the prompt"),
         "script_name": (script or "", "", "scripts"),
         "refiner_checkpoint": (
             fields.refiner_checkpoint if refiner and (last is None or last < 1) else "",
@@ -297,100 +364,3 @@ def with_noise(fields: Shared, sampler: str) -> tuple[str, float]:
 def _fixed(name: str, value: float, got: Any, sampler: str) -> Refused:
     text = f"{name} must be {value} for the sampler {sampler!r} here (got {got:g})"
     return Refused(text, param=name, code="not_supported")
-
-
-_NAMES = ("controlnet",)
-_BALANCED = (0, None, "Balanced", "balanced")
-_RESIZE = {0: "default", "Just Resize": "default", "Scale to Fit (Inner Fit)": "crop"}
-_RESIZE |= {1: "crop", "Crop and Resize": "crop", 2: "fill", "Resize and Fill": "fill"}
-
-
-def read_controls(
-    scripts: dict[str, Any], settings: WebSettings, own: Image.Image | None = None
-) -> tuple[tuple[Control, str], ...]:
-    """Returns the ControlNets that scripts name, each with the way to resize its image.
-
-    Arguments:
-        scripts: the request's alwayson_scripts.
-        settings: the most ControlNets, and the most pixels of an image.
-        own: the image for units without one.
-
-    Raises:
-        Refused: a unit asks for a preprocessor, or for what the pipelines lack; or another script
-            is asked for.
-    """
-    found = []
-    for name, script in scripts.items():
-        args = script.get("args") if isinstance(script, dict) else script
-        if name.lower() in _NAMES:
-            units = args if isinstance(args, list) else []
-            check_most("alwayson_scripts", len(units), settings.most_controls, "ControlNets")
-            most = settings.most_pixels
-            found += [_read(unit, i, most, own) for i, unit in enumerate(units)]
-        elif _asks(args):
-            raise Refused(
-                f"alwayson_scripts has {name[:60]!r}, which is not here; there is ControlNet",
-                param="alwayson_scripts",
-            )
-    return tuple(unit for unit in found if unit is not None)
-
-
-def fit(controls: tuple[tuple[Control, str], ...], width: int, height: int) -> tuple[Control, ...]:
-    """Resizes the images of ControlNets to the size to generate."""
-    return tuple(
-        dataclasses.replace(control, image=resize(control.image, height, width, mode))
-        for control, mode in controls
-    )
-
-
-def _asks(args: Any) -> bool:
-    """Returns whether a script is asked for; some clients send every script, with False."""
-    if isinstance(args, list):
-        return any(map(_asks, args))
-    if isinstance(args, dict):
-        return bool(args) and args.get("enabled", True) is not False
-    return bool(args)
-
-
-def _read(
-    unit: Any, index: int, most_pixels: int, own: Image.Image | None
-) -> tuple[Control, str] | None:
-    place = f"alwayson_scripts.ControlNet.args[{index}]"
-    if not isinstance(unit, dict):
-        if not unit:
-            return None
-        raise Refused(f"{place} must be an object (got {type(unit).__name__})", param=place)
-    fields = read_fields(ControlUnit, unit, strict=False, tolerant=True)
-    if not fields.enabled or fields.model in (None, "", "None", "none"):
-        return None
-    if fields.module not in (None, "", "None", "none"):
-        raise Refused(
-            f'{place}.module must be "none" (got {fields.module[:60]!r}); send the map that the '
-            "ControlNet reads, as there are no preprocessors",
-            param=place,
-        )
-    if fields.control_mode not in _BALANCED:
-        raise Refused(
-            f'{place}.control_mode must be "Balanced" (got {str(fields.control_mode)[:60]!r})',
-            param=place,
-        )
-    mode = _RESIZE.get(fields.resize_mode) if isinstance(fields.resize_mode, int | str) else None
-    if mode is None:
-        known = ", ".join(name for name in _RESIZE if isinstance(name, str))
-        got = str(fields.resize_mode)[:60]
-        raise Refused(f"{place}.resize_mode must be one of {known} (got {got!r})", param=place)
-    value = fields.image or fields.input_image
-    value = value.get("image") if isinstance(value, dict) else value
-    image = image_from_base64(value, f"{place}.image", most_pixels) if value else own
-    if image is None:
-        raise Refused(f"{place}.image must be given", param=place)
-    # The extension writes a hash behind the name.
-    model = re.sub(r" \[[0-9a-f]+\]$", "", fields.model)
-    control = Control(
-        model=model,
-        image=as_rgb(image, f"{place}.image"),
-        scale=fields.weight,
-        start=fields.guidance_start,
-        end=fields.guidance_end,
-    )
-    return control, mode

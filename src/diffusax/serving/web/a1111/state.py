@@ -162,6 +162,12 @@ class Work:
         return [job for jobs in self.passes for job in jobs]
 
     @property
+    def count(self) -> int:
+        """The jobs of all passes, also of those that have not begun."""
+        later = len(self.passes[-1]) if self.passes and not self.interrupted else 0
+        return len(self.jobs) + later * (self._count - len(self.passes))
+
+    @property
     def progress(self) -> float:
         """The fraction that is computed of all passes."""
         done = [
@@ -172,17 +178,17 @@ class Work:
         return sum(done) / self._count
 
     def interrupt(self) -> None:
-        """Ends all jobs; no further pass begins."""
+        """Ends all jobs, with the images as they are; no further pass begins."""
         self.interrupted = True
         for job in self.jobs:
-            job.cancel()
+            job.interrupt()
 
     def skip(self) -> None:
-        """Ends the first job that has not ended."""
+        """Ends the first job that has not ended, with the images as they are."""
         self.skipped = True
         job = next((job for job in self.jobs if not job.is_over), None)
         if job is not None:
-            job.cancel()
+            job.interrupt()
 
 
 class Works:
@@ -216,6 +222,7 @@ def describe_progress(works: list[Work]) -> dict[str, Any]:
     first = live[0] if live else None
     etas = [job.eta for job in live if job.eta is not None]
     total = sum(work.progress for work in works) / max(len(works), 1)
+    jobs = [job for work in works for job in work.jobs]
     began = time.strftime("%Y%m%d%H%M%S", time.localtime(works[0].begun)) if works else "0"
     steps = first.generation.num_inference_steps or 0 if first else 0
     return {
@@ -227,9 +234,10 @@ def describe_progress(works: list[Work]) -> dict[str, Any]:
             "interrupted": any(work.interrupted for work in works),
             "stopping_generation": False,
             "job": first.id if first else "",
-            "job_count": len(works),
+            # A call that is being read has no jobs yet, and 0 says that nothing is under way.
+            "job_count": max(sum(work.count for work in works), len(works)),
             "job_timestamp": began,
-            "job_no": 0,
+            "job_no": sum(job.is_over for job in jobs),
             "sampling_step": min(first.steps_done, steps) if first else 0,
             "sampling_steps": steps,
         },
