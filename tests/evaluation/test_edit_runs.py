@@ -174,13 +174,13 @@ def test_an_editor_that_looks_at_images_is_measured(
     make_areas_smaller(monkeypatch.setattr)
     build, own = EDITORS[kind]
     build(tmp_path / "model")
-    data = write_edits(tmp_path / "edits.parquet", 3, captions=False)
+    data = write_edits(tmp_path / "edits.parquet", 2, captions=False)
     args = ["--resolution", 96, "--shapes", "own", "--save-images", "--scores", "pixels", "clip"]
     given = data, tiny_clip[0], dino[0]
     _, rows = evaluate(tmp_path / "out", tmp_path / "model", *given, *args)
     assert {*rows[0]} == {"row", "image_guidance", "l1", "l2", "image_similarity"}
     pipe = diffusax.DiffusionPipeline.from_pretrained(tmp_path / "model")
-    for i in range(3):
+    for i in range(2):
         edited = Image.open(tmp_path / "out" / "images" / "edited" / f"{i:06}.png")
         width, height = edited.size
         assert width > height
@@ -227,3 +227,17 @@ def test_rows_may_have_other_columns_and_several_images(tmp_path):
     assert edit.target.size == edit.image.size == (16, 16)
     with pytest.raises(ValueError, match="no column"):
         Edits(settings, 16)
+
+
+def test_records_may_show_several_images(tmp_path):
+    names = ("c.png", "d.png", "e.png")
+    for seed, name in enumerate(names):
+        picture(seed).save(tmp_path / name)
+    record = dict(zip(("control_path_0", "control_path_1", "image_path"), names))
+    (tmp_path / "edits.jsonl").write_text(json.dumps({**record, "caption": "mix them"}))
+    settings = EditSettings(data=str(tmp_path))
+    edit = Edits(settings, 16, references=2, required=False)[0]
+    assert (len(edit.images), edit.instruction) == (2, "mix them")
+    assert edit.target is not None
+    with pytest.raises(ValueError, match="holds 2 images, and this model looks at 1"):
+        Edits(settings, 16, required=False)[0]

@@ -143,7 +143,7 @@ class Edits(Sequence[Edit]):
         """
         self.settings, self.references = settings, references
         self.shapes = Shapes.of(size) if isinstance(size, int) else size
-        self.source, self.columns = open_edits(settings, references, required=required)
+        self.source, self.columns = open_edits(settings, required=required)
         count = len(self.source) if settings.samples is None else settings.samples
         if not 0 < count <= len(self.source):
             raise ValueError(
@@ -204,14 +204,11 @@ class Columns(NamedTuple):
     edited: str | None
 
 
-def open_edits(
-    settings: EditSettings, references: int = 1, *, required: bool = False
-) -> tuple[Source, Columns]:
+def open_edits(settings: EditSettings, *, required: bool = False) -> tuple[Source, Columns]:
     """Opens the data set that the settings name, with as many of the columns as it has.
 
     Args:
         settings: where the data set is and what its columns are called.
-        references: the most images to look at that a row may have.
         required: whether both captions must be there.
 
     Raises:
@@ -230,11 +227,11 @@ def open_edits(
     ]
     for columns in tried[:-1]:
         with contextlib.suppress(ValueError):
-            return _open(settings, columns, references), columns
-    return _open(settings, tried[-1], references), tried[-1]
+            return _open(settings, columns), columns
+    return _open(settings, tried[-1]), tried[-1]
 
 
-def _open(settings: EditSettings, columns: Columns, references: int) -> Source:
+def _open(settings: EditSettings, columns: Columns) -> Source:
     if columns.edited is None:
         return _open_plainly(settings, columns)
     config = EditDataConfig(
@@ -244,7 +241,8 @@ def _open(settings: EditSettings, columns: Columns, references: int) -> Source:
         edit_prompt_column=columns.prompt,
         edited_image_column=columns.edited,
     )
-    return open_data(config, [name for name in columns if name], references=references)
+    # How many images a row has is checked where it is read, by which time the columns are known.
+    return open_data(config, [name for name in columns if name], references=2**31)
 
 
 def _open_plainly(settings: EditSettings, columns: Columns) -> Source:
