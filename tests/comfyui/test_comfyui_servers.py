@@ -3,6 +3,7 @@
 import http.server
 import json
 import threading
+import time
 import tomllib
 
 import pytest
@@ -33,9 +34,10 @@ def comfy(monkeypatch):
 
 
 class Broken(http.server.BaseHTTPRequestHandler):
-    """Another server: it sends visitors on, and breaks off the first streams of a job's events."""
+    """Another server: it sends visitors on, and breaks off or withholds streams of events."""
 
     streams, breaks, asked = 0, 2, ()
+    silent, cancelled = False, threading.Event()
 
     def do_POST(self):
         self.answer(json.dumps({"id": "a", "steps": 4, "images": [None]}).encode())
@@ -45,6 +47,8 @@ class Broken(http.server.BaseHTTPRequestHandler):
             self.answer(b"<html>")
         elif self.path.endswith("/events"):
             type(self).streams += 1
+            if self.silent:
+                self.cancelled.wait(30)
             done = self.streams > self.breaks
             state = {"state": "done" if done else "running", "steps_done": 4 if done else 1}
             data = json.dumps({**state, "steps": 4, "position": 0, "error": None})
@@ -55,6 +59,7 @@ class Broken(http.server.BaseHTTPRequestHandler):
 
     def do_DELETE(self):
         type(self).asked = (*self.asked, self.path)
+        self.cancelled.set()
         self.answer(b"{}")
 
     def answer(self, body, status=200, length=None):
@@ -71,7 +76,7 @@ class Broken(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def broken():
     """The address and the class of such a server."""
-    kind = type("Broken", (Broken,), {})
+    kind = type("Broken", (Broken,), {"cancelled": threading.Event()})
     other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
     thread = threading.Thread(target=other.serve_forever)
     thread.start()
@@ -158,6 +163,17 @@ def test_streams_that_break_off_are_opened_again(comfy, broken):
     assert kind.asked == ("/jobs/a",)
     with pytest.raises(ValueError, match="did not answer with JSON"):
         there.capabilities()
+
+
+def test_an_interruption_is_noticed_while_the_server_is_silent(comfy, broken):
+    url, kind = broken
+    kind.silent = True
+    threading.Timer(0.3, comfy.interrupted.set).start()
+    start = time.monotonic()
+    with pytest.raises(InterruptProcessingException):
+        comfy.nodes.nodes.run(comfy.nodes.nodes.Server(url), [{"prompt": "a"}], "7")
+    assert time.monotonic() - start < 10
+    assert (kind.asked, comfy.progress) == (("/jobs/a",), [])
 
 
 def test_the_registry_takes_the_package():
