@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.comfyui import PACKAGE, InterruptProcessingException, loaded_nodes
 from support.running_server import mask, picture, running
 from support.tiny_transformers import klein_pipeline
@@ -158,7 +159,8 @@ def test_a_preview_is_the_first_images(comfy, server):
 
 
 def test_each_image_of_a_batch_is_started_from_by_itself(comfy, server):
-    starts = tensor(picture(), picture(colour="blue"))
+    greys = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) % 256
+    starts = tensor(picture(), Image.fromarray(greys.astype(np.uint8)).convert("RGB"))
     inputs = {**SETTINGS, "image": starts, "strength": 0.5, "batch_size": 2, "seed": 2**64 - 2}
     images, _, found = run(comfy, server, "Generate", inputs)
     assert images.shape == (4, 64, 64, 3)
@@ -166,6 +168,8 @@ def test_each_image_of_a_batch_is_started_from_by_itself(comfy, server):
         (2**64 - 2, 0.5, "image-to-image"),
         (0, 0.5, "image-to-image"),
     ]
+    value, total = comfy.progress[-1]
+    assert value == total
     for one, start in zip(found, starts):
         np.testing.assert_array_equal(tensor(one.image)[0], start)
 
