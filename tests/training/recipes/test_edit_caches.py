@@ -127,6 +127,27 @@ def test_a_cache_without_the_texts_alone_leaves_out_no_images(tmp_path):
 
 
 @pytest.mark.slow
+def test_embeddings_may_be_half_as_long(tmp_path):
+    make, sizes = FAMILIES["qwen-image-edit-plus"]
+    make(tmp_path / "model")
+    path, losses = write_edits(tmp_path / "data", sizes, (1,)), []
+    options = {"recipe": "edit", "model": str(tmp_path / "model"), "text_embeddings": True}
+    options["data"] = CacheDataConfig(path, resolution=24, random_flip=False)
+    for dtype in ("float32", "bfloat16"):
+        folder = str(tmp_path / dtype)
+        cache_latents(CacheConfig(**options, output=folder, text_dtype=dtype))
+        recipe = instruct_pix2pix(config_of(tmp_path, EditDataConfig(folder)))
+        assert recipe.source.dtypes["encoder_hidden_states"] == dtype
+        assert recipe.source.dtypes["moments"] == "float32"
+        batch = {name: values[None] for name, values in recipe.source[0].items()}
+        frozen = recipe.frozen()
+        assert frozen["empty"]["encoder_hidden_states"].dtype == np.float32
+        loss = jax.jit(recipe.loss)(recipe.trained(), frozen, batch, jax.random.key(1)[None])
+        losses.append(float(loss[0]))
+    assert 0 < abs(losses[1] - losses[0]) < 1e-2 * losses[0]
+
+
+@pytest.mark.slow
 def test_masks_weigh_the_edited_image_alone(tmp_path):
     make, _ = FAMILIES["klein"]
     make(tmp_path / "model")

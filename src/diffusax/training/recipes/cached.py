@@ -109,7 +109,7 @@ def _check_networks(folder: str, index: Mapping[str, Any], base: BaseModel) -> N
     if base.family.embedding_columns[0] in index["shapes"]:
         made_by |= dict.fromkeys(base.text_encoders, ("text embeddings", "text encoder"))
     for name, (what, network) in made_by.items():
-        if index.get("networks", {}).get(name) != fingerprint(base.load(name).params):
+        if index.get("networks", {}).get(name) != fingerprint(base.load(name, "float16").params):
             raise ValueError(
                 f"the {what} in {folder} are of another {network} than the checkpoint's; "
                 "write them again with cache-latents"

@@ -35,7 +35,7 @@ from diffusax.training.data.examples import (
 from diffusax.training.data.opening import open_images, own_share
 from diffusax.training.data.options import ControlDataConfig, EditDataConfig
 from diffusax.training.data.sources import Source
-from diffusax.training.options import require_options
+from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.recipes.base_model import BaseModel
 from diffusax.training.recipes.cached import EDITS, EMPTY_FILE, INDEX, fingerprint
 from diffusax.training.recipes.row_examples import (
@@ -94,6 +94,9 @@ class CacheConfig(Options):
     """The folder to write."""
     text_embeddings: bool = False
     """Store the text encoders' outputs for the captions, not only the tokens."""
+    text_dtype: ComputeDtype = "float32"
+    """The dtype of the text encoders and of their outputs; bfloat16 halves the memory and the
+    cache."""
     copies: Count = 1
     """The number of times to store each row, each time cropped and mirrored anew."""
     batch_size: Count = 16
@@ -149,7 +152,8 @@ def cache_latents(config: CacheConfig) -> int:
     # The index says that a cache is whole, so that of an earlier cache has to go first.
     (folder / INDEX).unlink(missing_ok=True)
     names = [base.autoencoder, *(base.text_encoders if config.text_embeddings else ())]
-    params = {name: base.load(name).params for name in names}
+    dtypes = dict.fromkeys(base.text_encoders, config.text_dtype)
+    params = {name: base.load(name, dtypes.get(name, "float32")).params for name in names}
     encode = _encoder(base, params, config.text_embeddings)
     tally, parts = Tally(len(source)), []
     for bucket, rows in _rows_by_size(source).items():
@@ -160,7 +164,7 @@ def cache_latents(config: CacheConfig) -> int:
     if not written:
         raise ValueError(f"{config.data.path} has no row that can be used")
     if jax.process_index() == 0:
-        networks = {name: fingerprint(part) for name, part in params.items()}
+        networks = {name: fingerprint(base.load(name, "float16").params) for name in names}
         if config.text_embeddings:
             _write_empty(folder, base, params)
         index = _index(written, buckets_of(source), networks)
@@ -174,7 +178,11 @@ def _write_empty(folder: Path, base: BaseModel, params: Params) -> None:
     run = jax.jit(functools.partial(_embedded, base))
     found = run({name: params[name] for name in base.text_encoders}, tokens)
     with written_whole(folder / EMPTY_FILE) as partial, partial.open("wb") as file:
-        arrays: dict[str, Any] = {name: np.asarray(own[0]) for name, own in found.items()}
+        # NumPy's files know no bfloat16.
+        arrays: dict[str, Any] = {
+            name: np.asarray(own[0], np.float32 if own.dtype == jnp.bfloat16 else own.dtype)
+            for name, own in found.items()
+        }
         np.savez(file, **arrays)
 
 
