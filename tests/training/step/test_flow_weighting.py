@@ -10,8 +10,11 @@ from diffusers.training_utils import (
     compute_loss_weighting_for_sd3,
 )
 
+from diffusax.pipelines.families import UNCONDITIONAL
+from diffusax.samplers import FlowMatchEulerDiscreteScheduler
 from diffusax.samplers.processes import Diffusion, Flow, FlowWeighting
 from diffusax.training import TextToImageConfig
+from diffusax.training.step.denoising import DenoisingLoss
 
 SCHEMES = ("logit_normal", "mode", "cosmap", "sigma_sqrt", "none")
 NUMBERS = {"logit_mean": -0.4, "logit_std": 1.3, "mode_scale": 0.8}
@@ -67,3 +70,13 @@ def test_discrete_noise_levels_have_no_such_schemes():
     assert TextToImageConfig().weighted(Flow(3.0)) == Flow(3.0)
     with pytest.raises(ValueError, match=r"^weighting_scheme=mode is for networks of flow"):
         config.weighted(Diffusion(np.linspace(1, 0.1, 10)))
+    shifted = TextToImageConfig(timestep_shift=2.0)
+    assert shifted.weighted(Flow(3.0)) == Flow(2.0)
+    with pytest.raises(ValueError, match=r"^timestep_shift=2.0 is for networks of flow"):
+        shifted.weighted(Diffusion(np.linspace(1, 0.1, 10)))
+
+
+def test_a_recipe_without_pipelines_of_many_sizes_has_no_shift_by_size():
+    config = TextToImageConfig(shift_by_size=True)
+    with pytest.raises(ValueError, match="shift_by_size cannot be where no pipeline moves noise"):
+        DenoisingLoss.of(config, UNCONDITIONAL, {}, FlowMatchEulerDiscreteScheduler())

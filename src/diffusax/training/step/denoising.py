@@ -172,7 +172,15 @@ class DenoisingLoss:
 
         scheduler: the checkpoint's, which says the process and what is predicted. options: further
         attributes, or others than the config's.
+
+        Raises:
+            ValueError: the noise levels shall depend on an image's size, and nothing says how.
         """
+        if config.shift_by_size and options.get("shift_of") is None:
+            raise ValueError(
+                "shift_by_size cannot be where no pipeline moves noise levels by an image's size; "
+                "leave it out, or give timestep_shift"
+            )
         probabilities = timestep_probabilities(config.timestep_bias, scheduler.num_train_timesteps)
         own: dict[str, Any] = {
             "snr_gamma": config.snr_gamma,
