@@ -7,7 +7,7 @@ from PIL import Image
 
 pytest.importorskip("starlette")
 
-from support.browser import violations, visiting, waiting
+from support.browser import violations, waiting
 
 PICTURES = ".tile[data-kind=picture]"
 
@@ -141,6 +141,109 @@ def test_each_picture_has_its_progress_and_is_cancelled_by_itself(visitor, serve
     visitor.open("size")
     visitor.draw("a frog", num_images=4, seed=1)
     waiting(lambda: len(server.jobs) == 4)
+    assert [asked["seed"] for asked in server.asked] == [1, 2, 3, 4]
+    page.locator(".tile .cancel").nth(1).click()
+    waiting(lambda: [job["state"] for job in server.jobs.values()].count("cancelled") == 1)
+    assert server.jobs["job2"]["state"] == "cancelled"
+    page.locator(".tile[data-kind=job]").nth(3).wait_for(state="detached")
+    server.pace = 0.005
+    visitor.pictures(3)
+    titles = [one.get_attribute("title") for one in page.locator(".tile .open").all()]
+    assert titles == ["a frog\nseed 1", "a frog\nseed 3", "a frog\nseed 4"]
+
+
+@pytest.mark.slow
+def test_what_is_drawn_stands_large_before_what_waits(visitor, server):
+    page = visitor.page
+    server.compiling = True
+    visitor.draw("a frog", num_inference_steps=50)
+    page.locator(".tile", has_text="Compiling").wait_for()
+    server.compiling, server.pace = False, 0.1
+    visitor.draw("a cat", num_inference_steps=50)
+    visitor.draw("a dog")
+    waiting(lambda: page.locator(".tile[data-state=running]").count() == 2)
+    bars = [bar.get_attribute("aria-label") for bar in page.locator(".tile progress").all()]
+    assert bars == ["Progress of a cat", "Progress of a frog", "Progress of a dog"]
+    boxes = [tile.bounding_box()["width"] for tile in page.locator(".tile").all()]
+    assert boxes[0] > 1.9 * boxes[1]
+    server.pace = 0.001
+    visitor.pictures(3)
+
+
+@pytest.mark.slow
+def test_four_more_and_four_variations_are_drawn_from_a_picture(visitor, server):
+    page = visitor.page
+    drawn(visitor, "a frog")
+    visitor.act("Four more")
+    visitor.pictures(5)
+    more = server.asked[1:]
+    assert {asked["prompt"] for asked in more} == {"a frog"}
+    assert len({asked["seed"] for asked in more} | {1}) == 5
+    assert all("image" not in asked for asked in more)
+    visitor.act("Four variations", at=4)
+    visitor.pictures(9)
+    varied = server.asked[5:]
+    assert [asked["strength"] for asked in varied] == [0.5] * 4
+    assert all(asked["image"].startswith("data:image/png") for asked in varied)
+    page.locator(".tile .open").first.click()
+    assert page.get_by_role("button", name="Four more").count() == 0
+
+
+@pytest.mark.slow
+def test_pictures_are_enlarged_where_the_server_can(visitor, server):
+    page = visitor.page
+    drawn(visitor, "a frog")
+    page.locator(".tile .open").click()
+    assert page.get_by_role("button", name="Enlarge twice").count() == 0
+    server.upscales = True
+    page.reload()
+    visitor.pictures(1)
+    page.locator(".tile .open").click()
+    page.locator("#upscaler").wait_for()
+    assert page.locator("#upscaler option").all_inner_texts() == ["sharp", "Lanczos", "Nearest"]
+    server.wrong = "the upscaler is broken"
+    page.get_by_role("button", name="Enlarge twice").click()
+    page.get_by_text("the upscaler is broken").wait_for()
+    page.get_by_role("button", name="Enlarge twice").click()
+    page.locator(".facts", has_text="128 × 128").wait_for()
+    assert page.get_by_text("the upscaler is broken").count() == 0
+    assert violations(page) == []
+    assert server.asked[-1]["upscaler_1"] == "sharp"
+    page.keyboard.press("Escape")
+    visitor.pictures(2)
+
+
+@pytest.mark.slow
+def test_pictures_of_an_earlier_version_are_read(visitor, server):
+    page = visitor.page
+    drawn(visitor, "a frog")
+    older = """async () => {
+        const m = await import('/page/store.js');
+        const [{ written, favourite, ...picture }] = await m.newest('pictures', 1);
+        await m.put('pictures', { ...picture, id: 'old/0', created: 5 });
+        const drawing = { ...picture.settings, num_images: 2 };
+        await m.put('jobs', { id: 'job', created: 1, state: 'failed', error: 'so', drawing });
+    }"""
+    page.evaluate(older)
+    page.reload()
+    visitor.pictures(2)
+    page.locator(".why", has_text="so").wait_for()
+    page.locator(".tile .open").nth(1).click()
+    assert violations(page) == []
+
+
+@pytest.mark.slow
+def test_what_fails_is_said_once_and_goes_when_it_is_mended(visitor, server):
+    page = visitor.page
+    server.unfit = "prompt must be shorter"
+    visitor.open("size")
+    visitor.draw("a frog", num_images=3)
+    page.locator(".why", has_text="prompt must be shorter").wait_for()
+    assert page.locator(".tile").count() == 1
+    assert "2 more were not handed in" in page.locator(".why").inner_text()
+    assert violations(page) == []
+    page.get_by_role("button", name="Draw again").click()
+    visitor.pictures(3)
     seeds = [asked["seed"] for asked in server.asked]
     assert seeds == [seeds[0], seeds[0] + 1, seeds[0] + 2]
     server.unfit = "prompt must be shorter"

@@ -1,5 +1,7 @@
 """Words: styles, wildcards, tokens, LoRAs in prompts, A1111's names; several pictures; phones."""
 
+import base64
+
 import pytest
 
 pytest.importorskip("starlette")
@@ -202,8 +204,6 @@ def test_several_pictures_that_are_dropped_together_are_all_taken(visitor, serve
         }
         return transfer;
     }"""
-    import base64
-
     files = [[f"{c}.png", base64.b64encode(png(colour=c)).decode()] for c in ("red", "blue")]
     transfer = page.evaluate_handle(script, files)
     for kind in ("dragenter", "dragover", "drop"):
@@ -275,7 +275,8 @@ def small(page):
     """Returns what people press on that is less than 44 pixels high or wide."""
     script = """() => {
         const root = document.querySelector("dialog[open]") ?? document.body;
-        const targets = "button, select, summary, textarea, input:not(.unseen, .twin), .check, .picker";
+        const inputs = "select, textarea, input:not(.unseen, .twin)";
+        const targets = `button, summary, .check, .picker, ${inputs}`;
         return [...root.querySelectorAll(targets)]
             .filter((one) => one.checkVisibility() && !one.closest(".check > *"))
             .filter((one) => !(one.type === "checkbox" && one.closest(".check")))
