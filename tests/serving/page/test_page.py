@@ -79,6 +79,7 @@ def test_every_part_of_the_page_is_fit_for_all_people(browser, server, scheme, w
 @pytest.mark.slow
 def test_the_keyboard_alone_draws_and_looks(visitor, server):
     page = visitor.page
+    page.keyboard.press("Shift+Tab")
     page.keyboard.press("/")
     page.keyboard.type("a cat")
     page.keyboard.press("Control+ArrowUp")

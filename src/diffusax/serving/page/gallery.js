@@ -129,7 +129,7 @@ export class Gallery {
     entries.forEach((entry, at) => this.#place(entry, at));
     const { active } = this.history;
     $("#empty").hidden = entries.length > 0 || active;
-    $("#none-found").hidden = entries.length > 0 || !active;
+    $("#none-found").hidden = !active || this.#pictures.size > 0;
     $("#history").hidden = entries.length === 0 && !active;
     this.#queue();
   }

@@ -133,5 +133,7 @@ await connect(async (can) => {
   grid.capabilities(can, settings.model);
   changed();
 });
+// Who opens the page may write at once; on a phone that would cover it with the keyboard.
+if (!narrow() && document.activeElement === document.body) $("#prompt").focus();
 await gallery.start();
 work.start();

@@ -47,6 +47,17 @@ export class Settings extends EventTarget {
     $("#reset").addEventListener("click", () => this.write({ ...PLAIN, ...this.#defaults(this.model) }));
     field("model").addEventListener("change", () => this.#chosen());
     form.addEventListener("input", () => this.#changed());
+    this.#replaceNumbers();
+  }
+
+  /** Lets a click into a number mark all of it, as the key Tab does, so that another one can be typed. */
+  #replaceNumbers() {
+    let fresh = null;
+    form.addEventListener("focusin", ({ target }) => (fresh = target.type === "number" ? target : null));
+    form.addEventListener("click", ({ target }) => {
+      if (target === fresh) target.select();
+      fresh = null;
+    });
   }
 
   /** Takes in what the server can do. */

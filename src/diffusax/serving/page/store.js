@@ -56,6 +56,14 @@ export async function put(name, record) {
   if (name !== "drafts") changed(name, record.id);
 }
 
+/** Writes several new records together: who reads sees all of them or none. */
+export async function putAll(name, records) {
+  await transaction([name], "readwrite", async (store) => {
+    for (const record of records) store.put(record);
+  });
+  for (const { id } of records) changed(name, id);
+}
+
 /** Deletes a record; returns whether it was there, which is true for one tab only. */
 export async function remove(name, id) {
   const was = await transaction([name], "readwrite", async (store) => {

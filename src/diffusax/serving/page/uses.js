@@ -74,6 +74,9 @@ export class Uses {
   async inpaint(picture) {
     await this.begin(picture);
     await this.source.paint();
+    // What is drawn there is mostly something else.
+    $("#prompt").focus();
+    $("#prompt").select();
   }
 
   control({ blob }) {

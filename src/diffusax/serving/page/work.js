@@ -66,12 +66,10 @@ export class Work extends EventTarget {
   async add(drawings) {
     const now = Math.max(Date.now(), this.#last + 1);
     this.#last = now;
-    for (const [at, one] of drawings.entries()) {
-      const claim = { tab: TAB, at: Date.now() };
-      const record = { id: newId(), ...one, created: now - at / 1000, state: "unsent", claim };
-      await store.put("jobs", record);
-      this.records.set(record.id, record);
-    }
+    const claim = { tab: TAB, at: Date.now() };
+    const made = drawings.map((one, at) => ({ id: newId(), ...one, created: now - at / 1000, state: "unsent", claim }));
+    await store.putAll("jobs", made);
+    for (const record of made) this.records.set(record.id, record);
     this.#changed();
     this.#send();
   }
@@ -109,7 +107,7 @@ export class Work extends EventTarget {
       others = record.others ?? [];
       this.#unsent(record);
     });
-    for (const other of others) await store.put("jobs", other);
+    await store.putAll("jobs", others);
     this.#send();
   }
 
