@@ -1,4 +1,4 @@
-"""What A1111's calls do beside the usual: variation seeds, masks, styles, scripts, interruptions."""
+"""What A1111's calls take beside the usual: variation seeds, masks, styles, scripts."""
 
 import base64
 import io

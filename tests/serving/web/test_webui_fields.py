@@ -13,6 +13,7 @@ import diffusax
 from diffusax.pipelines.families.policies import FlowSteps, WholeSteps
 from diffusax.pipelines.tasks.tasks import image_to_image
 from diffusax.serving.catalogue.calls import step_arguments
+from diffusax.serving.engine.upscaling import Upscalers
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.requests.generation import Generation
 from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
@@ -21,6 +22,7 @@ from diffusax.serving.web.a1111.reading import with_noise
 from diffusax.serving.web.fields import GenerationFields, read_fields
 from diffusax.serving.web.replies import in_webui_words
 
+UPSCALERS = Upscalers(dict, 4096)
 ODD = (None, "", "None", 0, -1, 2.5, "7", True, 10**30)
 """The values that each field is given."""
 TAKEN, REFUSED, UNKNOWN = "1", "-", "?"
@@ -269,7 +271,9 @@ def test_changes_of_prompts_count_the_steps_that_are_run():
         prompt="[a:b:0.5] [c:d:1.5]", sampler="euler", num_inference_steps=6, width=8, height=8
     )
     entry = types.SimpleNamespace(name="", multiple=8, sampler="euler")
-    [second] = second_pass(fields, first, {3: Image.new("RGB", (8, 8))}, entry)
+    [second] = second_pass(
+        fields, first, [(first.single(3), Image.new("RGB", (8, 8)))], entry, UPSCALERS
+    )
     assert (second.prompt, second.seed, second.num_inference_steps) == ("[a:b:0] [c:d:2]", 3, 4)
     assert settings_of_second_pass(fields, first, second)["Hires prompt"] is None
 

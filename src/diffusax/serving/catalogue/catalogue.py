@@ -19,6 +19,7 @@ from diffusax.serving.catalogue.entries import (
     arguments_of,
     describe_controlnet,
     describe_model,
+    describe_upscaler,
     last_change,
     preview_of,
 )
@@ -106,12 +107,15 @@ class Catalogue:
         styles = find_styles(self._folder)
         models: dict[str, Checkpoint] = {}
         controlnets: dict[str, FileEntry] = {}
+        upscalers: dict[str, FileEntry] = {}
         for one in found:
             try:
                 if one.kind == "model":
                     models[one.name] = self._described(one)
                 elif one.kind == "controlnet":
                     controlnets[one.name] = describe_controlnet(one.path, one.name, one.title)
+                elif one.kind == "upscaler":
+                    upscalers[one.name] = describe_upscaler(one.path, one.name, one.title)
             except (ValueError, OSError) as error:
                 unreadable[one.path] = str(error)
         if self._listed and self._given not in models:
@@ -123,6 +127,8 @@ class Catalogue:
         # Readers see the old lists or the new ones, each of them whole; the default is the first.
         self._models = {default: models[default], **models}
         self._controlnets = controlnets
+        self.upscalers: Mapping[str, FileEntry] = MappingProxyType(upscalers)
+        """The networks that make images larger, by name."""
         self.styles: Mapping[str, Style] = MappingProxyType(styles)
         """The styles of the folder's styles.csv by name."""
         self._loras = _files(found, "lora", self._header)
@@ -198,6 +204,10 @@ class Catalogue:
             NotFound: the catalogue no longer has the model.
         """
         return self._checkpoint(generation.model).sampler(generation.sampler or "")
+
+    def free_unused(self) -> None:
+        """Evicts the models and ControlNets that no image uses."""
+        self._residents.free_unused()
 
     def release(self, pipe: Any) -> None:
         """Releases a pipeline, once for each `acquire`."""

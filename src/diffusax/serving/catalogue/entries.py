@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffusax.boundary.files import load_json
-from diffusax.checkpoints import read_call_defaults, read_model_index, resolve
+from diffusax.checkpoints import read_call_defaults, read_model_index, resolve, upscalers
 from diffusax.checkpoints.files import CallDefaults, component_folder
 from diffusax.checkpoints.networks import read_network, stored_tensors
 from diffusax.checkpoints.single_file import is_single_file, read_contents
@@ -92,7 +92,7 @@ class ModelEntry(ModelDescription):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """A LoRA, an embedding or a ControlNet that clients can name."""
+    """A LoRA, an embedding, a ControlNet or an upscaler that clients can name."""
 
     name: str
     title: str
@@ -102,6 +102,8 @@ class FileEntry:
     model's; None where it is not known."""
     changed: int = 0
     """When it was last changed, see `last_change`."""
+    scale: float | None = None
+    """How many times larger an upscaler makes images; None for the others."""
     alias: str | None = None
     """The name in a LoRA's header, by which A1111's prompts call it; None where it has none."""
     references_layout: str | None = None
@@ -250,6 +252,17 @@ def describe_controlnet(path: Path, name: str, title: str) -> FileEntry:
         context_dim=dim if isinstance(dim, int) else None,
         changed=last_change(path),
     )
+
+
+def describe_upscaler(path: Path, name: str, title: str) -> FileEntry:
+    """Reads from its header how many times larger an upscaler makes images.
+
+    Raises:
+        ValueError: it cannot be read, or is none.
+    """
+    scale = upscalers.describe_upscaler(path).scale
+    changed = last_change(path)
+    return FileEntry(name=name, title=title, path=path, changed=changed, scale=scale)
 
 
 def last_change(path: Path) -> int:

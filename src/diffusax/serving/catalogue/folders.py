@@ -1,4 +1,4 @@
-"""Finds checkpoints, LoRAs, embeddings and ControlNets in a folder of A1111's, or any other."""
+"""Finds checkpoints, LoRAs and what else requests name in a folder of A1111's, or any other."""
 
 import dataclasses
 import os
@@ -10,7 +10,7 @@ from diffusax.boundary.files import load_json
 from diffusax.checkpoints.files import index_of
 from diffusax.checkpoints.single_file import is_single_file, kind_of_file
 
-Kind = Literal["model", "lora", "embedding", "controlnet"]
+Kind = Literal["model", "lora", "embedding", "controlnet", "upscaler"]
 
 _FOLDERS: dict[str, Kind] = {
     "stable-diffusion": "model",
@@ -22,6 +22,10 @@ _FOLDERS: dict[str, Kind] = {
     "embeddings": "embedding",
     "controlnet": "controlnet",
     "controlnets": "controlnet",
+    "upscalers": "upscaler",
+    "upscale_models": "upscaler",
+    "esrgan": "upscaler",
+    "realesrgan": "upscaler",
 }
 """The kinds of things in A1111's and ComfyUI's folders, by the folders' names in small letters."""
 

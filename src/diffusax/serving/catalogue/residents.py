@@ -109,6 +109,13 @@ class Residents:
                 del self._pins[id(pipe)]
             self._make_room(0)
 
+    def free_unused(self) -> None:
+        """Evicts what no image uses."""
+        with self._lock:
+            used = frozenset[Key]().union(*(pin.keys for pin in self._pins.values()))
+            for key in [key for key in self._held if key not in used]:
+                self._forget(key)
+
     def keep_only(
         self,
         checkpoints: Mapping[str, Checkpoint],

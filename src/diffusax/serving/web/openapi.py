@@ -65,6 +65,7 @@ _MEANINGS = {
     422: "A value is not possible.",
     429: "The queue is full, or the client has too many jobs; Retry-After says when to ask again.",
     500: "The server failed.",
+    501: "Nothing here does this.",
     503: "The server is stopping, or the model is not loaded.",
     504: "The images were not done at the deadline.",
 }

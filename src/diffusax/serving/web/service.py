@@ -13,6 +13,7 @@ from starlette.requests import Request
 from diffusax.serving.catalogue.catalogue import Catalogue
 from diffusax.serving.engine.engine import Engine
 from diffusax.serving.engine.jobs import Job
+from diffusax.serving.engine.upscaling import Upscalers
 from diffusax.serving.requests.errors import Closing, NotFound, Refused
 from diffusax.serving.requests.generation import Control, Generation
 from diffusax.serving.web.bodies import PixelBudget, image_from_base64
@@ -35,10 +36,13 @@ class Service:
     draining: bool = False
     pixels: PixelBudget = dataclasses.field(init=False)
     """The pixels of the images of all requests."""
+    upscalers: Upscalers = dataclasses.field(init=False)
+    """What makes images larger."""
 
     def __post_init__(self) -> None:
         each, every = self.settings.most_request_pixels, self.settings.most_waiting_pixels
         self.pixels = PixelBudget(each, every)
+        self.upscalers = Upscalers(lambda: self.catalogue.upscalers, self.settings.most_pixels)
         keys = self.settings.priorities
         self._priorities = {client_name(key): priority for key, priority in keys.items()}
 

@@ -13,6 +13,7 @@ from diffusax._version import __version__
 from diffusax.infotext.samplers import to_webui
 from diffusax.serving.catalogue.entries import ModelEntry
 from diffusax.serving.engine.jobs import Job
+from diffusax.serving.engine.upscaling import Upscalers
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.requests.generation import Generation, write_infotext
 from diffusax.serving.web.a1111.fields import (
@@ -81,7 +82,12 @@ async def txt2img(request: Request) -> Response:
         jobs = await _run(request, work, generations)
         first, hires = jobs[0].generation, {}
         if fields.enable_hr and not work.interrupted:
-            again = [d for job in jobs for d in await in_thread(_second_pass, fields, job, entry)]
+            upscalers = service.upscalers
+            again = [
+                one
+                for job in jobs
+                for one in await in_thread(_second_pass, fields, job, entry, upscalers)
+            ]
             if again:
                 jobs = await _run(request, work, again)
                 hires = settings_of_second_pass(fields, first, jobs[0].generation)
@@ -192,14 +198,18 @@ def _check_second_pass(
     except Refused as error:
         text = f"hr_scale makes images of the second pass too large: {error}"
         raise Refused(text, param="hr_scale", code=error.code) from None
-    for generation in second_pass(fields, first, [(first, Image.new("RGB", (8, 8)))], entry):
+    # Of an image that has its size already, so that nothing is computed.
+    blank = Image.new("RGB", (larger.width, larger.height))
+    for generation in second_pass(fields, first, [(first, blank)], entry, service.upscalers):
         service.check(generation)
 
 
-def _second_pass(fields: TextToImage, job: Job, entry: ModelEntry) -> list[Generation]:
+def _second_pass(
+    fields: TextToImage, job: Job, entry: ModelEntry, upscalers: Upscalers
+) -> list[Generation]:
     """Returns the second pass over a job's images that are done."""
     done = [(own, image) for own, image in zip(job.singles, job.images) if image is not None]
-    return second_pass(fields, job.generation, done, entry)
+    return second_pass(fields, job.generation, done, entry, upscalers)
 
 
 async def _run(request: Request, work: Work, generations: list[Generation]) -> list[Job]:

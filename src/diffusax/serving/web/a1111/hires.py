@@ -8,26 +8,23 @@ from PIL import Image
 from diffusax.infotext.samplers import to_webui
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.catalogue.entries import ModelEntry
-from diffusax.serving.requests.errors import Refused
+from diffusax.serving.engine.upscaling import Upscalers
 from diffusax.serving.requests.generation import Generation
 from diffusax.serving.web.a1111.fields import TextToImage
 from diffusax.serving.web.a1111.reading import from_webui, own_sampler, read_prompt, with_noise
 from diffusax.text.prompt_schedules import with_whole_steps
 
-_UPSCALERS = {
-    "None": Image.Resampling.LANCZOS,
-    "Lanczos": Image.Resampling.LANCZOS,
-    "Nearest": Image.Resampling.NEAREST,
-    "Latent": Image.Resampling.BILINEAR,
-    "Latent (antialiased)": Image.Resampling.BILINEAR,
-    "Latent (bicubic)": Image.Resampling.BICUBIC,
-    "Latent (bicubic antialiased)": Image.Resampling.BICUBIC,
-    "Latent (nearest)": Image.Resampling.NEAREST,
-    "Latent (nearest-exact)": Image.Resampling.NEAREST,
+LATENT_MODES = {
+    "Latent": "Bilinear",
+    "Latent (antialiased)": "Bilinear",
+    "Latent (bicubic)": "Bicubic",
+    "Latent (bicubic antialiased)": "Bicubic",
+    "Latent (nearest)": "Nearest",
+    "Latent (nearest-exact)": "Nearest",
 }
-"""The filters of hires fix by A1111's names. Those for latents work on the image here."""
-UPSCALERS = tuple(name for name in _UPSCALERS if not name.startswith("Latent"))
-LATENT_MODES = tuple(name for name in _UPSCALERS if name.startswith("Latent"))
+"""The filters of hires fix that A1111 has for latents, and those for images that stand for them."""
+_NONE = {"None": "Lanczos"}
+"""The filter that A1111 resizes with where there is no upscaler."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +41,9 @@ class Enlargement:
     """The size that is left for the second pass."""
     final_height: int
 
-    def apply(self, image: Image.Image, upscaler: str) -> Image.Image:
-        """Returns a larger image."""
-        image = image.resize((self.width, self.height), _UPSCALERS[upscaler])
+    def apply(self, image: Image.Image, upscalers: Upscalers, name: str) -> Image.Image:
+        """Returns a larger image, by the upscaler of a name."""
+        image = upscalers.resize(name, image, (self.width, self.height))
         right, bottom = self.left + self.final_width, self.top + self.final_height
         return image.crop((self.left, self.top, right, bottom))
 
@@ -85,6 +82,7 @@ def second_pass(
     first: Generation,
     images: Sequence[tuple[Generation, Image.Image]],
     entry: ModelEntry,
+    upscalers: Upscalers,
 ) -> list[Generation]:
     """Returns what the second pass generates, one `Generation` for each image.
 
@@ -93,11 +91,13 @@ def second_pass(
         first: the first pass.
         images: the first pass's images, each with what generates it by itself.
         entry: the second pass's model.
+        upscalers: those of the server.
 
     Raises:
         Refused: its upscaler or its sampler is not there.
     """
     upscaler = upscaler_of(fields)
+    upscalers.check(upscaler, "hr_upscaler")
     larger = enlargement(fields, first.width or 8, first.height or 8, entry.multiple)
     sampler, eta = _sampler(fields, first, entry)
     steps = fields.hr_second_pass_steps or first.num_inference_steps or 1
@@ -122,14 +122,14 @@ def second_pass(
         guidance_scale=first.guidance_scale if fields.hr_cfg is None else fields.hr_cfg,
         num_images=1,
         controls=tuple(
-            dataclasses.replace(control, image=larger.apply(control.image, "Lanczos"))
+            dataclasses.replace(control, image=larger.apply(control.image, upscalers, "Lanczos"))
             for control in first.controls
         ),
     )
     return [
         dataclasses.replace(
             again,
-            image=larger.apply(image, upscaler),
+            image=larger.apply(image, upscalers, upscaler),
             seed=single.seed,
             variation_seed=single.variation_seed,
         )
@@ -144,18 +144,9 @@ def prompts_of_second_pass(fields: TextToImage, first: Generation) -> tuple[str,
 
 
 def upscaler_of(fields: TextToImage) -> str:
-    """Returns the name of a call's upscaler.
-
-    Raises:
-        Refused: there is none of this name.
-    """
-    upscaler = fields.hr_upscaler or "Latent"
-    if upscaler not in _UPSCALERS:
-        known = ", ".join(_UPSCALERS)
-        raise Refused(
-            f"hr_upscaler must be one of {known} (got {upscaler[:60]!r})", param="hr_upscaler"
-        )
-    return upscaler
+    """Returns the name of the upscaler that a call's stands for here."""
+    name = fields.hr_upscaler or "Latent"
+    return {**LATENT_MODES, **_NONE}.get(name, name)
 
 
 def settings_of_second_pass(
@@ -171,7 +162,7 @@ def settings_of_second_pass(
         "Hires upscale": None if resized else f"{fields.hr_scale:g}",
         "Hires resize": f"{fields.hr_resize_x}x{fields.hr_resize_y}" if resized else None,
         "Hires steps": fields.hr_second_pass_steps or None,
-        "Hires upscaler": upscaler_of(fields),
+        "Hires upscaler": fields.hr_upscaler or "Latent",
         "Hires checkpoint": None if second.model == first.model else second.model,
         "Hires sampler": None if sampler == own[0] else sampler,
         "Hires schedule type": None if schedule == own[1] else schedule,

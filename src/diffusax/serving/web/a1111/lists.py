@@ -16,8 +16,8 @@ from diffusax.infotext.others import webui_text
 from diffusax.infotext.samplers import SCHEDULES, WEBUI_SAMPLERS
 from diffusax.infotext.text import webui_parameters
 from diffusax.runtime.devices.memory import device_memory, host_memory
-from diffusax.serving.requests.errors import Refused
-from diffusax.serving.web.a1111.hires import LATENT_MODES, UPSCALERS
+from diffusax.serving.web.a1111.hires import LATENT_MODES
+from diffusax.serving.web.a1111.scripts import MODULES
 from diffusax.serving.web.a1111.state import shown, state_of
 from diffusax.serving.web.bodies import decode_base64, open_with_texts, read_json
 from diffusax.serving.web.fields import SentImage, read_fields
@@ -54,22 +54,6 @@ async def set_options(request: Request) -> Response:
     kept, client = state_of(request).options, client_of(request)
     values = await read_json(request)
     kept.set(client, kept.get(client).changed(values, service_of(request).catalogue))
-    return Json(None)
-
-
-@operation(
-    "POST",
-    "/sdapi/v1/refresh-checkpoints",
-    "List the folder of models again.",
-    group="A1111",
-    answer=None,
-)
-async def refresh_checkpoints(request: Request) -> Response:
-    """Lists the folder of models again."""
-    try:
-        await in_thread(service_of(request).catalogue.refresh)
-    except ValueError as error:
-        raise Refused(str(error), status=503, code="failed") from None
     return Json(None)
 
 
@@ -144,13 +128,48 @@ def _embeddings(service: Service) -> Any:
 
 
 def _upscalers(service: Service) -> Any:
-    shared = {"model_name": None, "model_path": None, "model_url": None, "scale": 4}
-    return [{"name": name, **shared} for name in UPSCALERS]
+    networks = service.catalogue.upscalers
+    shared = {"model_path": None, "model_url": None}
+    names = ["None", *(name for name in service.upscalers.names() if name not in networks)]
+    return [
+        *({"name": name, "model_name": None, **shared, "scale": 4} for name in names),
+        *(
+            {"name": entry.name, "model_name": entry.title, **shared, "scale": entry.scale}
+            for entry in networks.values()
+        ),
+    ]
+
+
+def _realesrgan_models(service: Service) -> Any:
+    return [
+        {"name": entry.name, "path": entry.path.name, "scale": int(entry.scale or 1)}
+        for entry in service.catalogue.upscalers.values()
+    ]
+
+
+def _styles(service: Service) -> Any:
+    return [vars(style) for style in service.catalogue.styles.values()]
+
+
+_SCRIPTS = ("controlnet", "comments", "extra options", "refiner", "sampler", "seed")
+"""The extension's name, and those of A1111's own scripts, which stand here in small letters."""
 
 
 def _scripts(service: Service) -> Any:
-    # The extension's names stand here in small letters.
-    return {"txt2img": ["controlnet"], "img2img": ["controlnet"]}
+    return {"txt2img": [*_SCRIPTS], "img2img": [*_SCRIPTS]}
+
+
+def _script_infos(service: Service) -> Any:
+    return [
+        {"name": name, "is_alwayson": True, "is_img2img": of_images, "args": []}
+        for of_images in (False, True)
+        for name in _SCRIPTS
+    ]
+
+
+def _extensions(service: Service) -> Any:
+    shared = {"remote": "", "branch": "", "commit_hash": "", "version": "", "commit_date": 0}
+    return [{"name": "sd-webui-controlnet", **shared, "enabled": True}]
 
 
 def _memory(service: Service) -> Any:
@@ -179,6 +198,41 @@ def _controlnets(service: Service) -> Any:
     return {"model_list": [entry.name for entry in service.catalogue.controlnets]}
 
 
+_INVERT = "invert (from white bg & black line)"
+
+
+def _modules(service: Service) -> Any:
+    names = [_INVERT if name == "invert" else name for name in MODULES]
+    thresholds = [
+        {"name": "Preprocessor resolution", "value": 512, "min": 64, "max": 2048},
+        {"name": "Low Threshold", "value": 100, "min": 1, "max": 255},
+        {"name": "High Threshold", "value": 200, "min": 1, "max": 255},
+    ]
+    sliders = {name: thresholds if name == "canny" else [] for name in names}
+    detail = {name: {"model_free": False, "sliders": own} for name, own in sliders.items()}
+    return {"module_list": names, "module_detail": detail}
+
+
+def _control_types(service: Service) -> Any:
+    models = ["None", *(entry.name for entry in service.catalogue.controlnets)]
+    kinds = {"All": _modules(service)["module_list"], "Canny": ["none", "canny"]}
+    return {
+        "control_types": {
+            kind: {
+                "module_list": modules,
+                "model_list": models,
+                "default_option": modules[-1] if kind != "All" else "none",
+                "default_model": "None",
+            }
+            for kind, modules in kinds.items()
+        }
+    }
+
+
+def _control_settings(service: Service) -> Any:
+    return {"control_net_unit_count": service.settings.most_controls}
+
+
 _LISTS: dict[str, tuple[str, type, Callable[[Service], Any]]] = {
     "/sdapi/v1/samplers": ("The samplers.", list, _samplers),
     "/sdapi/v1/schedulers": ("The schedules of noise.", list, _schedulers),
@@ -194,9 +248,13 @@ _LISTS: dict[str, tuple[str, type, Callable[[Service], Any]]] = {
     "/sdapi/v1/sd-vae": ("None: models bring their own autoencoder.", list, lambda service: []),
     "/sdapi/v1/hypernetworks": ("None.", list, lambda service: []),
     "/sdapi/v1/face-restorers": ("None.", list, lambda service: []),
-    "/sdapi/v1/realesrgan-models": ("None.", list, lambda service: []),
-    "/sdapi/v1/prompt-styles": ("None.", list, lambda service: []),
+    "/sdapi/v1/realesrgan-models": ("The upscalers.", list, _realesrgan_models),
+    "/sdapi/v1/prompt-styles": ("The styles of styles.csv.", list, _styles),
     "/sdapi/v1/scripts": ("The scripts.", dict, _scripts),
+    "/sdapi/v1/script-info": ("The scripts, without arguments.", list, _script_infos),
+    "/sdapi/v1/extensions": ("ControlNet's.", list, _extensions),
+    "/sdapi/v1/sd-modules": ("None.", list, lambda service: []),
+    "/internal/ping": ("That the server lives.", dict, lambda service: {}),
     "/sdapi/v1/cmd-flags": ("None.", dict, lambda service: {}),
     "/sdapi/v1/memory": ("The memory in bytes.", dict, _memory),
     "/controlnet/version": (
@@ -206,10 +264,12 @@ _LISTS: dict[str, tuple[str, type, Callable[[Service], Any]]] = {
     ),
     "/controlnet/model_list": ("The ControlNets.", dict, _controlnets),
     "/controlnet/module_list": (
-        "The preprocessors: none.",
+        "The preprocessors.",
         dict,
-        lambda service: {"module_list": ["none"]},
+        _modules,
     ),
+    "/controlnet/control_types": ("The kinds of ControlNets.", dict, _control_types),
+    "/controlnet/settings": ("The most ControlNets of a call.", dict, _control_settings),
 }
 """What each path lists: its summary, whether it answers with a list or an object, and how."""
 
@@ -226,7 +286,6 @@ def _listing(path: str, summary: str, answer: type, find: Callable[[Service], An
 OPERATIONS = (
     get_options,
     set_options,
-    refresh_checkpoints,
     png_info,
     *(_listing(path, *rest) for path, rest in _LISTS.items()),
 )

@@ -168,7 +168,9 @@ def with_own_styles(fields: AnyCall, styles: Mapping[str, Style]) -> AnyCall:
     if isinstance(fields, TextToImage):
         # What is left out is the first pass's prompt, which has the words already.
         given = {name: getattr(fields, name) for name in ("hr_prompt", "hr_negative_prompt")}
-        second = dict(zip(given, with_styles(given["hr_prompt"], given["hr_negative_prompt"], chosen)))
+        second = dict(
+            zip(given, with_styles(given["hr_prompt"], given["hr_negative_prompt"], chosen))
+        )
         changed |= {name: second[name] for name, text in given.items() if text}
     return dataclasses.replace(fields, **changed)  # type: ignore[arg-type]
 
