@@ -63,6 +63,9 @@ class Serve(Options):
     allow_origin: UseAppendAction[tuple[str, ...]] = ()
     """A site whose pages may use the server, such as https://example.org; can be given several
     times."""
+    proxy_headers: UseAppendAction[tuple[str, ...]] = ()
+    """The address or network of a proxy before the server, such as 127.0.0.1 or 10.0.0.0/8, whose
+    X-Forwarded-For, -Proto and -Host, or Forwarded, are believed; can be given several times."""
     alias: UseAppendAction[tuple[str, ...]] = ()
     """Another name of a model for clients of OpenAI's API, such as dall-e-3=my-model; can be given
     several times. OpenAI's own names that are not given mean the first model."""
@@ -191,14 +194,18 @@ class Serve(Options):
         return {name: model for name, _, model in pairs}
 
     def _web_settings(self) -> Any:
+        from diffusax.serving.web.proxies import Proxies
         from diffusax.serving.web.security import WebSettings
 
+        # Before anything is loaded, so that a mistake is told at once.
+        Proxies(self.proxy_headers)
         return WebSettings(
             keys=self.keys(),
             priorities=self.priorities(),
             hosts=self.host_name,
             origins=self.allow_origin,
             aliases=self.aliases(),
+            proxies=self.proxy_headers,
             most_steps=self.most_steps,
             most_images=self.most_images,
             most_image_pixels=self.most_pixels,

@@ -96,15 +96,16 @@ def test_the_ends_of_a_variation_are_the_seeds_own_images(server):
 
 
 def test_iterations_go_on_in_the_variation_seeds(server):
-    images, info = post(server, "txt2img", subseed=7, subseed_strength=0.4, n_iter=2)
+    own = {"sampler_name": "Euler a", "subseed_strength": 0.4}
+    images, info = post(server, "txt2img", subseed=7, n_iter=2, **own)
     assert (info["all_seeds"], info["all_subseeds"]) == ([5, 5], [7, 8])
     asked = {"seed": 5, "num_inference_steps": 3, "prompt": "a lion", "sampler": "euler_a"}
     asked |= {"variation_seed": 8, "variation_strength": 0.4, "width": 64, "height": 64}
     job = server.post("/jobs", {**asked, "guidance_scale": 3.0}).json
     assert server.finish(job["id"])["state"] == "done"
-    again, _ = post(server, "txt2img", subseed=8, subseed_strength=0.4)
+    again, _ = post(server, "txt2img", subseed=8, **own)
     assert same(again[0], server.get(f"/jobs/{job['id']}/images/0").image)
-    assert same(post(server, "txt2img", subseed=8, subseed_strength=0.4)[0][0], images[1])
+    assert same(again[0], images[1])
 
 
 @pytest.mark.slow

@@ -248,7 +248,7 @@ class TestWebui:
         assert set(json.loads(text)) == {"error", "detail", "body", "errors"}
         for fields, said in (
             ({"tiling": True}, "tiling must be False here"),
-            ({"subseed_strength": 2.0}, "subseed_strength must be from 0 to 1"),
+            ({"subseed_strength": 2.0}, "subseed_strength must be a number from 0 up to 1"),
             ({"alwayson_scripts": {"AnimateDiff": {"args": [True]}}}, "has 'AnimateDiff'"),
             ({"override_settings": {"sd_vae": 3}}, "sd_vae must be the name"),
         ):

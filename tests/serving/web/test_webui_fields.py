@@ -120,7 +120,9 @@ def cheap(server, monkeypatch):
         found = [server.service.check(generation) for generation in generations]
         image = Image.new("RGB", (found[0].width, found[0].height))
         jobs = [
-            types.SimpleNamespace(generation=one, seeds=[one.seed or 0], images=[image], error=None)
+            types.SimpleNamespace(
+                generation=one, singles=[one.single(0)], images=[image], error=None
+            )
             for one in found
         ]
         work.add([])

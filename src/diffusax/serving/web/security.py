@@ -20,6 +20,7 @@ from diffusax.serving.requests.errors import Refused
 from diffusax.serving.web.bodies import bounded_receive, too_long
 from diffusax.serving.web.monitoring import LOG, log_request
 from diffusax.serving.web.openapi import Operation
+from diffusax.serving.web.proxies import Proxies
 from diffusax.serving.web.replies import error_reply
 
 HEADERS = {
@@ -51,6 +52,8 @@ class WebSettings:
     localhost and the machine's own name; "*" stands for all."""
     origins: tuple[str, ...] = ()
     """Origins of other sites whose pages may use the server, such as https://example.org."""
+    proxies: tuple[str, ...] = ()
+    """Addresses and networks of proxies that tell a request's client, scheme and host."""
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Further names of models for clients of OpenAI's API."""
     most_body: int = 64 * 2**20
@@ -144,6 +147,7 @@ class Guard:
         self._open = [re.compile(_pattern(path)) for path in opened]
         names = ("localhost", socket.gethostname(), *settings.hosts)
         self._hosts = {name.lower() for name in names}
+        self._proxies = Proxies(settings.proxies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, or lets the application do so."""
@@ -153,6 +157,7 @@ class Guard:
                 await self._app(scope, receive, send)
             return
         begun, status = time.monotonic(), 0
+        sent, scope = scope, self._proxies.seen(scope)
         headers, path = Headers(scope=scope), scope["path"]
         bounds = self._settings.most_body, self._settings.body_timeout
 
@@ -171,7 +176,9 @@ class Guard:
             await send(message)
 
         try:
+            # The name that the proxy was asked by, and the one that it asks by itself.
             self._check_host(headers)
+            self._check_host(Headers(scope=sent))
             self._check_origin(headers)
             if scope["method"] == "OPTIONS" and self._foreign(headers):
                 await self._preflight(answer)

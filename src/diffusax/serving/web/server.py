@@ -29,6 +29,7 @@ from diffusax.serving.web.a1111.state import A1111
 from diffusax.serving.web.monitoring import LOG, ROUTE
 from diffusax.serving.web.openapi import Operation, document_operations
 from diffusax.serving.web.page import page_operations
+from diffusax.serving.web.proxies import Proxies
 from diffusax.serving.web.replies import error_reply
 from diffusax.serving.web.security import Guard, WebSettings
 from diffusax.serving.web.service import Service
@@ -160,6 +161,7 @@ class Server(uvicorn.Server):
                 http=connection_class(
                     head_timeout=settings.head_timeout,
                     most=most_connections(settings.most_connections),
+                    proxies=Proxies(settings.proxies),
                 ),
                 ws="none",
                 lifespan="off",
@@ -207,6 +209,8 @@ class Connection(H11Protocol):
     """The seconds in which the request line and the headers must come."""
     most = 1000
     """The most connections at once, see `most_connections`."""
+    proxies = Proxies(())
+    """Whose connections are many clients', and have all places."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for the first request."""
@@ -217,7 +221,8 @@ class Connection(H11Protocol):
         others = [other for other in self.connections if isinstance(other, Connection)]
         same = [other for other in others if other.address == self.address]
         # Half of the places are left to other addresses.
-        if not (_make_room(same, self.most // 2) and _make_room(others, self.most)):
+        most = self.most if self.proxies.trusts(self.address) else self.most // 2
+        if not (_make_room(same, most) and _make_room(others, self.most)):
             LOG.warning("a connection is refused: all %d are busy", len(others))
             self.app = _refuse
 
@@ -260,9 +265,12 @@ class Connection(H11Protocol):
             self._head_timer = None
 
 
-def connection_class(*, head_timeout: float, most: int) -> type[Connection]:
+def connection_class(
+    *, head_timeout: float, most: int, proxies: Proxies | None = None
+) -> type[Connection]:
     """Returns the class of connections with these bounds."""
-    bounds = {"head_timeout": head_timeout, "most": most}
+    bounds: dict[str, Any] = {"head_timeout": head_timeout, "most": most}
+    bounds["proxies"] = proxies or Proxies(())
     return type("Connection", (Connection,), bounds)
 
 

@@ -84,7 +84,8 @@ def _shared(fields: Shared, options: Options, entry: ModelEntry) -> dict[str, An
     """Returns the fields that both calls have."""
     check_present(fields, *size_of(fields, entry))
     check_seed(fields.seed)
-    check_seed(fields.subseed, "subseed")
+    if fields.subseed_strength:
+        check_seed(fields.subseed, "subseed")
     sampler = sampler_of(fields, entry)
     sampler, eta = with_noise(fields, sampler)
     return {
