@@ -23,6 +23,11 @@ FILTERS = {
     "Bilinear": Image.Resampling.BILINEAR,
 }
 """Pillow's filters by the names of upscalers."""
+_STANDARD = (
+    *("ESRGAN_4x", "R-ESRGAN 4x+", "R-ESRGAN 4x+ Anime6B", "LDSR", "ScuNET", "ScuNET GAN"),
+    *("ScuNET PSNR", "SwinIR 4x", "SwinIR_4x", "DAT x2", "DAT x3", "DAT x4", "BSRGAN"),
+)
+"""The networks that A1111 brings, which its clients name without a look at the list."""
 _TILE, _HALO, _MULTIPLE = 256, 16, 32
 """The pixels of a tile's side, of which so many at each border are cut off, and of what the sides
 of an image that is no larger than a tile are made multiples, so that few sizes compile."""
@@ -50,11 +55,18 @@ class Upscalers:
         """Returns the names of all upscalers."""
         return [*FILTERS, *self._listed()]
 
-    def check(self, name: str, param: str) -> None:
-        """Raises Refused where there is no upscaler of a name."""
-        if name not in self.names():
+    def find(self, name: str, param: str) -> str:
+        """Returns the upscaler of a name; that is Lanczos for those of A1111 that are not here.
+
+        Raises:
+            Refused: there is none.
+        """
+        names = {one.lower(): one for one in self.names()}
+        found = names.get(name.lower()) or ("Lanczos" if name in _STANDARD else None)
+        if found is None:
             known = ", ".join(self.names())
             raise Refused(f"{param} must be one of {known} (got {name[:60]!r})", param=param)
+        return found
 
     def resize(self, name: str, image: Image.Image, size: tuple[int, int]) -> Image.Image:
         """Returns an image of another size.

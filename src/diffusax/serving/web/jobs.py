@@ -207,7 +207,7 @@ async def image(request: Request) -> Response:
     """Sends an image. Its address is enough, as img elements send no key."""
     service = service_of(request)
     job = service.engine.job(request.path_params["id"])
-    named = request.path_params["number"]
+    named = request.path_params["number"].removesuffix(".png")
     number = int(named) if named.isascii() and named.isdigit() and len(named) < 6 else -1
     found = job.images[number] if 0 <= number < len(job.images) else None
     if found is None:

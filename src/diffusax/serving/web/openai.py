@@ -280,7 +280,8 @@ def _datum(request: Request, fields: ImageFields, job: Job, index: int) -> dict[
     """Returns one image of an answer, as an address or as base64."""
     found: dict[str, Any] = {"seed": job.seeds[index], "revised_prompt": fields.prompt}
     if _wants_address(fields):
-        url = request.url.replace(path=f"/jobs/{job.id}/images/{index}", query="")
+        # Clients save it under a name with the ending that it has here.
+        url = request.url.replace(path=f"/jobs/{job.id}/images/{index}.png", query="")
         return {**found, "url": str(url)}
     text = write_infotext(job.singles[index], job.seeds[index])
     return {**found, "b64_json": _encoded(fields, job.images[index], text)}

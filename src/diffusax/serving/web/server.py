@@ -24,7 +24,7 @@ from diffusax.serving.catalogue.catalogue import Catalogue
 from diffusax.serving.engine.engine import Engine
 from diffusax.serving.requests.errors import NotFound, Refused
 from diffusax.serving.web import capabilities, hub, jobs, monitoring, openai, writing
-from diffusax.serving.web.a1111 import actions, generation, lists
+from diffusax.serving.web.a1111 import actions, generation, krita, lists
 from diffusax.serving.web.a1111.state import A1111
 from diffusax.serving.web.monitoring import LOG, ROUTE
 from diffusax.serving.web.openapi import Operation, document_operations
@@ -45,6 +45,7 @@ _MODULES: tuple[Any, ...] = (
     generation,
     lists,
     actions,
+    krita,
     hub,
     capabilities,
     writing,

@@ -106,7 +106,7 @@ async def extra_single_image(request: Request) -> Response:
     fields = read_call(SingleImage, await read_json(request))
     service = service_of(request)
     image = await in_thread(_enlarged, service, fields, fields.image, "image")
-    return Json({"html_info": _note(fields), "image": image})
+    return Json({"html_info": _note(service, fields), "image": image})
 
 
 @operation(
@@ -127,16 +127,13 @@ async def extra_batch_images(request: Request) -> Response:
     for i, one in enumerate(listed):
         data = one.get("data") if isinstance(one, dict) else one
         images.append(await in_thread(_enlarged, service, fields, data, f"imageList[{i}]"))
-    return Json({"html_info": _note(fields), "images": images})
+    return Json({"html_info": _note(service, fields), "images": images})
 
 
 def _enlarged(service: Service, fields: Extras, sent: Any, param: str) -> str:
     """Returns an image made larger, in base64, with the settings that its file had."""
     upscalers, most = service.upscalers, service.settings.most_pixels
-    names = {"upscaler_1": fields.upscaler_1, "upscaler_2": fields.upscaler_2}
-    for name, value in names.items():
-        if value != "None":
-            upscalers.check(value, name)
+    one, two = _upscalers(service, fields)
     data = decode_base64(sent, param)
     image = as_rgb(image_from_base64(sent, param, most), param)
     size = _target(fields, image)
@@ -147,16 +144,25 @@ def _enlarged(service: Service, fields: Extras, sent: Any, param: str) -> str:
             code="limit_exceeded",
         )
     first = image
-    if fields.upscaler_1 != "None":
-        first = upscalers.resize(fields.upscaler_1, image, size)
-        if fields.upscaler_2 != "None" and fields.extras_upscaler_2_visibility:
-            second = upscalers.resize(fields.upscaler_2, image, size)
+    if one != "None":
+        first = upscalers.resize(one, image, size)
+        if two != "None" and fields.extras_upscaler_2_visibility:
+            second = upscalers.resize(two, image, size)
             first = Image.blend(first, second, fields.extras_upscaler_2_visibility)
         if fields.resize_mode == 1 and fields.upscaling_crop:
             first = _cropped(first, fields.upscaling_resize_w, fields.upscaling_resize_h)
     with open_with_texts(data, param, most) as opened:
         text = webui_text(texts_of(opened), opened.size)
     return in_base64(encode(first, text=text))
+
+
+def _upscalers(service: Service, fields: Extras) -> list[str]:
+    """Returns the names of both upscalers."""
+    names = {"upscaler_1": fields.upscaler_1, "upscaler_2": fields.upscaler_2}
+    return [
+        name if name == "None" else service.upscalers.find(name, param)
+        for param, name in names.items()
+    ]
 
 
 def _target(fields: Extras, image: Image.Image) -> tuple[int, int]:
@@ -179,10 +185,16 @@ def _cropped(image: Image.Image, width: int, height: int) -> Image.Image:
     return canvas
 
 
-def _note(fields: Extras) -> str:
+def _note(service: Service, fields: Extras) -> str:
+    """Says in HTML what of a call is read over."""
+    found = []
     if fields.gfpgan_visibility or fields.codeformer_visibility:
-        return "<p>There are no restorers of faces here; the images are only larger.</p>"
-    return ""
+        found.append("There are no restorers of faces here; the images are only larger.")
+    asked = fields.upscaler_1, fields.upscaler_2
+    for name, used in zip(asked, _upscalers(service, fields)):
+        if name.lower() != used.lower():
+            found.append(f"There is no {name} here, so {used} made the image larger.")
+    return "".join(f"<p>{text}</p>" for text in found)
 
 
 @operation(

@@ -27,6 +27,7 @@ from diffusax.serving.web.a1111.hires import (
     enlargement,
     second_pass,
     settings_of_second_pass,
+    upscaler_of,
 )
 from diffusax.serving.web.a1111.reading import (
     call_warnings,
@@ -69,8 +70,13 @@ _TRUE = ("true", "1", "on", "yes", "t", "y")
 )
 async def txt2img(request: Request) -> Response:
     """Generates images from a prompt."""
+    return await in_thread(_reply, await from_prompt(request, await read_json(request)))
+
+
+async def from_prompt(request: Request, values: dict[str, Any]) -> "Made":
+    """Generates images from a prompt, for the values of a call of txt2img."""
     service = service_of(request)
-    call = await _read(request, TextToImage)
+    call = await _read(request, values, TextToImage)
     fields, entry = call.fields, call.entry
     generations = await in_thread(text_to_image, fields, call.options, entry, service.settings)
     if fields.enable_hr:
@@ -91,7 +97,7 @@ async def txt2img(request: Request) -> Response:
             if again:
                 jobs = await _run(request, work, again)
                 hires = settings_of_second_pass(fields, first, jobs[0].generation)
-    return await in_thread(_reply, call, jobs, first, hires)
+    return Made(call, jobs, first, hires)
 
 
 @operation(
@@ -105,13 +111,18 @@ async def txt2img(request: Request) -> Response:
 )
 async def img2img(request: Request) -> Response:
     """Generates images from images."""
-    call = await _read(request, ImageToImage)
+    return await in_thread(_reply, await from_images(request, await read_json(request)))
+
+
+async def from_images(request: Request, values: dict[str, Any]) -> "Made":
+    """Generates images from images, for the values of a call of img2img."""
+    call = await _read(request, values, ImageToImage)
     settings = service_of(request).settings
     generations = await in_thread(image_to_image, call.fields, call.options, call.entry, settings)
     work = Work(client_of(request), 1)
     with state_of(request).works.during(work):
         jobs = await _run(request, work, generations)
-    return await in_thread(_reply, call, jobs, jobs[0].generation, {})
+    return Made(call, jobs, jobs[0].generation, {})
 
 
 @operation(
@@ -165,9 +176,8 @@ class _Call(Generic[_Fields]):
     """What is read over, in sentences."""
 
 
-async def _read(request: Request, kind: type[_Fields]) -> _Call[_Fields]:
+async def _read(request: Request, values: dict[str, Any], kind: type[_Fields]) -> _Call[_Fields]:
     """Reads a call, and checks how much it asks for."""
-    values = await read_json(request)
     fields = read_call(kind, values)
     service, client, kept = service_of(request), client_of(request), state_of(request).options
     options = kept.get(client).changed(fields.override_settings, service.catalogue)
@@ -181,9 +191,20 @@ async def _read(request: Request, kind: type[_Fields]) -> _Call[_Fields]:
     styles = service.catalogue.styles
     warnings = (
         *call_warnings(fields, entry, styles),
+        *_upscaler_warnings(service, fields),
         *option_warnings(fields.override_settings),
     )
     return _Call(values, with_own_styles(fields, styles), options, entry, warnings)
+
+
+def _upscaler_warnings(service: Service, fields: Shared) -> list[str]:
+    """Returns a sentence where another upscaler stands for the second pass's."""
+    if not isinstance(fields, TextToImage) or not fields.enable_hr:
+        return []
+    name = upscaler_of(fields)
+    used = service.upscalers.find(name, "hr_upscaler")
+    same = name.lower() == used.lower()
+    return [] if same else [f"hr_upscaler is {used} here, as there is no {name}"]
 
 
 def _check_second_pass(
@@ -226,30 +247,51 @@ async def _run(request: Request, work: Work, generations: list[Generation]) -> l
     return jobs
 
 
-def _reply(call: _Call[Any], jobs: list[Job], first: Generation, hires: dict[str, Any]) -> Response:
-    """Returns the images that are done, with what A1111's clients read about them.
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What a call has made."""
 
-    Arguments:
-        call: the call.
-        jobs: those of the last pass.
-        first: what the first pass generated.
-        hires: the settings of the second pass for the images' texts; empty without one.
-    """
-    fields = call.fields
-    images, texts, done = [], [], []
-    for job in jobs:
-        for single, image in zip(job.singles, job.images):
-            if image is not None:
-                shown = _with_seeds(first, single) if hires else single
-                texts.append(write_infotext(shown, single.seed or 0, hires))
-                done.append(single)
-                if fields.send_images:
-                    images.append(in_base64(encode(image, text=texts[-1])))
-    info = _info(call, first, texts, done, hires)
+    call: _Call[Any]
+    jobs: list[Job]
+    """Those of the last pass."""
+    first: Generation
+    """What the first pass generated."""
+    hires: dict[str, Any]
+    """The settings of the second pass for the images' texts; empty without one."""
+
+    @property
+    def images(self) -> list[tuple[Generation, Image.Image]]:
+        """The images that are done, each with what generates it by itself."""
+        return [
+            (single, image)
+            for job in self.jobs
+            for single, image in zip(job.singles, job.images)
+            if image is not None
+        ]
+
+    def text(self, single: Generation) -> str:
+        """Returns the settings of an image as text."""
+        shown = _with_seeds(self.first, single) if self.hires else single
+        return write_infotext(shown, single.seed or 0, self.hires)
+
+    def info(self) -> str:
+        """Returns what A1111's clients read of the images, in JSON."""
+        done = [single for single, _ in self.images]
+        texts = [self.text(single) for single in done]
+        return encode_json(_info(self.call, self.first, texts, done, self.hires)).decode()
+
+
+def _reply(made: Made) -> Response:
+    """Returns the images that are done, with what A1111's clients read about them."""
+    fields = made.call.fields
+    images = [
+        in_base64(encode(image, text=made.text(single)))
+        for single, image in (made.images if fields.send_images else [])
+    ]
     kept = _SENT_BACK if getattr(fields, "include_init_images", False) else ()
     left_out = {*_SENT_BACK, "alwayson_scripts"} - {*kept}
-    parameters = {name: value for name, value in call.values.items() if name not in left_out}
-    return Json({"images": images, "parameters": parameters, "info": encode_json(info).decode()})
+    parameters = {name: value for name, value in made.call.values.items() if name not in left_out}
+    return Json({"images": images, "parameters": parameters, "info": made.info()})
 
 
 def _with_seeds(generation: Generation, single: Generation) -> Generation:

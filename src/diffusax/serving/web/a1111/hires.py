@@ -96,8 +96,7 @@ def second_pass(
     Raises:
         Refused: its upscaler or its sampler is not there.
     """
-    upscaler = upscaler_of(fields)
-    upscalers.check(upscaler, "hr_upscaler")
+    upscaler = upscalers.find(upscaler_of(fields), "hr_upscaler")
     larger = enlargement(fields, first.width or 8, first.height or 8, entry.multiple)
     sampler, eta = _sampler(fields, first, entry)
     steps = fields.hr_second_pass_steps or first.num_inference_steps or 1
