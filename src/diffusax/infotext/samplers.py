@@ -114,8 +114,8 @@ def sampler_titles() -> dict[str, str]:
     """Returns what stable-diffusion-webui's users call the samplers, the most usual ones first."""
     found: dict[str, str] = {}
     for one in WEBUI_SAMPLERS:
-        plain, label = {one.own: one.name}, SCHEDULES["karras"]
-        karras = {f"{one.own}_karras": f"{one.name} {label}"} if "karras" in one.schedules else {}
+        plain, own = {one.own: one.name}, f"{one.own}_karras"
+        karras = {own: f"{one.name} {SCHEDULES['karras']}"} if own in SAMPLER_NAMES else {}
         found |= {**karras, **plain} if one.default == "karras" else {**plain, **karras}
     return found
 
