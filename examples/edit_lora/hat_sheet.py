@@ -13,7 +13,7 @@ import diffusax
 from diffusax.utils import labelled_grid
 
 PROMPTS = ("put a hat on it", "give it a hat", "make the background blue", "make it night")
-CELL = 96
+CELL = 72
 
 
 def edited(pipe: Any, images: list[Image.Image], prompt: str, scale: float) -> list[Image.Image]:

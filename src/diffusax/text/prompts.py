@@ -38,7 +38,8 @@ _SYNTAX = re.compile(
     r"|(?P<close>[)\]])"
     r"|(?P<text>[^\\()\[\]:]+|[\\:])"
 )
-_BREAK = re.compile(r"\bBREAK\b")
+BREAK = re.compile(r"\bBREAK\b")
+"""The word that starts a new window of a long prompt."""
 
 logger = logging.getLogger(__name__)
 
@@ -234,7 +235,7 @@ def _long(tokenizer: CLIPTokenizer, text: str, weighting: bool) -> list[list[Tok
     """Returns the windows of a long prompt."""
     sections: list[list[Token]] = [[]]
     for part, weight in _parts(text, weighting):
-        for i, piece in enumerate(_BREAK.split(part)):
+        for i, piece in enumerate(BREAK.split(part)):
             if i:
                 sections.append([])
             sections[-1] += [Token(token, weight) for token in tokenizer.ids_of(piece)]
