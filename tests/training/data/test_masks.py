@@ -130,7 +130,7 @@ def test_recipes_read_masks_and_an_autoencoder_says_that_it_does_not(checkpoint,
 
 MASKED = {
     "lines": ("mask", {"all.jsonl": None}),
-    "folders": ("masks", {"1.txt": "a", "control/1.png": 1, "masks/1.png": 3}),
+    "folders": ("areas", {"1.txt": "a", "control/1.png": 1, "areas/1.png": 3}),
     "beside": ("mask", {"1.txt": "a", "control/1.png": 1, "1_mask.png": 3}),
     "metadata": ("mask", {"metadata.jsonl": None}),
 }
@@ -163,7 +163,7 @@ def test_masks_of_edits_may_lie_beside_the_edited_images(tmp_path, layout):
     np.testing.assert_array_equal(pixels[1], np.asarray(picture(1, (32, 32))))
     grey = np.asarray(picture(3, (32, 32)).convert("L"))
     np.testing.assert_array_equal(weights["loss_weights"], mask_weights(grey, 8, normalized=True))
-    for name in ("masks/1.png", "1_mask.png", "2.png"):
+    for name in ("areas/1.png", "1_mask.png", "2.png"):
         (tmp_path / name).unlink(missing_ok=True)
     with pytest.raises(ValueError, match=r"has no mask of its name|which is not there"):
         open_data(config, ("input_image", "edit_prompt", "edited_image"))
