@@ -5,6 +5,7 @@ import io
 import json
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from PIL import Image
 from support.running_server import mask, picture, running, sent
 
 import diffusax
+from diffusax.serving.requests.generation import SEEDS, Generation
+from diffusax.serving.web.a1111.fields import TextToImage, read_call
+from diffusax.serving.web.a1111.reading import call_warnings, sampler_of
 
 STYLES = """name,prompt,negative_prompt
 Oil,"an oil painting of {prompt}, thick paint",photo
@@ -211,3 +215,34 @@ def test_an_interrupted_call_answers_with_the_image_as_it_is(server):
     assert np.asarray(images[0]).std() > 5
     shown = server.get("/sdapi/v1/progress").json
     assert (shown["progress"], shown["state"]["job_count"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "schedule", "own"),
+    [
+        ("Euler", None, "flow_euler"),
+        ("Euler", "Beta", "flow_euler"),
+        ("Heun", None, "flow_heun"),
+        ("DPM++ 2M", "Karras", "flow_euler"),
+        ("UniPC", None, "unipc"),
+        ("Flow Euler", None, "flow_euler"),
+    ],
+)
+def test_networks_of_flow_matching_get_a_sampler_of_theirs(asked, schedule, own):
+    samplers = ("flow_euler", "flow_heun", "unipc")
+    entry = types.SimpleNamespace(
+        name="flux", family="Flux", sampler="flow_euler", samplers=samplers, width=64, height=64
+    )
+    fields = read_call(TextToImage, {"sampler_name": asked, "scheduler": schedule})
+    assert sampler_of(fields, entry) == own
+    warned = call_warnings(fields, entry, {})
+    assert bool(warned) == (asked == "DPM++ 2M" or schedule == "Beta")
+    assert not warned or "which is generated with flow_euler (got" in warned[0]
+
+
+def test_the_images_of_a_request_by_themselves():
+    one = Generation(seed=SEEDS - 1, num_images=3)
+    assert [one.single(i).seed for i in range(3)] == [SEEDS - 1, 0, 1]
+    other = Generation(seed=5, variation_seed=SEEDS - 1, variation_strength=0.1)
+    assert [other.single(i).variation_seed for i in range(2)] == [SEEDS - 1, 0]
+    assert {other.single(i).seed for i in range(3)} == {5}
