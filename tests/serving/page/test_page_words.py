@@ -169,6 +169,7 @@ def test_several_pictures_are_looked_at_in_their_order(visitor, server):
         drop(visitor, png(colour=colour), name=f"{colour}.png", on="#references .picker span")
         page.locator(".reference", has_text=colour).wait_for()
     assert page.locator("#references .picker").count() == 0
+    assert "false" not in page.inner_text("#references")
     assert violations(page) == []
     page.get_by_role("button", name="Before the one above: blue.png").click()
     page.get_by_role("button", name="As the first: blue.png").click()

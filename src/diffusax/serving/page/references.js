@@ -33,12 +33,13 @@ export class References extends EventTarget {
     const shown = this.entries.slice(0, most - 1);
     const over = this.entries.length - shown.length;
     const room = shown.length < most - 1;
-    place.replaceChildren(
+    const parts = [
       h("p", { className: "hint" }, `The model looks at up to ${most} pictures; the one above is the first.`),
       h("ol", { className: "references", start: 2 }, ...shown.map((entry, at) => this.#item(entry, at))),
       over > 0 && h("p", { className: "hint bad" }, `${over} more are left out: the model looks at ${most}.`),
       room && multiplePicker("Add further pictures", (files) => this.#addAll(files)),
-    );
+    ];
+    place.replaceChildren(...parts.filter(Boolean));
   }
 
   /** The blobs of a drawing. */
