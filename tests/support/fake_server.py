@@ -54,6 +54,7 @@ def model(name: str, **changed: Any) -> dict[str, Any]:
         "sampler": "euler_a",
         "samplers": SAMPLERS,
         "images": 1,
+        "strength": True,
         "path": name,
         "loaded": True,
     } | changed
@@ -135,7 +136,9 @@ class FakeServer:
 
     async def capabilities(self, request: Request) -> Response:
         edit = model("emoji-edit", kind="edit", tasks=["edit"], image_guidance_scale=1.5, steps=6)
-        several = model("several", title="Looks at several", tasks=TASKS[:2], images=3)
+        several = model(
+            "several", title="Looks at several", tasks=TASKS[:2], images=3, strength=False
+        )
         plain = model("sd", title="SD 1.5", width=512, height=512)
         models = [model("emoji"), edit, plain, several]
         named = lambda name, **more: [{"name": name, "title": name.title(), **more}]  # noqa: E731

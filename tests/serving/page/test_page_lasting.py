@@ -65,7 +65,7 @@ def test_a_key_that_is_pressed_twice_deletes_one_picture(visitor, server):
 def test_a_drawing_goes_on_through_a_reload(visitor, server):
     server.pace = None
     visitor.draw("a frog")
-    waiting(lambda: server.jobs)
+    visitor.page.locator(".tile[data-state=queued]").wait_for()
     visitor.page.reload()
     visitor.page.locator(".tile[data-kind=job]").wait_for()
     server.pace = 0.01

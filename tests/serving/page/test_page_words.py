@@ -174,9 +174,11 @@ def test_several_pictures_are_looked_at_in_their_order(visitor, server):
     page.get_by_role("button", name="Before the one above: blue.png").click()
     page.get_by_role("button", name="As the first: blue.png").click()
     page.locator(".reference", has_text="red.png").wait_for()
+    assert page.locator("#strength").is_hidden()
     visitor.draw("all of them")
     visitor.pictures(1)
     [asked] = server.asked
+    assert "strength" not in asked
     sent = [asked["image"], *asked["more_images"]]
     colours = [pixels(uri)[5, 5].tolist() for uri in sent]
     assert colours == [[0, 0, 255], [255, 0, 0], [0, 255, 0]]
@@ -186,6 +188,7 @@ def test_several_pictures_are_looked_at_in_their_order(visitor, server):
     visitor.draw("one of them")
     visitor.pictures(2)
     assert "more_images" not in server.asked[1]
+    assert server.asked[1]["strength"] == 0.7
     page.select_option("#model", "several")
     page.reload()
     visitor.connected()

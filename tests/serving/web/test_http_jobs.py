@@ -251,7 +251,7 @@ def test_capabilities_list_what_requests_can_name(server):
         ("dpm++2m", "DPM++ 2M"),
     ]
     assert set(found["sampler_titles"]) == set(found["samplers"])
-    assert model["images"] == 1
+    assert (model["images"], model["strength"]) == (1, True)
     assert not found["api_key_needed"]
 
 
@@ -305,3 +305,22 @@ def test_health_readiness_and_metrics(server, monkeypatch):
     for route, status in (("none", 404), ("/jobs", 422), ("/metrics", 500)):
         assert f'diffusax_requests_total{{route="{route}",status="{status}"}}' in text
     assert 'diffusax_requests_total{route="/health",status="200"}' in text
+
+
+def test_pictures_beside_loras_are_sent(tmp_path):
+    folder = tmp_path / "Lora"
+    folder.mkdir()
+    for name in ("owl", "plain"):
+        owl = Path(diffusax.__file__).parent / "data/emoji_owl/pytorch_lora_weights.safetensors"
+        (folder / f"{name}.safetensors").write_bytes(owl.read_bytes())
+    data = encode(picture(8, 8))
+    (folder / "owl.preview.png").write_bytes(data)
+    with running("emoji", tmp_path) as found:
+        loras = found.get("/capabilities").json["loras"]
+        assert {one["name"]: one["preview"] for one in loras} == {"owl": True, "plain": False}
+        answer = found.get("/loras/owl/preview")
+        assert (answer.headers["content-type"], answer.body) == ("image/png", data)
+        assert found.get("/loras/plain/preview").status == 404
+        (folder / "owl.preview.png").unlink()
+        assert found.get("/loras/owl/preview").status == 404
+        assert found.get("/loras/..%2f..%2fx/preview").status == 404

@@ -79,6 +79,8 @@ class ModelDescription:
     """The samplers that suit the model."""
     images: int
     """The most images that it looks at together, when it is given some; mostly 1."""
+    strength: bool
+    """Whether a strength says how much of an image is generated anew; others look at it."""
     loaded: bool
 
 
@@ -222,6 +224,8 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         sampler=sampler_name(scheduler),
         samplers=_samplers_for(scheduler),
         images=family.edits.most,
+        strength=_does(origin, "image-to-image")
+        and "strength" in arguments_of(_class_for(origin, "image-to-image")),
         path=Path(source),
     )
     dim = parts.denoiser.context_dim

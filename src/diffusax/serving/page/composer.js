@@ -23,6 +23,11 @@ export class Composer {
     return model?.tasks?.includes(task) ?? false;
   }
 
+  /** Whether a model draws a picture anew by a strength; others look at it. */
+  redraws(model = this.settings.model) {
+    return this.offers("image-to-image", model) && model.strength !== false;
+  }
+
   get edits() {
     return this.settings.model?.kind === "edit";
   }
@@ -35,7 +40,7 @@ export class Composer {
     this.lastSeed = values.seed ?? newSeed();
     const { multiple = 8 } = this.settings.model;
     const larger = { scale: larger_scale, strength: larger_strength, multiple };
-    const then = larger_on && this.offers("image-to-image") ? larger : null;
+    const then = larger_on && this.redraws() ? larger : null;
     const handed = await this.#hand(async () => {
       const drawing = await this.#compose({ ...values, seed: this.lastSeed });
       if (!this.grid.on) return this.#set(drawing, count, then);
@@ -65,7 +70,7 @@ export class Composer {
   /** Says whether its model draws from pictures. */
   varies({ settings }) {
     const model = this.settings.models.find(({ name }) => name === settings.model);
-    return model?.kind !== "edit" && this.offers("image-to-image", model);
+    return model?.kind !== "edit" && this.redraws(model);
   }
 
   #hasPicture() {
@@ -120,7 +125,7 @@ export class Composer {
     if (more.length) drawing.more_images = more;
     if (Object.keys(this.loras.weights).length) drawing.adapters = { ...this.loras.weights };
     if (this.edits) drawing.image_guidance_scale = image_guidance_scale;
-    else if (drawing.image) drawing.strength = strength;
+    else if (drawing.mask_image || (drawing.image && this.redraws())) drawing.strength = strength;
     if (drawing.mask_image) Object.assign(drawing, { mask_blur, padding_mask_crop });
     const steering = this.edits ? [] : await this.controls.drawing(width, height);
     if (steering.length) drawing.controls = steering;

@@ -72,11 +72,11 @@ function changed() {
   if (picture || !edits) mended("source");
   $("#source-options").hidden = !picture;
   $("#mask-options").hidden = !mask;
-  $("#field-strength").hidden = edits;
+  $("#field-strength").hidden = edits || !(mask || composer.redraws());
   $("#field-image-guidance").hidden = !edits;
   $("#source-summary").textContent = !picture ? (edits ? "needed" : "none") : mask ? "with a mask" : "on";
   $("#group-controls").hidden = !can?.controlnets?.length || edits;
-  $("#group-larger").hidden = !composer.offers("image-to-image");
+  $("#group-larger").hidden = !composer.redraws();
   references.show(mask ? 1 : (settings.model?.images ?? 1));
   const paint = $("#paint");
   if (paint) paint.hidden = !composer.offers("inpainting");
