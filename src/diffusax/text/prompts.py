@@ -38,8 +38,7 @@ _SYNTAX = re.compile(
     r"|(?P<close>[)\]])"
     r"|(?P<text>[^\\()\[\]:]+|[\\:])"
 )
-BREAK = re.compile(r"\bBREAK\b")
-"""The word that starts a new window of a long prompt."""
+_BREAK = re.compile(r"\bBREAK\b")
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +107,15 @@ def tokenize_prompts(
             if weights is not None:
                 weights[i, w, 1 : len(window) + 1] = [token.weight for token in window]
     return PromptTokens(input_ids, weights)
+
+
+def window_lengths(tokenizer: CLIPTokenizer, text: str, *, weighting: bool = False) -> list[int]:
+    """Returns how many tokens are in each window of a long prompt, without bos, eos and pads.
+
+    Raises:
+        ValueError: as `tokenize_prompts` does.
+    """
+    return [len(window) for window in _long(tokenizer, text, weighting)]
 
 
 def parse_weights(text: str) -> list[tuple[str, float]]:
@@ -235,7 +243,7 @@ def _long(tokenizer: CLIPTokenizer, text: str, weighting: bool) -> list[list[Tok
     """Returns the windows of a long prompt."""
     sections: list[list[Token]] = [[]]
     for part, weight in _parts(text, weighting):
-        for i, piece in enumerate(BREAK.split(part)):
+        for i, piece in enumerate(_BREAK.split(part)):
             if i:
                 sections.append([])
             sections[-1] += [Token(token, weight) for token in tokenizer.ids_of(piece)]

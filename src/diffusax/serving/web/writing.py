@@ -17,7 +17,7 @@ from diffusax.serving.web.replies import Json
 from diffusax.serving.web.security import check_most
 from diffusax.serving.web.service import service_of
 from diffusax.text.extra_networks import read_tags
-from diffusax.text.prompts import BREAK, parse_weights, tokenize_prompts
+from diffusax.text.prompts import window_lengths
 from diffusax.text.tokenizer import CLIPTokenizer
 
 _KINDS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
@@ -86,12 +86,9 @@ def count_tokens(
     if not isinstance(tokenizer, CLIPTokenizer):
         count = len(tokenizer(text, add_special_tokens=False).input_ids[0])
         return TokensAnswer(tokens=count, most=most, window=most)
-    parts = [part for part, _ in parse_weights(text)] if weighting else [text]
-    pieces = [piece for part in parts for piece in BREAK.split(part)]
-    count = sum(len(tokenizer.ids_of(piece)) for piece in pieces)
-    windows = tokenize_prompts(tokenizer, text, long_prompt=True, weighting=weighting).windows
+    lengths = window_lengths(tokenizer, text, weighting=weighting)
     room = tokenizer.model_max_length - 2
-    return TokensAnswer(tokens=count, most=windows * room, window=room)
+    return TokensAnswer(tokens=sum(lengths), most=len(lengths) * room, window=room)
 
 
 @operation(
