@@ -7,7 +7,7 @@ from PIL import Image
 
 pytest.importorskip("starlette")
 
-from support.browser import violations, waiting
+from support.browser import violations, visiting, waiting
 
 PICTURES = ".tile[data-kind=picture]"
 
@@ -252,3 +252,36 @@ def test_what_fails_is_said_once_and_goes_when_it_is_mended(visitor, server):
     visitor.draw("a cat")
     visitor.pictures(4)
     assert page.locator(".why").count() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_window_is_fit_for_all_people(browser, server, width):
+    server.upscales = True
+    size = {"width": width, "height": 844}
+    with visiting(browser, server.url, viewport=size, color_scheme="dark") as visitor:
+        page = visitor.page
+        for count in (1, 2):
+            page.fill("#prompt", f"a frog {count}")
+            page.click("#draw")
+            visitor.pictures(count)
+        page.locator(".tile .open").first.click()
+        page.locator("#upscaler").wait_for()
+        assert violations(page) == []
+        page.get_by_role("button", name="Compare", exact=True).click()
+        page.wait_for_selector("#compare[open]")
+        assert violations(page) == []
+        page.keyboard.press("Escape")
+        page.click("#select")
+        page.locator(".tile .open").first.click()
+        page.click("#chosen-favourite")
+        assert violations(page) == []
+        page.click("#chosen-delete")
+        page.get_by_role("button", name="Undo").wait_for()
+        assert violations(page) == []
+        page.fill("#find", "nothing is so")
+        page.click("#show-all", trial=True)
+        assert violations(page) == []
+        page.evaluate("document.querySelector('#help').showModal()")
+        assert violations(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
