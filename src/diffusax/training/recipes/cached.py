@@ -12,18 +12,26 @@ from diffusax.boundary.files import load_json
 from diffusax.models.network import Params
 from diffusax.models.parameter_tree import ordered_leaves
 from diffusax.training.data.buckets import Buckets
-from diffusax.training.data.examples import (
-    LATENTS,
-)
+from diffusax.training.data.examples import LATENTS
+from diffusax.training.data.opening import log_buckets
+from diffusax.training.data.options import DataConfig
 from diffusax.training.data.sources import ArrowSource
-from diffusax.training.recipes.base_model import (
-    BaseModel,
-)
+from diffusax.training.data.summary import log_summary
+from diffusax.training.recipes.base_model import BaseModel
 
 INDEX = "cache.json"
 _STEERING = "conditioning_pixel_values"
 EDITS = "instruct-pix2pix"
 EMPTY_FILE = "empty.npz"
+
+
+_OF_ROWS = frozenset(
+    [
+        *("path", "own_part", "workers", "threads", "reference_dropout"),
+        *("streaming", "streaming_cache", "streaming_window"),
+    ]
+)
+"""The options of a data set that say nothing of its images or captions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,3 +154,43 @@ def _recipe_of(index: Mapping[str, Any]) -> str:
 
 def _shapes(index: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(shape) for name, shape in index["shapes"].items()}
+
+
+def open_cache(
+    data: DataConfig, base: BaseModel, *, recipe: str, check: bool = True
+) -> CachedSource:
+    """Opens the cache that the options of a data set name, and logs what it holds.
+
+    The arguments are otherwise those of `CachedSource.open`.
+
+    Raises:
+        ValueError: it cannot be read, or does not suit the checkpoint or the options.
+    """
+    _check_without_images(data)
+    cache = CachedSource.open(data.path, base, recipe=recipe, check=check)
+    log_summary(cache, tuple(cache.shapes), {}, place=f"{data.path}, latents")
+    _check_parts(data, cache)
+    return cache
+
+
+def _check_parts(data: DataConfig, cache: CachedSource) -> None:
+    """Raises ValueError where processes would step through sizes of their own; logs the sizes."""
+    if cache.buckets is None:
+        return
+    if data.own_part:
+        raise ValueError(
+            f"data.own_part cannot be with {data.path}, as all processes step through the same "
+            "sizes; put the cache where all of them see it"
+        )
+    log_buckets(cache.buckets)
+
+
+def _check_without_images(data: DataConfig) -> None:
+    """Raises ValueError where options for images are given with a cache of latents."""
+    names = [field.name for field in dataclasses.fields(data) if field.name not in _OF_ROWS]
+    given = [data.group + n for n in names if getattr(data, n) != getattr(type(data), n)]
+    if given:
+        raise ValueError(
+            f"{data.path} holds latents, on which {' and '.join(given)} can do nothing; give "
+            "them to cache-latents"
+        )

@@ -1,6 +1,5 @@
 """The base of the recipes that train a denoiser: its checkpoint, loss, validation and result."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,13 +34,11 @@ from diffusax.training.config import DenoiserConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import Size
 from diffusax.training.data.examples import image_size
-from diffusax.training.data.opening import log_buckets, open_images
-from diffusax.training.data.options import DataConfig
+from diffusax.training.data.opening import open_images
 from diffusax.training.data.sources import Source
-from diffusax.training.data.summary import log_summary
 from diffusax.training.options import require_options
 from diffusax.training.recipes.base_model import BaseModel, draw_images
-from diffusax.training.recipes.cached import CachedSource, is_cache
+from diffusax.training.recipes.cached import is_cache, open_cache
 from diffusax.training.recipes.row_examples import caption_example
 from diffusax.training.step.denoising import STATISTICS, DenoisingLoss
 from diffusax.training.step.encoding import embedding_entries, encode_captions
@@ -49,14 +46,6 @@ from diffusax.training.step.step import Batch
 
 ZERO_AT_START = frozenset(["conv2", "proj_out", "conv_out"])
 """The ends of residual branches, which start as identities (Dhariwal and Nichol 2021's code)."""
-
-_OF_ROWS = frozenset(
-    [
-        *("path", "own_part", "workers", "threads", "reference_dropout"),
-        *("streaming", "streaming_cache", "streaming_window"),
-    ]
-)
-"""The options of a data set that say nothing of its images or captions."""
 
 
 class Denoiser:
@@ -117,13 +106,9 @@ class Denoiser:
         """Texts that are embedded once, by their names among the frozen parameters; a recipe with
         some sets `embedded`, too: its steps have embeddings instead of tokens."""
         if self.cached:
-            _check_without_images(data)
             plain = "text-to-image" if controlnet is None else "controlnet"
             recipe = "instruct-pix2pix" if edits else plain
-            check = not compile_only
-            self.source = cache = CachedSource.open(data.path, base, recipe=recipe, check=check)
-            log_summary(cache, tuple(cache.shapes), {}, place=f"{data.path}, latents")
-            _check_parts(data, cache)
+            self.source = cache = open_cache(data, base, recipe=recipe, check=not compile_only)
             self.embedded = base.family.embedding_columns[0] in cache.shapes
         else:
             self.source = open_images(
@@ -417,26 +402,3 @@ class Denoiser:
             shifts = getattr(scheduler, "use_dynamic_shifting", False) and scheduler.needs_mu
             # Any shift does to see whether the scheduler takes so many steps.
             scheduler.schedule(options.steps, mu=1.0 if shifts else None)
-
-
-def _check_parts(data: DataConfig, cache: CachedSource) -> None:
-    """Raises ValueError where processes would step through sizes of their own; logs the sizes."""
-    if cache.buckets is None:
-        return
-    if data.own_part:
-        raise ValueError(
-            f"data.own_part cannot be with {data.path}, as all processes step through the same "
-            "sizes; put the cache where all of them see it"
-        )
-    log_buckets(cache.buckets)
-
-
-def _check_without_images(data: DataConfig) -> None:
-    """Raises ValueError where options for images are given with a cache of latents."""
-    names = [field.name for field in dataclasses.fields(data) if field.name not in _OF_ROWS]
-    given = [data.group + n for n in names if getattr(data, n) != getattr(type(data), n)]
-    if given:
-        raise ValueError(
-            f"{data.path} holds latents, on which {' and '.join(given)} can do nothing; give "
-            "them to cache-latents"
-        )
