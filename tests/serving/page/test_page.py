@@ -143,8 +143,11 @@ def test_several_pictures_have_a_seed_each(visitor, server):
 @pytest.mark.slow
 def test_a_picture_that_is_deleted_before_its_drawing_ends_stays_so(visitor, server):
     server.pace = 0.1
-    visitor.open("size")
-    visitor.draw("a frog", num_images=2, num_inference_steps=12)
+    # Earlier versions of the page asked for several pictures at once.
+    drawing = {"prompt": "a frog", "num_images": 2, "num_inference_steps": 12, "seed": 1}
+    drawing |= {"width": 64, "height": 64, "model": "emoji"}
+    record = {"id": "old", "created": 1, "state": "unsent", "drawing": drawing}
+    visitor.call("store.js", "await m.put('jobs', v[0])", record)
     waiting(lambda: any(job["pictures"][0] for job in server.jobs.values()))
     server.pace = None
     visitor.page.locator(".tile .open").click()
