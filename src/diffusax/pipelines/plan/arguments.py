@@ -135,7 +135,7 @@ class Call:
     before `resolve_adapters`."""
     tensors: bool = False
     """Whether latents and what callbacks see are tensors of PyTorch instead of JAX's arrays."""
-    variation: Any = None
+    turned_noise: Any = None
     """The seed towards whose first noise that of `seed` is turned, and how far, from 0 to 1; None
     for no other seed."""
     masked_fill: Any = None

@@ -78,9 +78,9 @@ def set_up(
 def _noise(call: Call, images: int) -> Noise:
     """Returns the source of random numbers for the images of a call."""
     own = noise_source(call.noise, call.seed, images, call.generators)
-    if call.variation is None:
+    if call.turned_noise is None:
         return own
-    seed, strength = call.variation
+    seed, strength = call.turned_noise
     other = noise_source(call.noise, seed, images)
     assert not isinstance(own, VariedNoise)
     assert not isinstance(other, VariedNoise)

@@ -194,7 +194,7 @@ def _with_variations(call: Call, single: Generation) -> Call:
     varies, fill = single.variation_strength, single.masked_fill
     return dataclasses.replace(
         call,
-        variation=(single.variation_seed or 0, varies) if varies else None,
+        turned_noise=(single.variation_seed or 0, varies) if varies else None,
         masked_fill=None if fill == "image" else fill,
     )
 
