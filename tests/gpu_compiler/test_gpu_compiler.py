@@ -120,10 +120,11 @@ def test_gpus_before_ampere_compile_without_cudnns_attention(card, dtype):
     assert "fmha" not in compile_there(lowered, devices).as_text()
 
 
-def lowered_denoising(devices, dtype="bfloat16"):
+def lowered_denoising(devices, dtype="bfloat16", weights=None):
     """The emoji model's steps, and their request."""
     folder = resolve("emoji", weights=False)
-    pipe = ahead.shapes_only(diffusax.AutoPipelineForText2Image, folder, dtype=dtype)
+    kind = diffusax.AutoPipelineForText2Image
+    pipe = ahead.shapes_only(kind, folder, dtype=dtype, weights=weights)
     call = ahead.example_call(pipe, 1, None, {"guidance_scale": 7.5})
     found = ahead.requests(pipe.parts, pipe.task, call, devices)
     (denoise,) = (request for request in found if request.program.name == "denoise")
@@ -151,12 +152,15 @@ def test_products_add_biases_and_residuals():
 
 
 @pytest.mark.parametrize(
-    ("card", "dtype"),
-    [("h200", "bfloat16"), ("h200", "float32"), ("t4", "float16"), ("t4", "float32")],
+    ("card", "dtype", "weights"),
+    [
+        *(("h200", "bfloat16", None), ("h200", "float32", None), ("h200", "bfloat16", "int8")),
+        *(("t4", "float16", None), ("t4", "float32", None)),
+    ],
 )
-def test_no_weights_are_copied_before_the_steps(card, dtype):
+def test_no_weights_are_copied_before_the_steps(card, dtype, weights):
     devices = topology_mesh(card)
-    lowered, denoise = lowered_denoising(devices, dtype)
+    lowered, denoise = lowered_denoising(devices, dtype, weights)
     with in_mesh(devices):
         kernels = kernels_of(compile_there(lowered, devices).as_text())
     arguments = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(denoise.dynamic[0]))

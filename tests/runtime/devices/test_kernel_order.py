@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from diffusax.runtime.devices.layouts import kernel_order
-from diffusax.runtime.devices.lowering import platform_of
+from diffusax.runtime.devices.lowering import int8_activations, platform_of
 
 LAST, FIRST = (3, 0, 1, 2), (3, 2, 0, 1)
 
@@ -26,5 +26,13 @@ def test_kernels_lie_as_the_library_of_the_device_reads_them(platform, capabilit
     for dtype, order in zip(("float16", "bfloat16", "float32"), orders, strict=True):
         assert kernel_order((3, 3, 64, 32), dtype, device) == order
         assert kernel_order((1, 1, 64, 32), dtype, device) is None
+    assert kernel_order((64, 32), "int8", device) is None
     amd = platform == "gpu" and orders[0] is None
     assert platform_of(device) == ("rocm" if amd else "cuda" if platform == "gpu" else platform)
+
+
+def test_kernels_of_int8_lie_so_where_integers_are_multiplied():
+    device = SimpleNamespace(platform="gpu", compute_capability="9.0")
+    for choice, order in (("auto", None), ("off", None), ("on", (1, 0))):
+        with int8_activations(choice):
+            assert kernel_order((64, 32), "int8", device) == order

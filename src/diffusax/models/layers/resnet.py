@@ -10,6 +10,7 @@ from flax import nnx
 from diffusax.models.layers.layers import Conv2d, GroupNorm, Linear
 from diffusax.models.ops.activations import silu
 from diffusax.models.streaming import streamed, unordered
+from diffusax.runtime.devices.lowering import rematerialization
 from diffusax.runtime.devices.mesh import Rules
 
 TENSOR_RULES: Rules = (
@@ -137,7 +138,7 @@ def rematerialized(module: Callable[..., Any], on: bool) -> Callable[..., Any]:
         return streamed(module)
 
     def call(*args: Any) -> Any:
-        with unordered():
+        with unordered(), rematerialization():
             return module(*args)
 
     return jax.checkpoint(call)

@@ -9,7 +9,12 @@ import jax.numpy as jnp
 
 from diffusax.models.quantized import Kernel, Quantized
 from diffusax.models.streaming import computed
-from diffusax.runtime.devices.lowering import barrier_on, by_platform, is_plain
+from diffusax.runtime.devices.lowering import (
+    barrier_on,
+    by_platform,
+    is_plain,
+    is_rematerialized,
+)
 from diffusax.runtime.devices.mesh import context_parts
 
 
@@ -25,7 +30,7 @@ def matmul(x: jax.Array, kernel: Kernel, bias: jax.Array | None = None) -> jax.A
     map that is added to the result, where they have the result's dtype.
     """
     if isinstance(kernel, Quantized):
-        x, kernel = kernel.rotated(x), kernel.unrotated()
+        x, kernel = _multiplied_out(x, kernel)
     # Images and tokens in one axis could not be split by tokens.
     rows = x if context_parts() > 1 else x.reshape(-1, x.shape[-1])
     biases = () if bias is None else (bias,)
@@ -34,6 +39,14 @@ def matmul(x: jax.Array, kernel: Kernel, bias: jax.Array | None = None) -> jax.A
     else:
         y = by_platform(lambda p: _FORMS.get(p, "float32"), PRODUCTS, rows, kernel, *biases)
     return computed(y.reshape(*x.shape[:-1], kernel.shape[-1]))
+
+
+def _multiplied_out(x: jax.Array, kernel: Quantized) -> tuple[jax.Array, jax.Array]:
+    """Returns x as a kernel of eight bits reads it, and the kernel."""
+    if is_rematerialized():
+        # XLA would multiply out the kernels of many layers at once, and keep them.
+        x, kernel = barrier_on("cuda", (x, kernel))
+    return kernel.rotated(x), kernel.unrotated()
 
 
 def _in_float32(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:

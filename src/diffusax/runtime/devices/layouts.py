@@ -6,7 +6,7 @@ kernels, h w c d, into that order first, and a training step their gradients and
 Shapes and values stay what they are, and files know nothing of it.
 
 NVIDIA's tensor cores multiply integers of eight bits whose inputs lie beside each other, so that
-kernels c d of int8 lie as d c.
+kernels c d of int8 lie as d c where `int8_activations` is "on" while they are placed.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from jax.sharding import Sharding
 
 from diffusax.runtime.devices.chips import capability_of
 from diffusax.runtime.devices.host import KIND
-from diffusax.runtime.devices.lowering import platform_of
+from diffusax.runtime.devices.lowering import int8_choice, platform_of
 
 ORDERS = {"cuda": (3, 0, 1, 2)}
 """The axes of a kernel h w c d from the slowest to the quickest, by platform (`platform_of`).
@@ -51,7 +51,8 @@ def is_kernel(shape: Sequence[int]) -> bool:
 def kernel_order(shape: Sequence[int], dtype: Any, device: Any) -> tuple[int, ...] | None:
     """Returns the order of a parameter's axes in memory; None where it is the usual one."""
     if len(shape) == 2 and jnp.dtype(dtype) == jnp.int8:
-        return INT8_ORDERS.get(platform_of(device))
+        # Those that are multiplied out would be copied into the other order, all of them.
+        return INT8_ORDERS.get(platform_of(device)) if int8_choice() == "on" else None
     order = ORDERS.get(platform_of(device))
     if order is None or not is_kernel(shape):
         return None

@@ -31,6 +31,7 @@ before Hopper wait for each copy."""
 _PLATFORM: Any = jax.make_user_context(None)
 _PLAIN: Any = jax.make_user_context(False)
 _INT8: Any = jax.make_user_context(None)
+_REMATERIALIZED: Any = jax.make_user_context(False)
 
 Int8Activations = Literal["auto", "on", "off"]
 """See `int8_activations`."""
@@ -155,6 +156,16 @@ def plain_lowerings() -> contextlib.AbstractContextManager[None]:
 def is_plain() -> bool:
     """Returns whether the code runs inside `plain_lowerings`."""
     return _PLAIN.value
+
+
+def rematerialization() -> contextlib.AbstractContextManager[None]:
+    """Traces inside the context what gradients compute again, to keep little of it."""
+    return _REMATERIALIZED(True)
+
+
+def is_rematerialized() -> bool:
+    """Returns whether the code runs inside `rematerialization`."""
+    return _REMATERIALIZED.value
 
 
 def int8_activations(choice: Int8Activations) -> contextlib.AbstractContextManager[None]:
