@@ -1,4 +1,4 @@
-"""Scripts of examples/ and benchmarks/ find what they import, each by itself."""
+"""Scripts of examples/ and benchmarks/ find what they import, and pytest each file of tests."""
 
 import os
 import runpy
@@ -36,3 +36,9 @@ def alone(monkeypatch):
 def test_a_script_finds_what_it_imports(script, alone, monkeypatch):
     monkeypatch.syspath_prepend(str(script.parent))
     runpy.run_path(str(script), run_name="imported")
+
+
+def test_no_two_files_of_tests_have_one_name():
+    # pytest does not collect both in one process.
+    names = [file.name for file in ROOT.glob("tests/**/test_*.py")]
+    assert len(names) == len(set(names))
