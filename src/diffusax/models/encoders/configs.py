@@ -68,28 +68,44 @@ class CLIPTextConfig(Keyed):
 
 
 @dataclasses.dataclass(frozen=True)
-class CLIPVisionConfig(Keyed):
+class VisionConfig(Keyed):
+    """The options that vision transformers have in common."""
+
+    class_name: ClassVar[str]
+    fixed: ClassVar[dict[str, Any]]
+    ignored: ClassVar[frozenset[str]] = IGNORED
+
+    hidden_size: Channels = 768
+    num_hidden_layers: Layers = 12
+    num_attention_heads: Heads = 12
+    num_channels: Annotated[int, Meta(ge=1, le=64)] = 3
+    image_size: Pixels = 224
+    patch_size: Pixels = 16
+    hidden_act: Activation = "gelu"
+    layer_norm_eps: Epsilon = 1e-6
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_heads(self)
+        if self.image_size < self.patch_size:
+            raise ValueError(
+                f"image_size={self.image_size} must be at least patch_size={self.patch_size}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class CLIPVisionConfig(VisionConfig):
     """The options of transformers' CLIPVisionConfig that change the result."""
 
     class_name: ClassVar[str] = "CLIPVisionModel"
     fixed: ClassVar[dict[str, Any]] = {"model_type": ("clip_vision_model", "clip")}
     ignored: ClassVar[frozenset[str]] = IGNORED | {"eos_token_id"}
 
-    hidden_size: Channels = 768
     intermediate_size: Channels = 3072
     projection_dim: Channels = 512
-    num_hidden_layers: Layers = 12
-    num_attention_heads: Heads = 12
-    num_channels: Annotated[int, Meta(ge=1, le=64)] = 3
-    image_size: Pixels = 224
     patch_size: Pixels = 32
     hidden_act: Activation = "quick_gelu"
     layer_norm_eps: Epsilon = 1e-5
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        _check_heads(self)
-        _check_patches(self)
 
     @property
     def patches(self) -> int:
@@ -149,32 +165,20 @@ _OF_VIT = IGNORED | {
 
 
 @dataclasses.dataclass(frozen=True)
-class ViTConfig(Keyed):
+class ViTConfig(VisionConfig):
     """The options of transformers' ViTConfig that change the result."""
 
     class_name: ClassVar[str] = "ViTModel"
     fixed: ClassVar[dict[str, Any]] = {"model_type": "vit"}
     ignored: ClassVar[frozenset[str]] = _OF_VIT
 
-    hidden_size: Channels = 768
     intermediate_size: Channels = 3072
-    num_hidden_layers: Layers = 12
-    num_attention_heads: Heads = 12
-    num_channels: Annotated[int, Meta(ge=1, le=64)] = 3
-    image_size: Pixels = 224
-    patch_size: Pixels = 16
-    hidden_act: Activation = "gelu"
     layer_norm_eps: Epsilon = 1e-12
     qkv_bias: bool = True
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        _check_heads(self)
-        _check_patches(self)
-
 
 @dataclasses.dataclass(frozen=True)
-class Dinov2Config(Keyed):
+class Dinov2Config(VisionConfig):
     """The options of transformers' Dinov2Config that change the result.
 
     image_size: the size of the images whose patches have the stored positions; those of other
@@ -188,24 +192,12 @@ class Dinov2Config(Keyed):
         "stage_names",
     }
 
-    hidden_size: Channels = 768
-    num_hidden_layers: Layers = 12
-    num_attention_heads: Heads = 12
     mlp_ratio: Annotated[int, Meta(ge=1, le=64)] = 4
-    num_channels: Annotated[int, Meta(ge=1, le=64)] = 3
-    image_size: Pixels = 224
     patch_size: Pixels = 14
-    hidden_act: Activation = "gelu"
-    layer_norm_eps: Epsilon = 1e-6
     qkv_bias: bool = True
     layerscale_value: Shift = 1.0
     use_swiglu_ffn: bool = False
     use_mask_token: bool = True
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        _check_heads(self)
-        _check_patches(self)
 
     @property
     def intermediate_size(self) -> int:
@@ -214,14 +206,7 @@ class Dinov2Config(Keyed):
         return (int(width * 2 / 3) + 7) // 8 * 8 if self.use_swiglu_ffn else width
 
 
-def _check_patches(config: CLIPVisionConfig | ViTConfig | Dinov2Config) -> None:
-    if config.image_size < config.patch_size:
-        raise ValueError(
-            f"image_size={config.image_size} must be at least patch_size={config.patch_size}"
-        )
-
-
-def _check_heads(config: CLIPTextConfig | CLIPVisionConfig | ViTConfig | Dinov2Config) -> None:
+def _check_heads(config: CLIPTextConfig | VisionConfig) -> None:
     if config.hidden_size % config.num_attention_heads:
         raise ValueError(
             f"hidden_size={config.hidden_size} must be divisible by num_attention_heads="

@@ -20,6 +20,7 @@ from diffusax.models.ops.layer_input import LayerInput, Tokens, as_input
 from diffusax.models.ops.matmul import apart, concatenate
 from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.quantized import Kernel, Quantized, dense
+from diffusax.models.transformers.references import KeysValues, attend
 from diffusax.runtime.devices.mesh import (
     Rule,
     Rules,
@@ -154,8 +155,8 @@ class RotaryAttention(nnx.Module):
         x: Tokens,
         rotation: Rotation,
         lengths: jax.Array | None = None,
-        before: tuple[jax.Array, jax.Array] | None = None,
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        before: KeysValues | None = None,
+    ) -> tuple[jax.Array, KeysValues]:
         """Returns what tokens read, and their keys, rotated, and values, b t h d each.
 
         lengths: see a call. before: further keys and values, which all tokens attend to.
@@ -164,12 +165,7 @@ class RotaryAttention(nnx.Module):
         if self.norm_q is not None and self.norm_k is not None:
             q, k = self.norm_q(q), self.norm_k(k)
         q, k = rotate(q, rotation), rotate(k, rotation)
-        keys, values = k, v
-        if before is not None:
-            # Lengths are those of what comes last.
-            keys, values = (concatenate(pair, axis=1) for pair in zip(before, (k, v)))
-            lengths = None if lengths is None else before[0].shape[1] + lengths
-        y = attention(q, keys, values, key_lengths=lengths).reshape(x.shape)
+        y = attend(q, k, v, before, lengths).reshape(x.shape)
         return y if self.to_out is None else self.to_out[0](y), (k, v)
 
 
@@ -201,13 +197,13 @@ class JointAttention(nnx.Module):
         context: Tokens,
         rotation: Rotation,
         lengths: jax.Array | None = None,
-        before: tuple[jax.Array, jax.Array] | None = None,
+        before: KeysValues | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns what the tokens read.
 
         rotation: the positions of the context's tokens, then those of x; with lengths those of x
         come first. lengths: how many of the context's first tokens are attended to, b; None for
-        all. before: further keys, rotated, and values, b n h d; None with lengths.
+        all. before: further keys, rotated, and values, b n h d.
         """
         own = self._own(x)
         added = split_heads(
@@ -219,9 +215,7 @@ class JointAttention(nnx.Module):
         q, k, v = (concatenate(pair, axis=1) for pair in pairs)
         seen = None if lengths is None else lengths + x.shape[1]
         q, k = rotate(q, rotation), rotate(k, rotation)
-        if before is not None:
-            k, v = (concatenate(pair, axis=1) for pair in zip((k, v), before))
-        y = attention(q, k, v, key_lengths=seen)
+        y = attend(q, k, v, before, seen)
         y = y.reshape(*y.shape[:2], -1)
         at = context.shape[1] if lengths is None else x.shape[1]
         parts = split_tokens(y[:, :at]), split_tokens(y[:, at:])

@@ -19,9 +19,7 @@ from diffusax.models.layers.inputs import check_map, check_rows, check_tokens
 from diffusax.models.layers.layers import Linear, RMSNorm, SplitLinear
 from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.ops.activations import gated_silu
-from diffusax.models.ops.attention import attention
 from diffusax.models.ops.layer_input import Tokens
-from diffusax.models.ops.matmul import concatenate
 from diffusax.models.ops.modulation import add_gated, gated_layer, modulate
 from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.streaming import streamed
@@ -36,6 +34,7 @@ from diffusax.models.transformers.blocks import (
     within_range,
 )
 from diffusax.models.transformers.configs import Flux2Transformer2DConfig
+from diffusax.models.transformers.references import KeysValues, attend
 from diffusax.runtime.devices.mesh import Rules, split_tokens
 
 REFERENCE_TIMES = 10
@@ -49,10 +48,6 @@ FLUX2_RULES: Rules = (
     (r"attn\.to_out\.kernel", -1),
 )
 """The tensor axis splits the heads, and the feed-forwards' inner channels."""
-
-
-KeysValues = tuple[jax.Array, jax.Array]
-"""Keys, rotated, and values, b n h d."""
 
 
 class Prefix(NamedTuple):
@@ -179,10 +174,7 @@ class Flux2ParallelSelfAttention(nnx.Module):
         *qkv, gate, h = self.to_qkv_mlp_proj(x)
         q, k, v = (y.reshape(*y.shape[:2], -1, self.head_dim) for y in qkv)
         q, k = rotate(self.norm_q(q), rotation), rotate(self.norm_k(k), rotation)
-        keys, values = k, v
-        if before is not None:
-            keys, values = (concatenate(pair, axis=1) for pair in zip((k, v), before))
-        y = attention(q, keys, values).reshape(x.shape)
+        y = attend(q, k, v, before).reshape(x.shape)
         return self.to_out(y, gated_silu(gate, h)), (k, v)
 
 

@@ -14,11 +14,9 @@ from flax import nnx
 from diffusax.models.layers.layers import CentredRMSNorm, Linear
 from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.ops.activations import approximate_gelu, gated_silu
-from diffusax.models.ops.attention import attention
-from diffusax.models.ops.matmul import concatenate
 from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.transformers.configs import Krea2Transformer2DConfig
-from diffusax.models.transformers.references import KeysValues
+from diffusax.models.transformers.references import KeysValues, attend
 
 
 class Krea2Attention(nnx.Module):
@@ -77,12 +75,7 @@ class Krea2Attention(nnx.Module):
             q, k = rotate(q, rotation), rotate(k, rotation)
         if window is not None:
             q, k, v = (y.reshape(-1, window, *y.shape[2:]) for y in (q, k, v))
-        keys, values = k, v
-        if before is not None:
-            # Lengths are those of what comes last.
-            keys, values = (concatenate(pair, axis=1) for pair in zip(before, (k, v)))
-            lengths = None if lengths is None else before[0].shape[1] + lengths
-        y = attention(q, keys, values, key_lengths=lengths).reshape(b, t, c)
+        y = attend(q, k, v, before, lengths).reshape(b, t, c)
         return self.to_out[0](y * nnx.sigmoid(self.to_gate(x))), (k, v)
 
 

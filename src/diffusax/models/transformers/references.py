@@ -13,6 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.models.ops.attention import attention
+from diffusax.models.ops.matmul import concatenate
+
 Layout = Literal["blind", "joint"]
 """Which tokens the images to look at see: each other, or all."""
 BLIND: Layout = "blind"
@@ -20,6 +23,29 @@ JOINT: Layout = "joint"
 
 KeysValues = tuple[jax.Array, jax.Array]
 """Keys, rotated, and values, b n h d."""
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    before: KeysValues | None,
+    lengths: jax.Array | None = None,
+) -> jax.Array:
+    """Returns what tokens read of each other, and of others that were read before, b t h d.
+
+    Args:
+        q: b t h d.
+        k: b s h d.
+        v: b s h d.
+        before: the keys and values of the others, which all tokens attend to; None for no others.
+        lengths: how many of the first s are attended to, b; None for all.
+    """
+    if before is not None:
+        # Lengths are those of what comes last.
+        k, v = (concatenate(pair, axis=1) for pair in zip(before, (k, v)))
+        lengths = None if lengths is None else before[0].shape[1] + lengths
+    return attention(q, k, v, key_lengths=lengths)
 
 
 class OfTwoTimes(NamedTuple):

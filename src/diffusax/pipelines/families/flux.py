@@ -43,9 +43,7 @@ class FluxDenoiser(TransformerDenoiser):
     A negative prompt takes a branch, beside the scale that the network embeds.
     """
 
-    @property
-    def references_layout(self) -> str:
-        return "joint"
+    references_layout = "joint"
 
     def _steering(self, images: int) -> list[tuple[Network, str]]:
         """Returns the ControlNet of each image and its name; the only one may see several images.

@@ -54,9 +54,7 @@ class Flux2KleinDenoiser(TransformerDenoiser):
 
     sample_size = (64, 64)
 
-    @property
-    def references_layout(self) -> str:
-        return "joint"
+    references_layout = "joint"
 
     def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
         """Predicts the velocity from images to noise for each branch, b h w c; see `Denoiser`.
@@ -80,9 +78,7 @@ class Flux2KleinKVDenoiser(Flux2KleinDenoiser):
     What steps read of them is the same in all, and is computed once.
     """
 
-    @property
-    def references_layout(self) -> str:
-        return "blind"
+    references_layout = "blind"
 
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
         """Returns the conditions with the keys and values of images to look at, if any."""

@@ -70,9 +70,7 @@ class Flux3KleinDenoiser(TransformerDenoiser):
 
     sample_size = (64, 64)
 
-    @property
-    def references_layout(self) -> str:
-        return "joint"
+    references_layout = "joint"
 
     @property
     def flow_map(self) -> bool:

@@ -46,9 +46,7 @@ _BEGIN_TOKENS = 34
 class QwenImageDenoiser(TransformerDenoiser):
     """Qwen-Image's transformer."""
 
-    @property
-    def references_layout(self) -> str:
-        return "joint"
+    references_layout = "joint"
 
     @property
     def in_channels(self) -> int:

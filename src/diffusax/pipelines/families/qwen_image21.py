@@ -67,9 +67,7 @@ class QwenImage21Denoiser(TransformerDenoiser):
 
     sample_size = (64, 64)
 
-    @property
-    def references_layout(self) -> str:
-        return "causal"
+    references_layout = "causal"
 
     @property
     def context_dim(self) -> int:

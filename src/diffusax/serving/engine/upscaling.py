@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from PIL import Image
 
 from diffusax.checkpoints.upscalers import read_upscaler
 from diffusax.models.network import Network
+from diffusax.runtime.programs.program import Program
 from diffusax.serving.catalogue.entries import FileEntry
 from diffusax.serving.requests.errors import Busy, Refused
 
@@ -68,18 +68,29 @@ class Upscalers:
             raise Refused(f"{param} must be one of {known} (got {name[:60]!r})", param=param)
         return found
 
-    def resize(self, name: str, image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    def resize(
+        self, name: str, image: Image.Image, size: tuple[int, int], param: str
+    ) -> Image.Image:
         """Returns an image of another size.
 
         Args:
             name: one of `names`.
             image: RGB.
             size: width and height. What a network makes larger or smaller than that is resized.
+            param: what an error calls the size.
 
         Raises:
-            Refused: the network cannot be read, or makes too large an image.
+            Refused: the size is too large, or the network cannot be read or makes too large an
+                image.
             Busy: too many images wait.
         """
+        if size[0] * size[1] > self._most_pixels:
+            raise Refused(
+                f"{param} must ask for at most {self._most_pixels} pixels (got "
+                f"{size[0]}x{size[1]}); make the image smaller",
+                param=param,
+                code="limit_exceeded",
+            )
         entry = self._listed().get(name)
         if entry is None:
             return image.resize(size, FILTERS[name])
@@ -157,7 +168,7 @@ def upscaled(network: Network, params: Any, pixels: np.ndarray) -> np.ndarray:
     return found[: final[0], : final[1]]
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(Program, static=("network",))
 def _run(network: Network, params: Any, pixels: Any) -> Any:
     """Runs a network."""
     return network.apply(params, pixels)

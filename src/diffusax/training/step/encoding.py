@@ -7,10 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.models.autoencoders.latents import (
-    from_bytes,
-    with_opacity,
-)
+from diffusax.models.autoencoders.latents import from_bytes, with_opacity
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan.plan import HiddenLayers, Prompt, Tokens

@@ -137,17 +137,11 @@ def _enlarged(service: Service, fields: Extras, sent: Any, param: str) -> str:
     data = decode_base64(sent, param)
     image = as_rgb(image_from_base64(sent, param, most), param)
     size = _target(fields, image)
-    if size[0] * size[1] > most:
-        raise Refused(
-            f"upscaling_resize must leave at most {most} pixels (got {size[0]}x{size[1]})",
-            param="upscaling_resize",
-            code="limit_exceeded",
-        )
     first = image
     if one != "None":
-        first = upscalers.resize(one, image, size)
+        first = upscalers.resize(one, image, size, "upscaling_resize")
         if two != "None" and fields.extras_upscaler_2_visibility:
-            second = upscalers.resize(two, image, size)
+            second = upscalers.resize(two, image, size, "upscaling_resize")
             first = Image.blend(first, second, fields.extras_upscaler_2_visibility)
         if fields.resize_mode == 1 and fields.upscaling_crop:
             first = _cropped(first, fields.upscaling_resize_w, fields.upscaling_resize_h)

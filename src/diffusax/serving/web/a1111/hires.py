@@ -43,7 +43,7 @@ class Enlargement:
 
     def apply(self, image: Image.Image, upscalers: Upscalers, name: str) -> Image.Image:
         """Returns a larger image, by the upscaler of a name."""
-        image = upscalers.resize(name, image, (self.width, self.height))
+        image = upscalers.resize(name, image, (self.width, self.height), "hr_scale")
         right, bottom = self.left + self.final_width, self.top + self.final_height
         return image.crop((self.left, self.top, right, bottom))
 

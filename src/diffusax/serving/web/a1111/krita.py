@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax.infotext.samplers import WEBUI_SAMPLERS
-from diffusax.serving.requests.errors import Refused
 from diffusax.serving.web.a1111.fields import read_call
 from diffusax.serving.web.a1111.generation import Made, from_images, from_prompt
 from diffusax.serving.web.bodies import as_rgb, image_from_base64, read_json
@@ -169,10 +168,7 @@ def _larger(service: Any, fields: Larger) -> str:
     entry = service.catalogue.upscalers.get(name)
     scale = 4 if entry is None else entry.scale
     size = int(image.width * scale), int(image.height * scale)
-    if size[0] * size[1] > most:
-        text = f"src_img must become at most {most} pixels (got {size[0]}x{size[1]})"
-        raise Refused(text, param="src_img", code="limit_exceeded")
-    return in_base64(encode(service.upscalers.resize(name, image, size)))
+    return in_base64(encode(service.upscalers.resize(name, image, size, "src_img")))
 
 
 def _call(fields: Sizes, values: dict[str, Any], size: tuple[int, int]) -> dict[str, Any]:
