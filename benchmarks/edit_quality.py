@@ -15,6 +15,7 @@ Needs the data set: examples/emoji_edit/build_data.py
 """
 
 import argparse
+import inspect
 import io
 import time
 from pathlib import Path
@@ -63,21 +64,36 @@ def picture(cell: dict[str, Any]) -> np.ndarray:
 
 def edit(pipe: Any, pairs: list[Pair], args: argparse.Namespace, scale: float) -> np.ndarray:
     """What the model makes of the pictures before. scale: of the guidance by the picture."""
+    options = pipe.call_defaults | {
+        "num_inference_steps": args.steps,
+        "guidance_scale": args.guidance,
+        "output_type": "np",
+    }
+    if "image_guidance_scale" not in inspect.signature(pipe).parameters:
+        # All pictures of a call are looked at for each of its prompts.
+        return np.concatenate(
+            [
+                pipe(pair.prompt, image=pil(pair.before), seed=args.seed + i, **options).images
+                for i, pair in enumerate(pairs)
+            ]
+        )
     batches = []
     for start in range(0, len(pairs), BATCH):
         # The last batch is filled up, so that there is one shape to compile.
         chunk = (pairs[start : start + BATCH] * BATCH)[:BATCH]
         images = pipe(
             [pair.prompt for pair in chunk],
-            image=[Image.fromarray(np.uint8(pair.before * 255 + 0.5)) for pair in chunk],
-            num_inference_steps=args.steps,
-            guidance_scale=args.guidance,
-            image_guidance_scale=scale,
+            image=[pil(pair.before) for pair in chunk],
             seed=[args.seed + start + i for i in range(BATCH)],
-            output_type="np",
+            **options | {"image_guidance_scale": scale},
         ).images
         batches.append(images[: len(pairs) - start])
     return np.concatenate(batches)
+
+
+def pil(image: np.ndarray) -> Image.Image:
+    """Of a picture in [0, 1]."""
+    return Image.fromarray(np.uint8(image * 255 + 0.5))
 
 
 def small(image: np.ndarray) -> np.ndarray:

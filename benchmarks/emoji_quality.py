@@ -41,7 +41,8 @@ def draw(pipe: Any, prompts: list[str], args: argparse.Namespace) -> np.ndarray:
     for start in range(0, len(prompts), BATCH):
         # The last batch is filled up, so that there is one shape to compile.
         chunk = (prompts[start : start + BATCH] * BATCH)[:BATCH]
-        options = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
+        own = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
+        options = pipe.call_defaults | own
         seeds = [args.seed + start + i for i in range(BATCH)]
         images = pipe(chunk, seed=seeds, output_type="np", **options).images
         batches.append(images[: len(prompts) - start])

@@ -32,6 +32,7 @@ from diffusax.models.adapters.low_rank import (
     Adapters,
     LowRank,
     kernel_shapes,
+    mixed,
 )
 from diffusax.models.network import cast_params, initialize_params
 from diffusax.networks import load_network
@@ -167,12 +168,30 @@ def test_weights_keep_their_digits_in_half_precision():
     scale = jnp.float32([[1 / 3], [1.001]]) * jnp.ones(5)
     h = (jnp.matmul(x, down).astype(jnp.float32) * scale[:, None]).astype(jnp.bfloat16)
     which = np.zeros(5, np.int32)
-    actual = LowRank(down, up, which, scale).linear(x)
+    actual = LowRank(down, up, which, scale).linear(x, None)
     assert actual.dtype == jnp.bfloat16
     np.testing.assert_array_equal(actual, jnp.matmul(h, up))
     short = scale.astype(jnp.bfloat16).astype(jnp.float32)
-    rounded = LowRank(down, up, which, short).linear(x)
+    rounded = LowRank(down, up, which, short).linear(x, None)
     assert (actual != rounded).any()
+
+
+def test_a_mixture_of_all_rows_equals_the_weights_of_each():
+    network, params, layers, weights = whole("unet")
+    given = inputs_of("unet")
+    biased = {path: layer._replace(which=layer.which.copy()) for path, layer in layers.items()}
+    for layer in biased.values():
+        layer.which[-1] = -1 - layer.which[-1]
+    row = weights[:1]
+    alike = Adapters(biased, np.repeat(row, ROWS, axis=0))
+    once = Adapters(mixed(biased, row[0]), row)
+    found, expected, plain = (
+        compiled(network, params, own, given)[0] for own in (once, alike, None)
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert np.abs(expected - plain).max() > 0.01
+    unbiased = compiled(network, params, Adapters(layers, weights), given)[0]
+    assert np.abs(expected - unbiased).max() > 0.01
 
 
 def test_a_network_in_half_precision():

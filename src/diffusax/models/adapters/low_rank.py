@@ -4,7 +4,8 @@ A linear layer with adapters computes y = x W + ((x A + o) * s) B, where A: c R 
 ranks of all adapters side by side, and s: b R holds the weight of each column for each row of the
 batch. For a convolution A is a convolution to R channels, and B a product. o: R is one for columns
 whose row of B is an adapter's bias, and zero for the others. Which adapters there are, and what
-they weigh in each row, is data: other ones compile nothing.
+they weigh in each row, is data: other ones compile nothing. Where all rows weigh them alike, a run
+multiplies s into B before its steps, see `mixed`.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.models.ops.conv import Padding, conv2d
-from diffusax.models.ops.matmul import matmul
+from diffusax.models.ops.matmul import matmul, split_widths
 from diffusax.models.parameter_tree import ordered_leaves, path_name
 from diffusax.models.quantized import Kernel
 
@@ -44,17 +45,25 @@ class LowRank(NamedTuple):
     scale: Any = None
     """s: b R (or 1 R), float32, the weight of each column in each row; None outside of a trace."""
 
-    def linear(self, x: jax.Array, base: Base | None = None) -> jax.Array:
+    def linear(self, x: jax.Array, base: Base) -> jax.Array:
         """Returns what the adapters add to a linear layer. x: b ... c -> b ... d."""
-        return self.raised(matmul(x, self.down))
+        return self._raised(matmul(x, self.down))
 
-    def conv(
-        self, x: jax.Array, base: Base | None = None, *, stride: int, padding: Padding
-    ) -> jax.Array:
+    def conv(self, x: jax.Array, base: Base, *, stride: int, padding: Padding) -> jax.Array:
         """Returns what the adapters add to a convolution. x: b h w c -> b h' w' d."""
-        return self.raised(conv2d(x, self.down, stride=stride, padding=padding))
+        return self._raised(conv2d(x, self.down, stride=stride, padding=padding))
 
-    def raised(self, h: jax.Array) -> jax.Array:
+    def columns(self, widths: Sequence[int]) -> list["LowRank"]:
+        """Returns the adapters of the layers that stand side by side in one, of these widths."""
+        return [self._replace(up=up) for up in split_widths(self.up, widths)]
+
+    def mixed(self) -> "Mixed":
+        """Returns the adapters with the weights of the first row for all rows."""
+        up = self.up.astype(jnp.float32) * self.scale[0, :, None]
+        bias = jnp.where((self.which < 0)[:, None], up, 0).sum(0)
+        return Mixed(self.down, up.astype(self.up.dtype), bias.astype(self.up.dtype))
+
+    def _raised(self, h: jax.Array) -> jax.Array:
         """Weighs a product with A, and multiplies it with B. h: b ... R -> b ... d."""
         if len(self.scale) not in (1, len(h)):
             raise ValueError(
@@ -67,9 +76,43 @@ class LowRank(NamedTuple):
         return matmul(h, self.up)
 
 
-Layers = Mapping[str, LowRank]
+class Mixed(NamedTuple):
+    """The adapters of one layer where all rows weigh them alike, see `mixed`."""
+
+    down: Any
+    """A: c R, or kh kw c R with the size of the convolution's kernel."""
+    up: Any
+    """s B: R d."""
+    bias: Any
+    """The sum of the adapters' weighed biases, d."""
+
+    def linear(self, x: jax.Array, base: Base) -> jax.Array:
+        """Returns what the adapters add to a linear layer. x: b ... c -> b ... d."""
+        return matmul(matmul(x, self.down), self.up, self.bias)
+
+    def conv(self, x: jax.Array, base: Base, *, stride: int, padding: Padding) -> jax.Array:
+        """Returns what the adapters add to a convolution. x: b h w c -> b h' w' d."""
+        h = conv2d(x, self.down, stride=stride, padding=padding)
+        return matmul(h, self.up, self.bias)
+
+    def columns(self, widths: Sequence[int]) -> list["Mixed"]:
+        """Returns the adapters of the layers that stand side by side in one, of these widths."""
+        parts = zip(split_widths(self.up, widths), split_widths(self.bias, widths))
+        return [Mixed(self.down, up, bias) for up, bias in parts]
+
+
+Layers = Mapping[str, LowRank | Mixed]
 """The adapters of a network's layers, by the layers' paths in the parameter tree, joined by dots:
 `mid_block.attentions.0.proj_in`."""
+
+
+def mixed(layers: Layers, weights: jax.Array) -> Layers:
+    """Returns the adapters of a network for rows that all weigh them alike.
+
+    weights: n, the weight of each of n adapters.
+    """
+    weighed = Adapters(layers, weights[None]).by_layer()
+    return {path: layer.mixed() for path, layer in weighed.items()}
 
 
 class Adapters(NamedTuple):
@@ -84,9 +127,9 @@ class Adapters(NamedTuple):
 
     def by_layer(self) -> Layers:
         """Returns the adapters of each layer, with the weight of each column in each row."""
+        if not any(isinstance(layer, LowRank) for layer in self.layers.values()):
+            return self.layers
         weights = jnp.asarray(self.weights, jnp.float32)
-        if not self.layers:
-            return {}
         # One gather for all layers, which fuses with their products.
         columns = [layer.which for layer in self.layers.values()]
         ends = np.cumsum([len(which) for which in columns])[:-1]

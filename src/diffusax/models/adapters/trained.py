@@ -5,7 +5,7 @@ columns m anew, y = x (W + s A B) m / |W + s A B| + b, and the lengths that are 
 for constants, as in PEFT (tuners/lora/dora.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 
 from diffusax.models.adapters.low_rank import Base
 from diffusax.models.ops.conv import Padding, conv2d
-from diffusax.models.ops.matmul import matmul
+from diffusax.models.ops.matmul import matmul, split_widths
 from diffusax.models.quantized import Kernel, dense
 
 
@@ -41,6 +41,14 @@ class TrainedLayer(NamedTuple):
     def conv(self, x: jax.Array, base: Base, *, stride: int, padding: Padding) -> jax.Array:
         """Returns what the adapter adds to a convolution. x: b h w c -> b h' w' d."""
         return self._added(x, base, lambda x, k: conv2d(x, k, stride=stride, padding=padding))
+
+    def columns(self, widths: Sequence[int]) -> list["TrainedLayer"]:
+        """Returns the adapters of the layers that stand side by side in one, of these widths."""
+        ups = split_widths(self.up, widths)
+        magnitudes = [None] * len(ups)
+        if self.magnitude is not None:
+            magnitudes = split_widths(self.magnitude, widths)
+        return [self._replace(up=up, magnitude=own) for up, own in zip(ups, magnitudes)]
 
     def _added(
         self, x: jax.Array, base: Base, product: Callable[[jax.Array, Kernel], jax.Array]

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import lecun_normal, normal, ones, zeros
 
-from diffusax.models.adapters.low_rank import Base, LowRank
+from diffusax.models.adapters.low_rank import Base, LowRank, Mixed
 from diffusax.models.layers.rngs import shaped
 from diffusax.models.ops.conv import conv2d
 from diffusax.models.ops.int8 import linear, rounds_inputs
 from diffusax.models.ops.layer_input import Tokens, as_array, as_input
-from diffusax.models.ops.matmul import apart, columns, split_matmul
+from diffusax.models.ops.matmul import apart, columns, split_matmul, split_widths
 from diffusax.models.ops.norms import group_norm, layer_norm, rms_norm
 from diffusax.models.quantized import Kernel, Quantized
 from diffusax.runtime.devices.host import in_host_memory
@@ -31,7 +31,7 @@ _NORM: dict[str, Any] = {"scale_init": shaped(ones), "bias_init": shaped(zeros)}
 class Linear(nnx.Linear):
     """A linear layer. x: ... c -> ... d."""
 
-    adapters: LowRank | None = None
+    adapters: LowRank | Mixed | None = None
     """The layer's adapters, or those in training, while a network is traced with some; x is b ... c
     then."""
 
@@ -49,13 +49,6 @@ class Linear(nnx.Linear):
             own, other = apart(as_array(x).astype(kernel.dtype), 2)
             y = linear(own, kernel, bias)
         return y + self.adapters.linear(other, Base(y, kernel, bias))
-
-    def finished(self, given: Any) -> jax.Array:
-        """Returns the layer's result of what was computed before, see `context_keys.Lowered`."""
-        if self.adapters is None or not isinstance(given, tuple):
-            return given
-        y, h = given
-        return y + self.adapters.raised(h)
 
 
 @jax.tree_util.register_dataclass
@@ -133,10 +126,13 @@ class SplitLinear(ArrangedLinear):
         biases = [None] * len(kernels) if self.bias is None else self._split(self.bias[...])
         x = as_input(x)
         ys = [linear(x, k, bias) for k, bias in zip(kernels, biases)]
-        if (adapters := self.adapters) is not None:
-            ups = map(split_columns, self._split(adapters.up))
+        if self.adapters is not None:
             dense = as_array(x).astype(kernels[0].dtype)
-            ys = [y + adapters._replace(up=up).linear(dense) for y, up in zip(ys, ups)]
+            parts = zip(self.adapters.columns(self.widths), map(Base, ys, kernels, biases))
+            ys = [
+                base.y + own._replace(up=split_columns(own.up)).linear(dense, base)
+                for own, base in parts
+            ]
         return tuple(ys)
 
     def _parts(self, kernel: Kernel) -> tuple[Kernel, ...]:
@@ -148,8 +144,7 @@ class SplitLinear(ArrangedLinear):
         return tuple(map(split, columns(kernel, self.widths)))
 
     def _split(self, y: jax.Array) -> tuple[jax.Array, ...]:
-        # The gradient of a split is one concatenation; that of slices is a sum of padded maps.
-        return tuple(jax.lax.split(y, self.widths, axis=y.ndim - 1))
+        return split_widths(y, self.widths)
 
 
 def project(x: jax.Array, *layers: Linear) -> tuple[jax.Array, ...]:
@@ -163,7 +158,7 @@ class Conv2d(nnx.Conv):
     x: b h w c -> b h' w' d.
     """
 
-    adapters: LowRank | None = None
+    adapters: LowRank | Mixed | None = None
     """The layer's adapters, or those in training, while a network is traced with some."""
 
     def __init__(

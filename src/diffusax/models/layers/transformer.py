@@ -61,8 +61,7 @@ class Attention(nnx.Module):
         elif self.keys_values is None:
             q, k, v = self.to_q(x), self.to_k(context), self.to_v(context)
         else:
-            k, v = self.to_k.finished(self.keys_values[0]), self.to_v.finished(self.keys_values[1])
-            q = self.to_q(x)
+            q, (k, v) = self.to_q(x), self.keys_values
         q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in (q, k, v))
         y = attention(q, k, v)
         if self.image_prompts is not None:

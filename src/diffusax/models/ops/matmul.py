@@ -107,18 +107,19 @@ def _split_product(
     """Multiplies by the matrices of each part in one product. parts: the columns of each matrix."""
     sizes = [sum(part) for part in parts]
     kernels = columns(kernel, sizes)
-    biases = [None] * len(sizes) if bias is None else _split(bias, sizes)
+    biases = [None] * len(sizes) if bias is None else split_widths(bias, sizes)
     x = x.astype(kernel.dtype)
     ys = [matmul(x, k, b) for k, b in zip(kernels, biases)]
-    return tuple(z for y, part in zip(ys, parts) for z in _split(y, part))
+    return tuple(z for y, part in zip(ys, parts) for z in split_widths(y, part))
 
 
 def columns(kernel: Kernel, widths: Sequence[int]) -> Sequence[Kernel]:
     """Returns the kernels that stand side by side in one, by their output channels."""
-    return kernel.columns(widths) if isinstance(kernel, Quantized) else _split(kernel, widths)
+    return kernel.columns(widths) if isinstance(kernel, Quantized) else split_widths(kernel, widths)
 
 
-def _split(y: jax.Array, widths: Sequence[int]) -> tuple[jax.Array, ...]:
+def split_widths(y: jax.Array, widths: Sequence[int]) -> tuple[jax.Array, ...]:
+    """Splits the last axis of an array into parts of these widths."""
     if len(widths) == 1:
         return (y,)
     # The gradient of a split is one concatenation; that of slices is a sum of padded maps.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.adapters.low_rank import Base
 from diffusax.models.layers.layers import ArrangedLinear, Linear, RMSNorm
 from diffusax.models.ops.activations import approximate_gelu, gated_silu
 from diffusax.models.ops.attention import attention
@@ -263,7 +264,8 @@ class JoinedLinear(ArrangedLinear):
         whole = jnp.concatenate(own, axis=-1).reshape(joined.shape)
         z = linear(whole, kernel, bias)
         if self.adapters is not None:
-            z = z + self.adapters.linear(joined.astype(kernel.dtype))
+            given = joined.astype(kernel.dtype), Base(z, kernel, bias)
+            z = z + self.adapters.linear(*given)
         return z
 
     @property

@@ -95,17 +95,14 @@ class UNetDenoiser(Denoiser):
         return tuple(hints)
 
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
-        """Returns the conditions with the context's keys and values in all cross-attentions.
-
-        Of LoRAs, whose weights may change from row to row, each step computes the rest.
-        """
+        """Returns the conditions with the context's keys and values in all cross-attentions."""
         networks = {"unet": self.network, **dict(zip(self.control_names, self.controlnets))}
         keys = {
             name: project_context(
                 net,
                 params[name],
                 conditions.context,
-                None if inputs.adapters is None else params.get("adapters", {}).get(name),
+                adapter_options(params, name, inputs.adapters).get("adapters"),
             )
             for name, net in networks.items()
         }

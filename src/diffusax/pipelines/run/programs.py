@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from diffusax.models.adapters.low_rank import mixed
 from diffusax.models.autoencoders.latents import (
     latent_statistics,
     sample_latents,
@@ -135,6 +136,7 @@ def _row_model(
     adapters = plan.step_inputs.adapters
     if adapters is not None:
         adapters = jnp.asarray(adapters)[0]
+        params = with_mixture(params, adapters) if adapters.ndim == 1 else params
     given = lane_inputs(StepInputs(None, None, adapters=adapters), branches, state.shape[1])
     conditions = denoiser.prepare(params, conditions, given)
 
@@ -151,6 +153,12 @@ def _row_model(
         return guided(predict, combine, params, *given, evaluation)
 
     return model
+
+
+def with_mixture(params: Params, weights: jax.Array) -> Params:
+    """Returns parameters by component with adapters that all images weigh alike; weights: a."""
+    adapters = {name: mixed(layers, weights) for name, layers in params["adapters"].items()}
+    return {**params, "adapters": adapters}
 
 
 def arrange_kernels(denoiser: Denoiser, params: Params) -> Params:
