@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from diffusax.models.adapters.low_rank import layer_at
 from diffusax.models.ops.attention import attention
-from diffusax.models.ops.matmul import matmul
+from diffusax.models.ops.matmul import apart, matmul
 from diffusax.models.parameter_tree import ordered_leaves, path_name
 
 _TO_K = re.compile(r"(.*\.attn2)\.to_k\.kernel")
@@ -41,12 +41,14 @@ class ImagePrompt(NamedTuple):
     tokens: b n t d, n images of t tokens each. scales: b l n, the scale of each image in each of l
     cross-attentions, in the order of `cross_attentions`; b l 1 without masks. masks: how much each
     query sees of each image, one array b n q for each number of queries; empty where all queries
-    see all images.
+    see all images. keys: the tokens' keys and values by the path of the cross-attention,
+    b (n t) inner each; None where they are still to be computed.
     """
 
     tokens: Any
     scales: Any
     masks: tuple[Any, ...] = ()
+    keys: Mapping[str, tuple[Any, Any]] | None = None
 
 
 class ImagePrompts(NamedTuple):
@@ -55,21 +57,21 @@ class ImagePrompts(NamedTuple):
     layers: tuple[ImageLayers, ...]
     prompts: tuple[ImagePrompt, ...]
 
-
-class _Part(NamedTuple):
-    """One IP-Adapter in one cross-attention. scales: b n; mask: b n q, or None."""
-
-    weights: KeysValues
-    tokens: jax.Array
-    scales: jax.Array
-    mask: jax.Array | None
+    def projected(self) -> tuple[ImagePrompt, ...]:
+        """Returns the images with their keys and values, which a run computes before its steps."""
+        return tuple(
+            prompt if prompt.keys is not None else prompt._replace(keys=_keys(layers, prompt))
+            for layers, prompt in zip(self.layers, self.prompts, strict=True)
+        )
 
 
 class LayerImagePrompts(NamedTuple):
     """The IP-Adapters of one cross-attention while it is traced."""
 
-    layers: tuple[KeysValues, ...]
     prompts: tuple[ImagePrompt, ...]
+    """The images with their keys and values."""
+    path: str
+    """The path of the cross-attention."""
     number: int
     """The number of the cross-attention among the scales."""
 
@@ -79,28 +81,36 @@ class LayerImagePrompts(NamedTuple):
         Raises:
             ValueError: there are masks, but none for this number of queries.
         """
-        parts = [
-            _Part(weights, tokens, scales[:, self.number], _mask_for(q.shape[1], masks))
-            for weights, (tokens, scales, masks) in zip(self.layers, self.prompts, strict=True)
-        ]
-        return functools.reduce(jnp.add, (_attend(q, part) for part in parts))
+        return functools.reduce(jnp.add, (self._attend(q, prompt) for prompt in self.prompts))
+
+    def _attend(self, q: jax.Array, prompt: ImagePrompt) -> jax.Array:
+        """Returns what the images of one IP-Adapter add."""
+        assert prompt.keys is not None
+        keys, (n, t) = prompt.keys[self.path], prompt.tokens.shape[1:3]
+        scales, mask = prompt.scales[:, self.number], _mask_for(q.shape[1], prompt.masks)
+        if mask is None:
+            # All images are one sequence, which shares a softmax.
+            groups = [(slice(None), scales[:, :1])]
+        else:
+            each = [slice(i * t, (i + 1) * t) for i in range(n)]
+            groups = [(own, scales[:, i, None] * mask[:, i]) for i, own in enumerate(each)]
+        total = jnp.zeros(q.shape, jnp.float32)
+        for own, scale in groups:
+            k, v = (x[:, own].reshape(len(q), -1, *q.shape[2:]) for x in keys)
+            total += attention(q, k, v).astype(jnp.float32) * scale[..., None, None]
+        return total.astype(q.dtype)
 
 
-def _attend(q: jax.Array, part: _Part) -> jax.Array:
-    """Returns what the images of one IP-Adapter add."""
-    b, n, t, d = part.tokens.shape
-    if part.mask is None:
-        # All images are one sequence, which shares a softmax.
-        groups = [(part.tokens.reshape(b, n * t, d), part.scales[:, :1])]
-    else:
-        groups = [(part.tokens[:, i], part.scales[:, i, None] * part.mask[:, i]) for i in range(n)]
-    total = jnp.zeros(q.shape, jnp.float32)
-    for tokens, scale in groups:
-        k, v = (
-            matmul(tokens.astype(w.dtype), w).reshape(b, -1, *q.shape[2:]) for w in part.weights
-        )
-        total += attention(q, k, v).astype(jnp.float32) * scale[..., None, None]
-    return total.astype(q.dtype)
+def _keys(layers: ImageLayers, prompt: ImagePrompt) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Returns the keys and values of an IP-Adapter's images; see `ImagePrompt`."""
+    b, n, t, d = prompt.tokens.shape
+    # Side by side, the matrices of all layers would be copied into one first.
+    tokens = iter(apart(prompt.tokens.reshape(b, n * t, d), 2 * len(layers)))
+
+    def product(kernel: jax.Array) -> jax.Array:
+        return matmul(next(tokens).astype(kernel.dtype), kernel)
+
+    return {path: (product(own.to_k), product(own.to_v)) for path, own in layers.items()}
 
 
 def _mask_for(queries: int, masks: tuple[Any, ...]) -> jax.Array | None:
@@ -119,13 +129,14 @@ def attach_images(module: Any, given: ImagePrompts) -> None:
     Raises:
         ValueError: the module lacks a cross-attention of the IP-Adapters.
     """
+    prompts = given.projected()
     for number, path in enumerate(in_order(given.layers[0])):
         layer = layer_at(module, path)
         if layer is None:
             raise ValueError(
                 f"an IP-Adapter has the layer {path!r}, which {type(module).__name__} lacks"
             )
-        own = LayerImagePrompts(tuple(x[path] for x in given.layers), given.prompts, number)
+        own = LayerImagePrompts(prompts, path, number)
         # An attribute of this trace's module alone, which is no part of Flax's state.
         object.__setattr__(layer, "image_prompts", own)
 

@@ -95,7 +95,7 @@ class UNetDenoiser(Denoiser):
         return tuple(hints)
 
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
-        """Returns the conditions with the context's keys and values in all cross-attentions."""
+        """Returns the conditions with all keys and values of the context and of image prompts."""
         networks = {"unet": self.network, **dict(zip(self.control_names, self.controlnets))}
         keys = {
             name: project_context(
@@ -106,7 +106,11 @@ class UNetDenoiser(Denoiser):
             )
             for name, net in networks.items()
         }
-        return conditions._replace(keys={name: own for name, own in keys.items() if own})
+        found = {name: own for name, own in keys.items() if own}
+        images = conditions.images
+        if images:
+            images = ImagePrompts(params["ip_adapters"], images).projected()
+        return conditions._replace(keys=found, images=images)
 
     def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
         """Predicts for each branch, b h w c; see `Denoiser`.
