@@ -102,7 +102,7 @@ def compile_program(folder: Path, mesh, args):
 def compile_adapted(pipe, mesh, images: int, args):
     """The steps with LoRAs on the products of the UNet's attention, on one device."""
     request = call_programs(pipe, images, mesh=mesh, size=args.size)["denoise"]
-    network, whole = dict(request.static)["denoiser"].unet, replicated(mesh)
+    network, whole = dict(request.static)["denoiser"].network, replicated(mesh)
 
     def shape(*sizes: int, dtype="bfloat16"):
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=whole)

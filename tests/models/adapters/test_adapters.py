@@ -184,12 +184,14 @@ def test_a_mixture_of_all_rows_equals_the_weights_of_each():
         layer.which[-1] = -1 - layer.which[-1]
     row = weights[:1]
     alike = Adapters(biased, np.repeat(row, ROWS, axis=0))
-    once = Adapters(mixed(biased, row[0]), row)
+    once = Adapters(mixed(biased, row[0], network), row)
     found, expected, plain = (
         compiled(network, params, own, given)[0] for own in (once, alike, None)
     )
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert np.abs(expected - plain).max() > 0.01
+    together = [path for path, layer in once.layers.items() if layer.together is not None]
+    assert {path.rpartition("attn1.")[2] for path in together} == {"to_q"}
     unbiased = compiled(network, params, Adapters(layers, weights), given)[0]
     assert np.abs(expected - unbiased).max() > 0.01
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from diffusax.models.ops.conv import Padding, conv2d
 from diffusax.models.ops.matmul import matmul, split_widths
@@ -85,14 +86,20 @@ class Mixed(NamedTuple):
     """s B: R d."""
     bias: Any
     """The sum of the adapters' weighed biases, d."""
+    together: Any = None
+    """A of all layers that read what this one reads, side by side, c (R + ...); the first of them
+    has it."""
 
     def linear(self, x: jax.Array, base: Base) -> jax.Array:
         """Returns what the adapters add to a linear layer. x: b ... c -> b ... d."""
-        return matmul(matmul(x, self.down), self.up, self.bias)
+        return self.raised(matmul(x, self.down))
 
     def conv(self, x: jax.Array, base: Base, *, stride: int, padding: Padding) -> jax.Array:
         """Returns what the adapters add to a convolution. x: b h w c -> b h' w' d."""
-        h = conv2d(x, self.down, stride=stride, padding=padding)
+        return self.raised(conv2d(x, self.down, stride=stride, padding=padding))
+
+    def raised(self, h: jax.Array) -> jax.Array:
+        """Multiplies a product with A with B. h: b ... R -> b ... d."""
         return matmul(h, self.up, self.bias)
 
     def columns(self, widths: Sequence[int]) -> list["Mixed"]:
@@ -106,13 +113,31 @@ Layers = Mapping[str, LowRank | Mixed]
 `mid_block.attentions.0.proj_in`."""
 
 
-def mixed(layers: Layers, weights: jax.Array) -> Layers:
+def mixed(layers: Layers, weights: jax.Array, network: Any) -> Layers:
     """Returns the adapters of a network for rows that all weigh them alike.
 
     weights: n, the weight of each of n adapters.
     """
     weighed = Adapters(layers, weights[None]).by_layer()
-    return {path: layer.mixed() for path, layer in weighed.items()}
+    found = {path: layer.mixed() for path, layer in weighed.items()}
+    for paths in _read_together(network):
+        if all(path in found for path in paths):
+            downs = [found[path].down for path in paths]
+            together = jnp.concatenate(downs, axis=-1)
+            found[paths[0]] = found[paths[0]]._replace(together=together)
+    return found
+
+
+@functools.lru_cache(64)
+def _read_together(network: Any) -> tuple[tuple[str, ...], ...]:
+    """Returns the paths of layers that read one input, by the modules' `reads_together`."""
+    if not hasattr(network, "skeleton"):
+        return ()
+    found = []
+    for path, module in nnx.iter_modules(network.skeleton):
+        groups = getattr(module, "reads_together", ())
+        found += [tuple(".".join(map(str, (*path, name))) for name in group) for group in groups]
+    return tuple(found)
 
 
 class Adapters(NamedTuple):

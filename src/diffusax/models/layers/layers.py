@@ -17,8 +17,14 @@ from diffusax.models.adapters.low_rank import Base, LowRank, Mixed
 from diffusax.models.layers.rngs import shaped
 from diffusax.models.ops.conv import conv2d
 from diffusax.models.ops.int8 import linear, rounds_inputs
-from diffusax.models.ops.layer_input import Tokens, as_array, as_input
-from diffusax.models.ops.matmul import apart, columns, split_matmul, split_widths
+from diffusax.models.ops.layer_input import LayerInput, Tokens, as_array, as_input
+from diffusax.models.ops.matmul import (
+    apart,
+    columns,
+    matmul,
+    split_matmul,
+    split_widths,
+)
 from diffusax.models.ops.norms import group_norm, layer_norm, rms_norm
 from diffusax.models.quantized import Kernel, Quantized
 from diffusax.runtime.devices.host import in_host_memory
@@ -49,6 +55,13 @@ class Linear(nnx.Linear):
             own, other = apart(as_array(x).astype(kernel.dtype), 2)
             y = linear(own, kernel, bias)
         return y + self.adapters.linear(other, Base(y, kernel, bias))
+
+    def raised(self, x: Tokens, h: jax.Array) -> jax.Array:
+        """Returns the layer's result with adapters whose product with A is h, b ... R."""
+        assert isinstance(self.adapters, Mixed)
+        kernel: Kernel = self.kernel.get_value()
+        bias = None if self.bias is None else self.bias[...]
+        return linear(x, kernel, bias) + self.adapters.raised(h)
 
 
 @jax.tree_util.register_dataclass
@@ -147,9 +160,20 @@ class SplitLinear(ArrangedLinear):
         return split_widths(y, self.widths)
 
 
-def project(x: jax.Array, *layers: Linear) -> tuple[jax.Array, ...]:
-    """Returns what each of several layers makes of x."""
-    return tuple(layer(own) for layer, own in zip(layers, apart(x, len(layers))))
+def project(x: Tokens, *layers: Linear) -> tuple[jax.Array, ...]:
+    """Returns what each of several layers makes of x. x: b t c -> b t d each.
+
+    The adapters of layers that their module's `reads_together` names read x in one product.
+    """
+    down = getattr(layers[0].adapters, "together", None)
+    each: Sequence[Tokens] = (x,) * (len(layers) + 1)
+    if not isinstance(x, LayerInput):
+        each = apart(x, len(layers) + (down is not None))
+    if down is None:
+        return tuple(layer(own) for layer, own in zip(layers, each))
+    h = matmul(as_array(each[-1]).astype(down.dtype), down)
+    lowered = split_widths(h, [h.shape[-1] // len(layers)] * len(layers))
+    return tuple(layer.raised(*given) for layer, *given in zip(layers, each, lowered))
 
 
 class Conv2d(nnx.Conv):

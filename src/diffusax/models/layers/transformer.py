@@ -48,6 +48,7 @@ class Attention(nnx.Module):
         bias: bool = False,
         rngs: nnx.Rngs,
     ):
+        self.reads_together = () if context_dim else (("to_q", "to_k", "to_v"),)
         inner, context_dim = heads * head_dim, context_dim or c
         self.heads = heads
         self.to_q = Linear(c, inner, bias=bias, rngs=rngs)

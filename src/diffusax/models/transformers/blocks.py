@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from diffusax.models.adapters.low_rank import Base
-from diffusax.models.layers.layers import ArrangedLinear, Linear, RMSNorm
+from diffusax.models.layers.layers import ArrangedLinear, Linear, RMSNorm, project
 from diffusax.models.ops.activations import approximate_gelu, gated_silu
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.int8 import linear
@@ -126,6 +126,8 @@ class RotaryAttention(nnx.Module):
     after the attention.
     """
 
+    reads_together = (("to_q", "to_k", "to_v"),)
+
     def __init__(
         self,
         c: int,
@@ -176,6 +178,11 @@ class JointAttention(nnx.Module):
     x: b t c, context: b s c -> b t c, b s c. Each has layers of its own. Queries and keys are
     normalised in each head.
     """
+
+    reads_together = (
+        ("to_q", "to_k", "to_v"),
+        ("add_q_proj", "add_k_proj", "add_v_proj"),
+    )
 
     def __init__(self, c: int, *, heads: int, bias: bool, eps: float, rngs: nnx.Rngs):
         self.heads = heads
@@ -237,8 +244,8 @@ class JointAttention(nnx.Module):
 
 def split_heads(x: Tokens, layers: Sequence[Any], heads: int) -> tuple[jax.Array, ...]:
     """Returns what layers make of x, in heads. x: b t c -> b t heads d each."""
-    own = as_input(x)
-    return tuple(layer(own).reshape(*x.shape[:2], heads, -1) for layer in layers)
+    found = project(as_input(x), *layers)
+    return tuple(y.reshape(*x.shape[:2], heads, -1) for y in found)
 
 
 class JoinedLinear(ArrangedLinear):

@@ -111,6 +111,8 @@ class FeedForward(nnx.Module):
 class PrefixAttention(nnx.Module):
     """Attention whose queries, keys and values are asked for apart. x: b t c."""
 
+    reads_together = (("to_q", "to_k", "to_v"),)
+
     def __init__(self, config: QwenImage21Transformer2DConfig, *, rngs: nnx.Rngs):
         c, d = config.width, config.attention_head_dim
         self.heads = config.num_attention_heads

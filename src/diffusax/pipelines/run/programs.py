@@ -136,7 +136,7 @@ def _row_model(
     adapters = plan.step_inputs.adapters
     if adapters is not None:
         adapters = jnp.asarray(adapters)[0]
-        params = with_mixture(params, adapters) if adapters.ndim == 1 else params
+        params = _with_mixture(denoiser, params, adapters) if adapters.ndim == 1 else params
     given = lane_inputs(StepInputs(None, None, adapters=adapters), branches, state.shape[1])
     conditions = denoiser.prepare(params, conditions, given)
 
@@ -155,9 +155,11 @@ def _row_model(
     return model
 
 
-def with_mixture(params: Params, weights: jax.Array) -> Params:
-    """Returns parameters by component with adapters that all images weigh alike; weights: a."""
-    adapters = {name: mixed(layers, weights) for name, layers in params["adapters"].items()}
+def _with_mixture(denoiser: Denoiser, params: Params, weights: jax.Array) -> Params:
+    """Returns parameters with adapters that all images weigh alike, see `mixed`; weights: a."""
+    networks = dict(zip(denoiser.components, (denoiser.network, *denoiser.controlnets)))
+    own = params["adapters"].items()
+    adapters = {name: mixed(layers, weights, networks[name]) for name, layers in own}
     return {**params, "adapters": adapters}
 
 
