@@ -1,7 +1,7 @@
 """Tiny networks of every kind that takes adapters, with inputs, and what each layer's adapter does.
 
 python adapted.py OUT.json NETWORK: whether every layer counts on two devices (tensor=2), and how
-far the result is from one device's.
+far the results are from one device's, with adapters and with those in training (DoRA).
 """
 
 import json
@@ -17,6 +17,7 @@ from diffusax.boundary.config import config_from_dict
 from diffusax.lora import Lora
 from diffusax.lora.stacks import WeightGroups, stack
 from diffusax.models.adapters.low_rank import Adapters, kernel_shapes
+from diffusax.models.adapters.trained import TrainedAdapters, column_lengths
 from diffusax.models.network import Network, initialize_params
 from diffusax.runtime.devices import mesh as meshes
 from support.many_devices import split_small_arrays
@@ -169,6 +170,15 @@ def whole(name):
     return network, params, layers, WeightGroups({name: network}).table(["one"], rows)
 
 
+def in_training(params, layers):
+    """The same adapters as DoRA trains them, with columns of other lengths than W's."""
+    pairs = {path: {"down": layer.down, "up": layer.up} for path, layer in layers.items()}
+    for path, pair in pairs.items():
+        lengths = column_lengths(kernel_of(params, path))
+        pair["magnitude"] = lengths * (1 + 0.3 * normal(*lengths.shape))
+    return TrainedAdapters(pairs, dict.fromkeys(pairs, 0.5))
+
+
 def kernel_of(params, path):
     for part in path.split("."):
         params = params[part]
@@ -181,10 +191,18 @@ def split_axis(array):
     return spec.index("tensor") - array.ndim if "tensor" in spec else None
 
 
+def distance(some, others):
+    """The largest difference of arrays, as a share of the largest number."""
+    pairs = zip(some, others, strict=True)
+    return max(float(np.abs(np.asarray(a) - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
 def main(out, name):
     network, params, layers, weights = whole(name)
     given = inputs_of(name)
-    expected = jax.jit(run, static_argnums=0)(network, params, Adapters(layers, weights), given)
+    every = Adapters(layers, weights), in_training(params, layers)
+    compiled = jax.jit(run, static_argnums=0)
+    expected = [compiled(network, params, own, given) for own in every]
     mesh = meshes.make_mesh("tensor=2,data=1")
     with split_small_arrays():
         params, layers = (
@@ -197,12 +215,11 @@ def main(out, name):
     }
     with jax.set_mesh(mesh):
         given = jax.device_put(given, meshes.replicated(mesh))
-        actual = jax.jit(run, static_argnums=0)(network, params, Adapters(layers, weights), given)
+        actual = [compiled(network, params, own, given) for own in every]
         found = effects(network, params, layers, weights, given)
-    difference = max(
-        float(np.abs(np.asarray(a) - e).max() / np.abs(e).max()) for a, e in zip(actual, expected)
-    )
-    result = {"effects": found, "difference": difference, "split": split}
+    differences = [distance(*both) for both in zip(actual, expected)]
+    apart = distance(*expected)
+    result = {"effects": found, "differences": differences, "apart": apart, "split": split}
     Path(out).write_text(json.dumps(result))
 
 
