@@ -1,7 +1,8 @@
 """What LoRAs add to a step of a full-size UNet: time on the CPU, and the programs of TPUs and GPUs.
 
 SD 2 (866 M parameters), random weights, 64x64 latents, batch 2 (one picture with guidance), without
-adapters and with adapters of several ranks on all attention layers and on all layers.
+adapters and with adapters of several ranks on all attention layers and on all layers, which both
+rows weigh alike, as those of a call with one prompt, or with --by-row each by weights of its own.
     python benchmarks/adapters_cpu.py --dtype float32 bfloat16
     python benchmarks/adapters_cpu.py --topologies v5e:2x2 h200:1 --repeats 0
 
@@ -24,7 +25,7 @@ from machine import describe, interleaved_medians
 
 from diffusax.lora.stacks import WeightGroups, room_for
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
-from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes
+from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes, mixed
 from diffusax.models.network import Network, cast_shapes, initialize_params
 from diffusax.runtime.devices.lowering import lowering_platforms
 from diffusax.runtime.devices.mesh import replicated
@@ -47,12 +48,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="0 measures no time")
     parser.add_argument("--topologies", nargs="*", default=[], help="see topology_mesh")
     parser.add_argument("--groups", nargs="+", default=["attention", "everything"])
+    parser.add_argument("--by-row", action="store_true", help="weights for each row of the batch")
     parser.add_argument("--kinds", type=int, default=0, help="of kernels that are listed, on GPUs")
     parser.add_argument("--effort", type=float, help="of XLA; by default the least for TPUs alone")
     args = parser.parse_args()
     print(describe())
     kinds = {"without": None} | {
-        f"{name}, rank {rank}": functools.partial(adapter_shapes, group, rank)
+        f"{name}, rank {rank}": functools.partial(adapter_shapes, group, rank, args.by_row)
         for (name, group), rank in itertools.product(groups().items(), args.rank)
         if name in args.groups
     }
@@ -69,7 +71,7 @@ def groups() -> dict[str, list[str]]:
     return {"attention": [p for p in known if re.fullmatch(attention, p)], "everything": known}
 
 
-def adapter_shapes(group: list[str], rank: int, dtype: str) -> Adapters:
+def adapter_shapes(group: list[str], rank: int, by_row: bool, dtype: str) -> Adapters:
     """The adapters' shapes."""
 
     def layer(kernel: tuple[int, ...]) -> LowRank:
@@ -80,7 +82,14 @@ def adapter_shapes(group: list[str], rank: int, dtype: str) -> Adapters:
     shapes = kernel_shapes(NETWORK)
     columns = room_for(1) * WeightGroups({"unet": NETWORK}).count
     weights = jax.ShapeDtypeStruct((2, columns), jnp.float32)
-    return Adapters({path: layer(shapes[path]) for path in group}, weights)
+    found = Adapters({path: layer(shapes[path]) for path in group}, weights)
+    return found if by_row else jax.eval_shape(weigh_alike, found)
+
+
+def weigh_alike(adapters: Adapters) -> Adapters:
+    """The adapters with the weights of the first row for all rows, as a run has them."""
+    layers = mixed(adapters.layers, adapters.weights[0], NETWORK)
+    return Adapters(layers, adapters.weights)
 
 
 def step(params: Any, adapters: Adapters | None, sample: Any, context: Any) -> Any:

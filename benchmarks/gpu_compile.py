@@ -100,9 +100,10 @@ def compile_program(folder: Path, mesh, args):
 
 
 def compile_adapted(pipe, mesh, images: int, args):
-    """The steps with LoRAs on the products of the UNet's attention, on one device."""
+    """The steps with LoRAs on the products of the denoiser's attention, on one device."""
     request = call_programs(pipe, images, mesh=mesh, size=args.size)["denoise"]
-    network, whole = dict(request.static)["denoiser"].network, replicated(mesh)
+    denoiser, whole = dict(request.static)["denoiser"], replicated(mesh)
+    network = denoiser.network
 
     def shape(*sizes: int, dtype="bfloat16"):
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=whole)
@@ -120,7 +121,7 @@ def compile_adapted(pipe, mesh, images: int, args):
     inputs = given["plan"].step_inputs
     weights = shape(len(inputs.weights), room_for(1), dtype="float32")
     given["plan"] = given["plan"]._replace(step_inputs=inputs._replace(adapters=weights))
-    given["params"] = {**given["params"], "adapters": {"unet": layers}}
+    given["params"] = {**given["params"], "adapters": {denoiser.components[0]: layers}}
     return compile_request(request._replace(dynamic=tuple(given.values())), mesh, args)
 
 
