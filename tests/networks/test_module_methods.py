@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Mapping
 
 import diffusers
 import jax
@@ -86,6 +87,12 @@ def test_configs_are_read_as_diffusers(unet, theirs, folder):
     assert unet.config.get("sample_size") == unet.config.sample_size == 16
     assert unet.config.get("nothing", 3) == 3
     assert "nothing" not in unet.config
+    assert isinstance(unet.config, Mapping)
+    assert len(unet.config) == len({**unet.config}) == len([*unet.config.items()])
+    assert {unet.config: 1}[pickle.loads(pickle.dumps(unet.config))] == 1
+    with pytest.raises(TypeError):
+        unet.config["in_channels"] = 9
+    assert diffusax.UNet2DConditionModel.from_config({**unet.config}).config == unet.config
     assert unet.config.act_fn == theirs.config.act_fn
     with pytest.raises(KeyError, match="nothing"):
         _ = unet.config["nothing"]

@@ -3,6 +3,8 @@
 import contextlib
 import warnings
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -290,3 +292,26 @@ def test_what_a_scheduler_shows_is_diffusers(name, config):
         found[steps] = differences(ours, theirs)
     found = {key: value for key, value in found.items() if value}
     assert not found, found
+
+
+@pytest.mark.parametrize("name", sorted(samplers.SCHEDULERS))
+def test_traced_indices_choose_entries_of_every_list(name):
+    scheduler = getattr(samplers, name)()
+    scheduler.set_timesteps(5)
+    for attribute in LISTS:
+        whole = getattr(scheduler, attribute, None)
+        if not isinstance(whole, np.ndarray):
+            continue
+        places = jnp.arange(min(3, whole.size)) if whole.ndim else ()
+
+        def entries(places, whole=whole):
+            return whole[places] if whole.ndim else jnp.asarray(whole)
+
+        with quiet():
+            expected = np.asarray(whole)[np.asarray(places, int)] if whole.ndim else whole
+        np.testing.assert_allclose(jax.jit(entries)(places), expected, rtol=1e-6)
+        if whole.ndim:
+            np.testing.assert_allclose(jax.vmap(entries)(places), expected, rtol=1e-6)
+            # Slices of a list are such lists, too.
+            last = jax.jit(lambda i, whole=whole: whole[::-1][i, None])(0)
+            np.testing.assert_allclose(last, np.asarray(whole)[-1:], rtol=1e-6)

@@ -6,7 +6,7 @@ The annotations of a config's fields are its checks: types, ranges (`msgspec.Met
 
 import dataclasses
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast
 
 from msgspec import Meta
@@ -53,10 +53,12 @@ EMA_OPTIONS = frozenset(
 """The options that diffusers' EMAModel writes into the config of the weights that it averaged."""
 
 
-class Keyed:
-    """A config whose options are also read as diffusers' are: `config["sample_size"]`.
+class Keyed(Mapping[str, Any]):
+    """A config that is a read-only mapping of its options, as diffusers' configs are.
 
-    Options with one supported value are attributes, too.
+    `config["sample_size"]`, `config.get`, `in`, `len`, `dict(config)` and `**config` work; the
+    class is under "_class_name". Options with one supported value are attributes, too. A config is
+    still a frozen dataclass: hashable, and equal to configs of its class alone.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -74,33 +76,17 @@ class Keyed:
         Raises:
             KeyError: there is no such option.
         """
-        if name in self.keys():
-            return getattr(self, name)
-        raise KeyError(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Returns an option, or the default where there is none."""
-        return self[name] if name in self.keys() else default
-
-    def keys(self) -> list[str]:
-        """Returns the names of the options."""
-        return list(self.to_dict())
-
-    def values(self) -> list[Any]:
-        """Returns the values of the options."""
-        return list(self.to_dict().values())
-
-    def items(self) -> list[tuple[str, Any]]:
-        """Returns the options as pairs."""
-        return list(self.to_dict().items())
+        told = self.to_dict()[name]
+        # An option of one's own is an attribute without the underscore that files have before it.
+        return getattr(self, name, told)
 
     def __iter__(self) -> Iterator[str]:
         """Yields the names of the options."""
-        return iter(self.keys())
+        return iter(self.to_dict())
 
-    def __contains__(self, name: object) -> bool:
-        """Returns whether there is such an option."""
-        return name in self.keys()
+    def __len__(self) -> int:
+        """Returns the number of options."""
+        return len(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the contents of config.json, under `_class_name` the class."""

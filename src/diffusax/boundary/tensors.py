@@ -178,20 +178,36 @@ def function_wants_tensors(function: Any, otherwise: bool) -> bool:
     return otherwise if wanted is None else wanted
 
 
+class HostArray(np.ndarray):
+    """An array of the host's memory whose entries a traced index chooses, too.
+
+    Inside `jax.jit`, `grad`, `vmap` and `scan`, `array[i]` with a traced i is an array of JAX, with
+    JAX's rules for indices. With any other index it is NumPy's.
+    """
+
+    def __getitem__(self, index: Any) -> Any:
+        """Returns the entries at an index, or at a tuple of them."""
+        jax = sys.modules.get("jax")
+        parts = index if isinstance(index, tuple) else (index,)
+        if jax is not None and any(isinstance(part, jax.core.Tracer) for part in parts):
+            return jax.numpy.asarray(self)[index]
+        return super().__getitem__(index)
+
+
 def for_reader(value: Any) -> Any:
     """Returns an attribute's value as PyTorch's where a program reads it that wants tensors.
 
     To be called by a property. The package itself reads what is given.
 
-    value: an array, which becomes a tensor; a dtype; or a device of JAX, which becomes PyTorch's
-    of the same GPU, where it has one, and else the CPU.
+    value: an array, which becomes a tensor, or for programs of JAX a `HostArray`; a dtype; or a
+    device of JAX, which becomes PyTorch's of the same GPU, where it has one, and else the CPU.
     """
     torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return value
     reader = _outer(2)
-    if reader is None or _is_own(reader) or not _prefers_tensors(_imports(reader)):
+    if reader is None or _is_own(reader):
         return value
+    if torch is None or not _prefers_tensors(_imports(reader)):
+        return value.view(HostArray) if isinstance(value, np.ndarray) else value
     if isinstance(value, np.ndarray):
         return as_tensor(value)
     if isinstance(value, np.dtype):
