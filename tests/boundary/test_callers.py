@@ -9,7 +9,13 @@ import pytest
 import torch
 from support.pairs import picture
 
-from diffusax.boundary.tensors import HostArray, alike, as_tensor, for_reader, function_wants_tensors
+from diffusax.boundary.tensors import (
+    HostArray,
+    alike,
+    as_tensor,
+    for_reader,
+    function_wants_tensors,
+)
 from diffusax.images.vae_image_processor import VaeImageProcessor
 from diffusax.runtime.random.noise import noise_source
 from diffusax.samplers import DDIMScheduler

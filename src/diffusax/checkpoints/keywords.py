@@ -15,8 +15,8 @@ OF_HUB = ("revision", "token", "local_files_only", "cache_dir")
 NO_EFFECT = frozenset(
     {
         # How PyTorch reads files and fills its modules.
-        *("use_safetensors", "low_cpu_mem_usage", "disable_mmap", "fast_init", "ignore_mismatched"),
-        *("ignore_mismatched_sizes", "offload_state_dict", "offload_folder", "offload_buffers"),
+        *("use_safetensors", "low_cpu_mem_usage", "disable_mmap", "fast_init"),
+        *("ignore_mismatched", "offload_state_dict", "offload_folder", "offload_buffers"),
         *("device_map", "max_memory", "keep_in_fp32_modules", "attn_implementation", "use_fast"),
         *("flashpack_kwargs", "disable_mmap", "load_connected_pipeline", "trust_remote_code"),
         # What versions of huggingface_hub have dropped, or have no part in what is downloaded.

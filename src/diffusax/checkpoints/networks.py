@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from diffusax.boundary.config import config_from_dict, config_to_dict
 from diffusax.boundary.files import load_json, write_json
+from diffusax.checkpoints.drawn import drawn_anew
 from diffusax.checkpoints.entries import INSTEAD
 from diffusax.checkpoints.files import STEMS, listed_class, weight_files
 from diffusax.checkpoints.hub import resolve
@@ -65,11 +66,13 @@ def read_parameters(
     device: Any = None,
     changes: Mapping[str, Any] | None = None,
     weights: str | None = None,
+    ignore_mismatched_sizes: bool = False,
     **hub: Any,
 ) -> tuple[Network, Params]:
     """Reads the network in a folder or Hub repository and its parameters.
 
-    Arguments and errors are those of `diffusax.load_network`.
+    Arguments and errors are those of `diffusax.load_network`; ignore_mismatched_sizes is that of
+    `Model.from_pretrained`.
     """
     folder = resolve(path_or_repo, subfolder=subfolder, variant=variant, **hub)
     written = read_network(folder)
@@ -79,11 +82,19 @@ def read_parameters(
         stored = [_kept(stored, written, network)]
     part = part_of(folder)
     files = [part.path] if part else weight_files(folder, variant)
+    where, drawn = ", ".join(map(str, files)), None
+    if ignore_mismatched_sizes:
+        found, _ = match_names(network.module_class, torch_shapes(network.shapes), stored)
+        drawn = drawn_anew(network.shapes, found, where=where)
+    elif changes:
+        told = ", ".join(f"{name}={value!r:.80}" for name, value in changes.items())
+        where += f", with {told} (ignore_mismatched_sizes=True draws anew what differs),"
     params = load_entries(
         network.module_class,
         network.shapes,
         stored,
-        where=", ".join(map(str, files)),
+        where=where,
+        drawn=drawn,
         dtype=None if dtype is None else parse_dtype(dtype),
         device=placing(network, device),
         weights=parse_weights(weights, loading=True),

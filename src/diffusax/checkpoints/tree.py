@@ -39,8 +39,9 @@ MAX_LISTED = 15
 
 # A process may have some 65,000 maps; smaller arrays are not worth one.
 _MIN_MAPPED = 2**16
-_KERNELS = ("kernel", "frame_kernel")
-_WEIGHTS = (*_KERNELS, "scale", "centred_scale", "embedding")
+KERNELS = ("kernel", "frame_kernel")
+"""The names of parameters that are transposed."""
+_WEIGHTS = (*KERNELS, "scale", "centred_scale", "embedding")
 _AT_ONCE = 2**20
 """The numbers of a tensor that are copied at once."""
 
@@ -112,6 +113,7 @@ def load_entries(
     dtype: Any = None,
     device: Any = None,
     weights: Stored | None = None,
+    drawn: Mapping[str, np.ndarray] | None = None,
 ) -> Params:
     """Loads a parameter tree like `fit_params`, from places in files, see `read_entries`."""
     paths = {entry.path for part in stored for entry in part.values()}
@@ -127,7 +129,7 @@ def load_entries(
         file.release(entry)
 
     options: dict[str, Any] = {"where": where, "dtype": dtype, "device": device}
-    options |= {"weights": weights, "kept": kept}
+    options |= {"weights": weights, "kept": kept, "drawn": drawn}
     return fit_params(module_class, abstract_params, stored, read, **options)
 
 
@@ -142,6 +144,7 @@ def fit_params(
     device: Any = None,
     weights: Stored | None = None,
     kept: Callable[[S], AbstractContextManager[Kept | None]] | None = None,
+    drawn: Mapping[str, np.ndarray] | None = None,
 ) -> Params:
     """Loads a parameter tree: reads, transposes, casts and places one tensor after the other.
 
@@ -161,14 +164,15 @@ def fit_params(
             "file" leaves kernels as they are in their file, those of fewer bits in eight, where
             their numbers stay the same.
         kept: returns a context in which a stored tensor is of eight bits, or None.
+        drawn: arrays in Flax's order by name, which stand for tensors that are not stored.
 
     Raises:
         ValueError: tensors are missing, unexpected, of another shape, duplicated, or not
             floating-point numbers; lists them.
     """
-    wanted = _wanted(abstract_params)
-    found = fitted(module_class, abstract_params, stored, where=where)
-    _check_dtypes(wanted, found, dtype)
+    wanted, drawn = wanted_leaves(abstract_params), drawn or {}
+    found = fitted(module_class, abstract_params, stored, where=where, drawn=drawn)
+    _check_dtypes(found, found, dtype)
 
     def alike(name: str, kind: Stored) -> bool:
         # Numbers of another dtype would be unpacked in vain.
@@ -178,6 +182,14 @@ def fit_params(
         path, shape = wanted[name]
         place = device(path, shape) if callable(device) else device
         kind = weights if weights == "file" or quantizes(path_name(path), shape) else None
+        if name in drawn:
+            own = np.dtype(np.float32) if dtype is None else dtype
+            if kind in (None, "file"):
+                return put_array(copied(drawn[name], own), place)
+            parts: Iterable[np.ndarray] = [drawn[name]]
+            return put_quantized(
+                quantize_parts(parts, shape, kind, own, empty=aligned_empty), place
+            )
         if kind is not None and kept is not None and path[-1].key == "kernel" and alike(name, kind):
             with kept(found[name]) as stored:
                 kernel = stored and _as_stored(stored, path, shape, dtype, kind)
@@ -212,7 +224,7 @@ def _joined(
     """Returns the whole of a tensor's parts, copied and cast for JAX, see `copied`."""
     made, start = aligned_empty(shape or (1,), dtype), 0
     for part in _turned(parts, path, shape):
-        last = path[-1].key in _KERNELS
+        last = path[-1].key in KERNELS
         own = slice(start, start + part.shape[-1 if last else 0])
         np.copyto(made[..., own] if last else made[own], part, casting="unsafe")
         start = own.stop
@@ -252,6 +264,7 @@ def fitted(
     stored: Iterable[Mapping[str, S]],
     *,
     where: str,
+    drawn: Container[str] = (),
 ) -> dict[str, S]:
     """Returns the stored tensors by the names that the network gives them.
 
@@ -260,15 +273,18 @@ def fitted(
     Raises:
         ValueError: tensors are missing, unexpected, of another shape, or duplicated; lists them.
     """
-    wanted = _wanted(abstract_params)
+    wanted = wanted_leaves(abstract_params)
     found, twice = match_names(module_class, wanted, stored)
-    _check(wanted, found, twice, where)
+    found = {name: entry for name, entry in found.items() if name not in drawn}
+    _check({n: leaf for n, leaf in wanted.items() if n not in drawn}, found, twice, where)
     return found
 
 
 def torch_shapes(abstract_params: Params) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a network's tensors in a checkpoint, by name."""
-    return {n: torch_shape(shape, path) for n, (path, shape) in _wanted(abstract_params).items()}
+    return {
+        n: torch_shape(shape, path) for n, (path, shape) in wanted_leaves(abstract_params).items()
+    }
 
 
 def copied(array: np.ndarray, dtype: Any = None) -> np.ndarray:
@@ -330,7 +346,7 @@ def match_names(
     return found, twice
 
 
-def _wanted(abstract_params: Params) -> dict[str, tuple[Any, tuple[int, ...]]]:
+def wanted_leaves(abstract_params: Params) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Returns the path and the shape of each leaf, by its name in the checkpoint."""
     leaves = ordered_leaves(abstract_params)
     return {checkpoint_name(path): (path, leaf.shape) for path, leaf in leaves}
@@ -345,11 +361,11 @@ def _check(
     missing = [name for name in wanted if name not in found]
     unexpected = [name for name in found if name not in wanted]
     misshapen = [
-        f"{name} (has {entry.shape}, the config asks for {expected})"
+        f"{name} (has {entry.shape}, the config asks for {torch_shape(shape, path)})"
         for name, entry in found.items()
         if name in wanted
-        and _squeezed(entry.shape)
-        != _squeezed(expected := torch_shape(wanted[name][1], wanted[name][0]))
+        for path, shape in [wanted[name]]
+        if is_misshapen(entry, path, shape)
     ]
     kinds = {
         "missing": missing,
@@ -361,6 +377,11 @@ def _check(
         f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names
     ]:
         raise ValueError(f"{where} does not fit its config.json: {'; '.join(parts)}")
+
+
+def is_misshapen(entry: StoredTensor, path: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
+    """Returns whether a stored tensor is not of the shape of the leaf at a path."""
+    return _squeezed(entry.shape) != _squeezed(torch_shape(shape, path))
 
 
 def _check_dtypes(wanted: Iterable[str], found: Mapping[str, StoredTensor], dtype: Any) -> None:

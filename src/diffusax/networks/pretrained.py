@@ -47,6 +47,7 @@ class Pretrained(Publishing):
         variant: str | None = None,
         device: Any = None,
         weights: str | None = "file",
+        ignore_mismatched_sizes: bool = False,
         **keywords: Any,
     ) -> Self:
         """Loads a network from a folder or Hub repository.
@@ -62,6 +63,9 @@ class Pretrained(Publishing):
             weights: "int8", "int8_convrot" or "fp8" to store kernels inside of blocks so, see
                 `quantize`; "file" for those that a quantised file has in eight bits or fewer, with
                 the same numbers; None for the dtype. diffusers' quantization_config is understood.
+            ignore_mismatched_sizes: whether tensors that the file lacks, or has in another shape
+                than the options ask for, are drawn anew as PyTorch's layers do, and named in a
+                warning, such as the first layer with in_channels=9; otherwise they are an error.
             **keywords: revision, token, local_files_only, cache_dir and force_download; options
                 that replace those of the config, such as num_hidden_layers=11, where tensors that
                 the network does not have then are left out; and diffusers' other keywords, which
@@ -81,6 +85,7 @@ class Pretrained(Publishing):
             variant=variant,
             device=device,
             weights=weights,
+            ignore_mismatched_sizes=ignore_mismatched_sizes,
             **_load_keywords(cls, keywords),
         )
         if network.class_name == "CLIPModel" and cls.tower:
