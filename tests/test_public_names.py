@@ -17,7 +17,8 @@ NAMES = {
         AutoPipelineForText2Image AutoencoderKL AutoencoderKLFlux2 AutoencoderKLQwenImage
         AutoencoderKLQwenImage21 AutoencoderTiny CLIPImageProcessor CLIPModel CLIPTextModel
         CLIPTextModelWithProjection CLIPTokenizer CLIPVisionModel CLIPVisionModelWithProjection
-        ControlNetModel DDIMPipeline DDIMScheduler DDPMPipeline DDPMScheduler DEISMultistepScheduler
+        ControlNetModel DDIMInverseScheduler DDIMPipeline DDIMScheduler DDPMPipeline DDPMScheduler
+        DEISMultistepScheduler DPMSolverMultistepInverseScheduler
         DPMSolverMultistepScheduler DPMSolverSDEScheduler DPMSolverSinglestepScheduler
         DeepCacheConfig DiffusionPipeline Dinov2Model
         EDMDPMSolverMultistepScheduler EDMEulerScheduler
@@ -56,7 +57,8 @@ NAMES = {
         save_network
     """,
     "diffusax.samplers": """
-        DDIMScheduler DDPMScheduler DEISMultistepScheduler DPMSolverMultistepScheduler
+        DDIMInverseScheduler DDIMScheduler DDPMScheduler DEISMultistepScheduler
+        DPMSolverMultistepInverseScheduler DPMSolverMultistepScheduler
         DPMSolverSDEScheduler DPMSolverSinglestepScheduler EDMDPMSolverMultistepScheduler
         EDMEulerScheduler EulerAncestralDiscreteScheduler EulerDiscreteScheduler
         FlowMatchEulerDiscreteScheduler FlowMatchHeunDiscreteScheduler FlowMatchLCMScheduler

@@ -47,7 +47,9 @@ SECOND = {"LCMScheduler": "denoised", "TCDScheduler": "pred_noised_sample"}
 def options_for(name):
     if name.startswith(("EDM", "Flow")):
         return {}
-    return SD | ({"algorithm_type": "sde-dpmsolver++"} if name.startswith("DPMSolverM") else {})
+    return SD | (
+        {"algorithm_type": "sde-dpmsolver++"} if name == "DPMSolverMultistepScheduler" else {}
+    )
 
 
 def pair(name, steps=None, **config):

@@ -61,7 +61,8 @@ def test_a_run_that_ends_early_has_the_first_rows_of_the_whole_run(name):
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
+# diffusers' DDIMInverseScheduler adds no noise.
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "DDIMInverseScheduler"])
 @pytest.mark.parametrize("begin", [0, 3])
 def test_levels_are_those_of_add_noise(name, begin):
     """As diffusers' inpainting pipelines use it: the level of the next timestep after each row.

@@ -125,6 +125,22 @@ OPTIONS = {
         "use_lu_lambdas": FLAG,
         "rescale_betas_zero_snr": FLAG,
     },
+    "DDIMInverseScheduler": {
+        **{k: v for k, v in BETAS.items() if k != "timestep_spacing"},
+        "timestep_spacing": st.sampled_from(["leading", "trailing"]),
+        "clip_sample": FLAG,
+        "clip_sample_range": st.sampled_from([1.0, 2.5]),
+        "prediction_type": ANY,
+        "set_alpha_to_one": FLAG,
+        "rescale_betas_zero_snr": FLAG,
+    },
+    "DPMSolverMultistepInverseScheduler": {
+        **{k: v for k, v in DPM.items() if k != "final_sigmas_type"},
+        "algorithm_type": st.sampled_from(["dpmsolver", "dpmsolver++"]),
+        "euler_at_final": FLAG,
+        # Others begin with equal timesteps in diffusers, at the second of them.
+        "sigmas": st.sampled_from([None, "use_karras_sigmas"]),
+    },
     "DPMSolverSinglestepScheduler": {
         **{k: v for k, v in DPM.items() if k not in ("timestep_spacing", "steps_offset")},
         "algorithm_type": st.sampled_from(["dpmsolver", "dpmsolver++", "sde-dpmsolver++"]),

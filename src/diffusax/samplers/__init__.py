@@ -17,6 +17,7 @@ from diffusax.samplers.schedulers import (
     alpha_schedulers,
     edm_schedulers,
     flow_schedulers,
+    inverse_schedulers,
     sa_scheduler,
     sigma_schedulers,
     snr_schedulers,
@@ -25,6 +26,7 @@ from diffusax.samplers.schedulers.alpha_schedulers import *  # noqa: F403
 from diffusax.samplers.schedulers.edm_schedulers import *  # noqa: F403
 from diffusax.samplers.schedulers.flow_schedulers import *  # noqa: F403
 from diffusax.samplers.schedulers.function_scheduler import Steps, scheduler_from_function
+from diffusax.samplers.schedulers.inverse_schedulers import *  # noqa: F403
 from diffusax.samplers.schedulers.sa_scheduler import *  # noqa: F403
 from diffusax.samplers.schedulers.scheduler import SCHEDULERS, Scheduler
 from diffusax.samplers.schedulers.sigma_schedulers import *  # noqa: F403
@@ -54,6 +56,7 @@ __all__ = [
 __all__ += alpha_schedulers.__all__
 __all__ += edm_schedulers.__all__
 __all__ += flow_schedulers.__all__
+__all__ += inverse_schedulers.__all__
 __all__ += sa_scheduler.__all__
 __all__ += sigma_schedulers.__all__
 __all__ += snr_schedulers.__all__

@@ -11,6 +11,7 @@ from diffusax.samplers.schedulers import (  # noqa: F401
     alpha_schedulers,
     edm_schedulers,
     flow_schedulers,
+    inverse_schedulers,
     sa_scheduler,
     sigma_schedulers,
     snr_schedulers,

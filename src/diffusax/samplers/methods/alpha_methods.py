@@ -108,6 +108,24 @@ def ddim(
     return rows
 
 
+def ddim_inverse(
+    process: Process, timesteps: np.ndarray, *, stride: int, limits: Limits
+) -> list[Row]:
+    """Computes the rows of DDIM from less noise to more (Song et al. 2021, section 4.3).
+
+    Each x is at the level of its timestep less the stride, and the network is told the timestep
+    (scheduling_ddim_inverse.py, step).
+    """
+    kind = process.prediction_type
+    rows = []
+    for t in timesteps:
+        level = alpha_level(alpha_after(process, t - stride))
+        signal, noise = alpha_level(alpha_after(process, t))
+        x = signal * P + noise * epsilon_from(kind, *level)
+        rows.append(Row(t, x, level, _prediction(process, level, limits), (), 1.0, *limits))
+    return rows
+
+
 def pndm_timesteps(
     ascending: np.ndarray, stride: int, *, skip_prk_steps: bool
 ) -> tuple[np.ndarray, np.ndarray]:
