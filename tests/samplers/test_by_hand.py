@@ -150,6 +150,9 @@ def test_configurations_at_random_equal_diffusers(data):
     odd = config.get("thresholding") and config.get("algorithm_type") == "dpmsolver"
     hypothesis.assume(not (odd and name == "DPMSolverSinglestepScheduler"))
     hypothesis.assume(steps > 2 or name != "KDPM2AncestralDiscreteScheduler")
+    # So do those of the integrated noise from a level of almost no signal.
+    scarce = config.get("rescale_betas_zero_snr") and config.get("algorithm_type") == "dpmsolver"
+    hypothesis.assume(not scarce)
     try:
         ours = samplers.SCHEDULERS[name].from_config(config)
         schedule = ours.schedule(steps, begin=begin, **eta, **mu)
