@@ -64,9 +64,9 @@ NAMES = {
         FlowMatchEulerDiscreteScheduler FlowMatchHeunDiscreteScheduler FlowMatchLCMScheduler
         HeunDiscreteScheduler KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler LCMScheduler
         LMSDiscreteScheduler M1 P PNDMScheduler Row SAMPLER_CLASSES SAMPLER_NAMES SASolverScheduler
-        SCHEDULERS SPACED_NAMES Schedule Scheduler Steps TCDScheduler Table UniPCMultistepScheduler
-        X fitting_samplers init_state run sampler_name scheduler_from_config scheduler_from_function
-        scheduler_from_name stack_tables step
+        SCHEDULERS SPACED_NAMES Schedule Scheduler StepDistribution Steps TCDScheduler Table
+        UniPCMultistepScheduler X fitting_samplers init_state run sampler_name scheduler_from_config
+        scheduler_from_function scheduler_from_name stack_tables step step_distribution
     """,
     "diffusax.training": """
         AVERAGES AutoencoderConfig AutoencoderValidationConfig Batch Batches CacheConfig

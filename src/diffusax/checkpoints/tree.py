@@ -184,7 +184,7 @@ def fit_params(
         kind = weights if weights == "file" or quantizes(path_name(path), shape) else None
         if name in drawn:
             own = np.dtype(np.float32) if dtype is None else dtype
-            if kind in (None, "file"):
+            if kind is None or kind == "file":
                 return put_array(copied(drawn[name], own), place)
             parts: Iterable[np.ndarray] = [drawn[name]]
             return put_quantized(

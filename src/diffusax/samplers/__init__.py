@@ -1,5 +1,6 @@
 """Samplers as tables: coefficients from the host, and one generic step in the compiled program."""
 
+from diffusax.samplers.distribution import StepDistribution, step_distribution
 from diffusax.samplers.names import (
     SAMPLER_CLASSES,
     SAMPLER_NAMES,
@@ -41,6 +42,7 @@ __all__ = [
     "Row",
     "Schedule",
     "Scheduler",
+    "StepDistribution",
     "Steps",
     "Table",
     "fitting_samplers",
@@ -52,6 +54,7 @@ __all__ = [
     "scheduler_from_name",
     "stack_tables",
     "step",
+    "step_distribution",
 ]
 __all__ += alpha_schedulers.__all__
 __all__ += edm_schedulers.__all__

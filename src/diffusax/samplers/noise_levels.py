@@ -4,11 +4,13 @@ Cumulative products and sigmas are rounded to float32, in which diffusers keeps 
 rounding of 1 - alpha is larger than the tolerance of our comparison. All that follows is float64.
 """
 
+import contextlib
+import contextvars
 import functools
 import importlib
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,9 +154,27 @@ def beta_sigmas(n: int, low: float, high: float, *, alpha: float = 0.6) -> np.nd
     return low + quantiles * (high - low)
 
 
+_UNROUNDED: contextvars.ContextVar[bool] = contextvars.ContextVar("unrounded", default=False)
+
+
+@contextlib.contextmanager
+def unrounded() -> Iterator[None]:
+    """Computes levels without rounding them to float32 within the context, for derivatives."""
+    token = _UNROUNDED.set(True)
+    try:
+        yield
+    finally:
+        _UNROUNDED.reset(token)
+
+
+def in_float32(values: np.ndarray) -> np.ndarray:
+    """Returns values in float32, in which diffusers computes on, but for within `unrounded`."""
+    return values if _UNROUNDED.get() else values.astype(np.float32)
+
+
 def rounded(values: np.ndarray) -> np.ndarray:
     """Rounds to float32, in which diffusers keeps a run's sigmas; returns float64."""
-    return values.astype(np.float32).astype(np.float64)
+    return in_float32(values).astype(np.float64)
 
 
 def _linspace(start: float, stop: float, n: int) -> np.ndarray:

@@ -148,23 +148,34 @@ class Schedule:
 
     @functools.cached_property
     def _table(self) -> Table:
-        n = len(self.rows)
+        n, exact = len(self.rows), self.exact_table()
         # At least one row of padding, which `stack_tables` can repeat.
         height = max(MIN_HEIGHT, 1 << n.bit_length())
         update = np.zeros((height, SLOTS, SLOTS + 3), np.float32)
         update[n:, range(SLOTS), range(SLOTS)] = 1
-        update[:n] = self._matrices()
+        update[:n] = exact.update
+        return Table(
+            in_scale=_padded(exact.in_scale, height, 1.0),
+            timestep=_padded(exact.timestep, height, 0.0),
+            clip=_padded(exact.clip, height, np.inf),
+            prediction=_padded(exact.prediction, height, 0.0),
+            update=_frozen(update),
+            level=_padded(exact.level, height, self.last_level),
+            threshold=None if exact.threshold is None else _padded(exact.threshold, height, 0.0),
+        )
+
+    def exact_table(self) -> Table:
+        """Returns the rows in float64, without padding."""
         rows = self.rows
-        prediction = np.array([row.prediction for row in rows])[:, [_X, _RAW]]
         threshold = np.array([row.threshold for row in rows])
         return Table(
-            in_scale=_padded([row.in_scale for row in rows], height, 1.0),
-            timestep=_padded(self.timesteps, height, 0.0),
-            clip=_padded([row.clip for row in rows], height, np.inf),
-            prediction=_padded(prediction, height, 0.0),
-            update=_frozen(update),
-            level=_padded(self.levels[1:], height, self.last_level),
-            threshold=_padded(threshold, height, 0.0) if threshold.any() else None,
+            in_scale=np.array([row.in_scale for row in rows], np.float64),
+            timestep=self.exact_timesteps,
+            clip=np.array([row.clip for row in rows], np.float64),
+            prediction=np.array([row.prediction for row in rows])[:, [_X, _RAW]],
+            update=self._matrices(),
+            level=self.levels[1:],
+            threshold=threshold if threshold.any() else None,
         )
 
     def _matrices(self) -> np.ndarray:

@@ -114,10 +114,10 @@ def step_with_memory(
 ) -> tuple[jax.Array, Any]:
     """Evaluates one row as `step`, and also returns the second result of the model."""
     x = state[0]
-    raw, memory = model(_spread(row.in_scale, x) * x, row.timestep)
+    raw, memory = model(spread(row.in_scale, x) * x, row.timestep)
     raw = raw.astype(jnp.float32)[..., : x.shape[-1]]
-    p = _spread(row.prediction[..., 0], x) * x + _spread(row.prediction[..., 1], x) * raw
-    clip = _spread(row.clip, x)
+    p = spread(row.prediction[..., 0], x) * x + spread(row.prediction[..., 1], x) * raw
+    clip = spread(row.clip, x)
     p = jnp.clip(p, -clip, clip)
     if row.threshold is not None:
         p = _threshold(p, row.threshold[..., 0], row.threshold[..., 1])
@@ -130,7 +130,7 @@ def step_with_memory(
     state = _mix(row.update, terms)
     if constrain is None:
         return state, memory
-    signal, level = (_spread(row.level[..., k], x) for k in range(2))
+    signal, level = (spread(row.level[..., k], x) for k in range(2))
     # Not `state.at[0].set`: XLA for GPUs (jaxlib 0.11) cannot update a library's product in place.
     state = jnp.concatenate([constrain(state[0], signal, level)[None], state[1:]])
     return state, memory
@@ -152,10 +152,10 @@ def _threshold(p: jax.Array, quantile: jax.Array, highest: jax.Array) -> jax.Arr
     sizes = jnp.abs(p).reshape(p.shape[0], -1)
     quantile = jnp.broadcast_to(quantile, p.shape[:1])
     limit = jnp.minimum(jnp.maximum(jax.vmap(jnp.quantile)(sizes, quantile), 1), highest)
-    limit = _spread(jnp.where(highest > 0, limit, 1), p)
-    return jnp.where(_spread(highest, p) > 0, jnp.clip(p, -limit, limit) / limit, p)
+    limit = spread(jnp.where(highest > 0, limit, 1), p)
+    return jnp.where(spread(highest, p) > 0, jnp.clip(p, -limit, limit) / limit, p)
 
 
-def _spread(value: jax.Array, x: jax.Array) -> jax.Array:
+def spread(value: jax.Array, x: jax.Array) -> jax.Array:
     """Returns a scalar as it is, and one number per image as b 1 1 1."""
     return value if value.ndim == 0 else value.reshape(-1, *[1] * (x.ndim - 1))

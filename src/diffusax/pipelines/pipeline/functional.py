@@ -112,21 +112,27 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     return jax.tree.map(jnp.asarray, found)
 
 
-def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
-    """Returns the function (params, inputs) -> images b H W 3 in [0, 1], float32."""
+def generate_fn(c: Components) -> Callable[..., jax.Array]:
+    """Returns the function (params, inputs) -> images b H W 3 in [0, 1], float32.
+
+    It also takes rematerialize, which is static: whether a gradient computes each row's prediction
+    again (`jax.checkpoint`) instead of keeping its activations in memory, which is the default.
+    """
     names = (encoder.name for encoder in c.family.text_encoders if encoder.name in c.networks)
     encoders = tuple((name, c.networks[name]) for name in names)
     vae = c.autoencoder_name, c.autoencoder
     return functools.partial(_run, c.family, encoders, c.denoiser, vae)
 
 
-def _run(*args: Any) -> jax.Array:
+def _run(*args: Any, rematerialize: bool = True) -> jax.Array:
     """Runs `_generate`, compiled unless the caller is being traced."""
     _check(*args)
+    *_, params, inputs = args
     if not is_traced(args):
-        return call_under_own_switches(is_double(args[-2]), _compiled, *args)
+        return call_under_own_switches(is_double(params), _compiled, *args, rematerialize)
     with standard_promotion():
-        return in_auto_axes(_generate, *args, rows=args[-1])
+        generate = functools.partial(_generate, rematerialize=rematerialize)
+        return in_auto_axes(generate, *args, rows=inputs)
 
 
 def _check(
@@ -163,6 +169,7 @@ def _generate(
     vae: tuple[str | None, Network],
     params: Params,
     inputs: Inputs,
+    rematerialize: bool,
 ) -> jax.Array:
     plan = inputs.plan
     found = _embed(family, encoders, params, inputs)
@@ -173,7 +180,8 @@ def _generate(
         params = {**params, "adapters": inputs.adapters}
     if inputs.ip_adapters:
         params = {**params, "ip_adapters": inputs.ip_adapters}
-    latents = sample(LoadedDenoiser(denoiser, params), plan, differentiably(rows))
+    loop = differentiably(rows, rematerialize=rematerialize)
+    latents = sample(LoadedDenoiser(denoiser, params), plan, loop)
     options = dataclasses.asdict(inputs.decoding)
     shown = inputs.decoder_condition
     name, network = vae
@@ -190,7 +198,7 @@ def _told(plan: Plan, found: dict[str, Prompt]) -> Conditions:
     return plan.conditions.told(prompt)
 
 
-_compiled = Program(_generate, static=("family", "encoders", "denoiser", "vae"))
+_compiled = Program(_generate, static=("family", "encoders", "denoiser", "vae", "rematerialize"))
 
 
 def _embed(

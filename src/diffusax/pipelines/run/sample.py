@@ -88,15 +88,15 @@ def at_once(rows: int) -> Loop:
     return loop
 
 
-def differentiably(rows: int) -> Loop:
+def differentiably(rows: int, *, rematerialize: bool = True) -> Loop:
     """Returns a function that runs all rows with static bounds, so that reverse gradients exist.
 
-    For a gradient, activations are computed again instead of being kept in memory.
+    rematerialize: whether activations are computed again for a gradient instead of being kept.
     """
 
     def loop(model: LoadedDenoiser, state: jax.Array, plan: Plan) -> jax.Array:
         return programs.run_rows(
-            model.denoiser, model.params, state, plan, 0, rows, rematerialize=True
+            model.denoiser, model.params, state, plan, 0, rows, rematerialize=rematerialize
         )
 
     return loop

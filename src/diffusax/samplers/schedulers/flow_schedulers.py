@@ -122,10 +122,10 @@ class SpacedFlowMatchScheduler(FlowMatchScheduler, sampler=False):
         if self.shift_terminal:
             sigmas = noise_levels.stretched(sigmas, self.shift_terminal)
         spaced = respaced(self, len(sigmas), sigmas.astype(np.float64))
-        sigmas = (sigmas if spaced is None else spaced).astype(np.float32)
+        sigmas = noise_levels.in_float32(sigmas if spaced is None else spaced)
         timesteps = sigmas * total
         if wanted.timesteps is not None:
-            timesteps = wanted.timesteps.astype(np.float32)
+            timesteps = noise_levels.in_float32(wanted.timesteps)
         if self.invert_sigmas:
             sigmas = 1 - sigmas
             timesteps = sigmas * total
@@ -144,9 +144,9 @@ class SpacedFlowMatchScheduler(FlowMatchScheduler, sampler=False):
         """
         total = self.num_train_timesteps
         if wanted.sigmas is not None:
-            return wanted.sigmas.astype(np.float32)
+            return noise_levels.in_float32(wanted.sigmas)
         if wanted.timesteps is not None:
-            return wanted.timesteps.astype(np.float32) / total
+            return noise_levels.in_float32(wanted.timesteps) / total
         high, low = self.forward_process.ends()
         return np.linspace(high * total, low * total, wanted.steps) / total
 

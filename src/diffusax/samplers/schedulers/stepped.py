@@ -16,6 +16,7 @@ from diffusax.samplers.processes import Diffusion, spread_level
 from diffusax.samplers.rows import P, Row, Table
 from diffusax.samplers.runs import Sampler, cached_schedule, checked_options, whole_number
 from diffusax.samplers.step import init_state
+from diffusax.samplers.traced import is_traced_list, traced_run
 
 
 class FunctionalRun(NamedTuple):
@@ -307,7 +308,9 @@ class Stepped:
             sample: b ..., what the run begins with.
             begin: see `schedule`, as are the other arguments.
             timesteps: descending timesteps.
-            sigmas: descending noise levels.
+            sigmas: descending noise levels. These and timesteps that need not be whole numbers may
+                be traced, so that the table has gradients to them, if the run ends as the
+                sampler's own do, mostly at 0.
             eta: DDIM's share of noise, and TCD's gamma.
             mu: the shift of flow matching.
             use_clipped_model_output: an option of DDIM.
@@ -315,17 +318,21 @@ class Stepped:
         Raises:
             ValueError: for the reasons of `schedule`.
         """
-        options = checked_options(
-            steps=num_inference_steps,
-            timesteps=timesteps,
-            sigmas=sigmas,
-            eta=eta,
-            mu=mu,
-            use_clipped_model_output=use_clipped_model_output,
-        )
+        numbers = {"eta": eta, "mu": mu, "use_clipped_model_output": use_clipped_model_output}
         begin = whole_number("begin", begin)
-        schedule = cached_schedule(cast(Sampler, self), begin=begin, **options)
-        rows = jax.tree.map(lambda column: column[: len(schedule)], schedule.table())
+        if is_traced_list(sigmas, timesteps):
+            options = checked_options(steps=num_inference_steps, **numbers)
+            if options.pop("steps") is not None:
+                raise ValueError(
+                    "num_inference_steps must be None with timesteps or sigmas that are traced"
+                )
+            options = {k: v for k, v in options.items() if k not in ("timesteps", "sigmas")}
+            rows, schedule = traced_run(self, {"begin": begin, **options}, sigmas, timesteps)
+        else:
+            lists = {"timesteps": timesteps, "sigmas": sigmas}
+            options = checked_options(steps=num_inference_steps, **lists, **numbers)
+            schedule = cached_schedule(cast(Sampler, self), begin=begin, **options)
+            rows = jax.tree.map(lambda column: column[: len(schedule)], schedule.table())
         step = by_hand.noisy_step if schedule.draws_noise.any() else by_hand.functional_step
         return FunctionalRun(init_state(by_hand.as_jax(sample)), rows, step)
 
