@@ -60,6 +60,27 @@ def test_every_sampler_equals_diffusers(pairs, sampler, variation):
     pair.check(**TWO, sampler=sampler, num_inference_steps=6)
 
 
+@pytest.mark.parametrize(
+    ("forwards", "backwards"),
+    [
+        ("DDIMScheduler", "DDIMInverseScheduler"),
+        pytest.param(
+            "DPMSolverMultistepScheduler",
+            "DPMSolverMultistepInverseScheduler",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_call_with_an_inverse_sampler_equals_diffusers(pairs, forwards, backwards):
+    """From an image's latents to noise, as diffusers' pipelines do with such a scheduler."""
+    pair = pairs("StableDiffusionPipeline", "sd", "a")
+    latents = torch.randn(2, 4, 16, 16, generator=torch.Generator().manual_seed(1))
+    call = {**TWO, "latents": latents, "output_type": "latent", "guidance_scale": 1.5}
+    with pair.scheduler(forwards), pair.scheduler(backwards):
+        noise = pair.check(**call, num_inference_steps=8, tolerance=5e-4)
+    assert np.abs(noise - latents.numpy()).max() > 0.1
+
+
 @pytest.mark.slow
 def test_sa_solver_takes_the_noise_of_each_step_where_diffusers_does(pairs):
     pair = pairs("StableDiffusionPipeline", "sd")

@@ -95,6 +95,34 @@ def test_pooled_embeddings_stand_for_prompts(xl):
 
 
 @pytest.mark.slow
+def test_sigmas_are_learned_through_the_table_of_a_call(sd, monkeypatch):
+    """With activations kept or computed again, the gradient is the slope of the call itself."""
+    euler = diffusax.EulerDiscreteScheduler.from_config(sd.scheduler.config)
+    monkeypatch.setattr(sd, "scheduler", euler)
+    sigmas = np.array([10.0, 2.0, 0.5, 0.0], np.float32)
+    inputs = sd.prepare_inputs("a cat", **{**CALL, "num_inference_steps": None}, sigmas=[*sigmas])
+
+    def brightness(sigmas, rematerialize):
+        # The initial latents stay, as those of this call.
+        table = sd.scheduler.functional(None, inputs.plan.latents, sigmas=sigmas).table
+        changed = inputs._replace(plan=inputs.plan._replace(table=table))
+        return sd.generate_fn(sd.params, changed, rematerialize=rematerialize).mean()
+
+    again, kept = (
+        jax.jit(jax.grad(brightness), static_argnums=1)(sigmas, choice) for choice in (True, False)
+    )
+    np.testing.assert_allclose(again, kept, rtol=1e-4, atol=1e-7)
+    images = sd.generate_fn(sd.params, inputs, rematerialize=False)
+    np.testing.assert_allclose(brightness(sigmas, True), images.mean(), rtol=1e-5)
+    # A small step: the network sees another time, in which it is far from straight.
+    direction = sigmas * np.array([1, -1, 1, 0], np.float32)
+    ends = (brightness(sigmas + step * direction, True) for step in (3e-4, -3e-4))
+    slope = np.subtract(*ends) / 6e-4
+    np.testing.assert_allclose(again @ direction, slope, rtol=0.02)
+    assert abs(slope) > 1e-2
+
+
+@pytest.mark.slow
 def test_a_picture_has_a_gradient_to_embeddings(sd):
     positive, _ = sd.encode_prompt("a cat")
     inputs = sd.prepare_inputs(prompt_embeds=positive, **CALL)
