@@ -92,7 +92,7 @@ def _run(request: Request, run: PreparedRun | None) -> None:
         pipe, call = view_of(request.pipe, request.c), request.call
         remember(pipe, call, run)
         on_row = None if call.callback_on_step_end is None else row_callback(pipe, call)
-        latents = run_plan(
+        sampled = run_plan(
             request.c,
             run,
             functools.partial(_tell, request, on_row),
@@ -101,7 +101,7 @@ def _run(request: Request, run: PreparedRun | None) -> None:
         )
         if not request.done():
             flags = request.pipe.returns_flags
-            request.settle(decode_result(request.c, call, run, latents, flags=flags))
+            request.settle(decode_result(request.c, call, run, sampled, flags=flags))
     except BaseException as error:  # Whatever a callback raises ends its own call alone.
         request.settle(error=error)
 

@@ -176,7 +176,7 @@ class RunningBatch:
 
     def _prepare(self, request: Request) -> None:
         """Prepares the images of a call, or hands it to the thread of those that run alone."""
-        if request.call.callback_on_step_end is not None:
+        if request.call.callback_on_step_end is not None or request.call.hooks is not None:
             self._alone.add(request)
             return
         call, count = padded(request.call)

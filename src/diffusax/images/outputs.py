@@ -13,10 +13,13 @@ class ImagePipelineOutput:
 
     images: PIL images, or an array: b h w 3 in [0, 1] ("pt": b 3 h w), or latents b c h w.
     nsfw_content_detected: None, because there is no safety checker.
+    kept: what the call's hooks have kept by the names of points, trees of arrays n ... for n rows
+    of the sampler; None without hooks.
     """
 
     images: Any
     nsfw_content_detected: list[bool] | None = None
+    kept: dict[str, Any] | None = None
 
     def __getitem__(self, index: int | str) -> Any:
         """Returns a field by position or by name, like diffusers."""
@@ -26,7 +29,7 @@ class ImagePipelineOutput:
 
     def to_tuple(self) -> tuple[Any, ...]:
         """Returns the fields that are not None."""
-        fields = (self.images, self.nsfw_content_detected)
+        fields = (self.images, self.nsfw_content_detected, self.kept)
         return tuple(field for field in fields if field is not None)
 
     def _repr_html_(self) -> str | None:

@@ -14,6 +14,7 @@ from flax import nnx
 from diffusax.models.adapters.image_prompts import ImagePrompts, attach_images
 from diffusax.models.adapters.low_rank import Attachable, attach, layer_at
 from diffusax.models.caches.step_cache import Evaluation
+from diffusax.models.hooks import HookFunctions, Hooks, HookSession, as_hooks
 from diffusax.models.layers.rngs import ShapeRngs
 from diffusax.models.parameter_tree import (
     fill,
@@ -84,6 +85,7 @@ class Network:
         image_prompts: ImagePrompts | None = None,
         context_keys: Mapping[str, Any] | None = None,
         step_cache: Evaluation | None = None,
+        hooks: Mapping[str, Any] | Hooks | None = None,
         **kwargs: Any,
     ) -> Any:
         """Calls the named method of the network with these parameters, and with adapters, if any.
@@ -91,15 +93,19 @@ class Network:
         adapters: LoRAs of any network, or those in training. image_prompts: IP-Adapters of a UNet
         and their images. context_keys: the keys and values of the context that were computed
         before, see `context_keys.project_context`. step_cache: what a cache of steps has kept of
-        earlier calls; the result is then a pair of the method's own and of what it keeps.
+        earlier calls; the result is then a pair of the method's own and of what it keeps. hooks:
+        functions that read or change what passes through layers, see `hooks.as_hooks`; the result
+        is then a pair of the method's own and of what they keep by the names of points.
 
         Raises:
             ValueError: the parameters are not the network's, adapters have a layer that it lacks,
-                or not as many rows of weights as the inputs have.
+                or not as many rows of weights as the inputs have, or hooks cannot be.
         """
+        if hooks is not None:
+            hooks = _checked_hooks(hooks, step_cache, kwargs)
         with standard_promotion():
             run = functools.partial(self._apply, method)
-            beside = adapters, image_prompts, context_keys, step_cache
+            beside = adapters, image_prompts, context_keys, step_cache, hooks
             return in_auto_axes(run, params, args, kwargs, *beside, rows=(args, kwargs))
 
     def _apply(
@@ -112,6 +118,7 @@ class Network:
         image_prompts: ImagePrompts | None,
         context_keys: Mapping[str, Any] | None,
         step_cache: Evaluation | None,
+        hooks: Hooks | None,
     ) -> Any:
         def build() -> Any:
             return self._attached(params, adapters, image_prompts, context_keys)
@@ -120,6 +127,8 @@ class Network:
             return streamed(getattr(module, method))(*args, **kwargs)
 
         def run() -> Any:
+            if hooks is not None:
+                return HookSession(hooks).run(build(), call)
             if step_cache is None:
                 return call(build())
             return step_cache.cache.run(build, call, step_cache.memory, step_cache.active)
@@ -166,6 +175,35 @@ class Network:
             ValueError: one is missing, unexpected, or of another shape; names it.
         """
         return fitted_tree(self.shapes, params, self.class_name)
+
+
+def hooks_for(network: Any, hooks: Any) -> HookFunctions | None:
+    """Returns hooks as a tree whose leaves are their numbers, see `as_hooks`; None for none.
+
+    Raises:
+        ValueError: they cannot be, or the network is another library's, which has no place for
+            them.
+    """
+    found = as_hooks(hooks)
+    if found is not None and not isinstance(network, Network):
+        raise ValueError("hooks must be None with a module of PyTorch, which has hooks of its own")
+    return found
+
+
+def _checked_hooks(hooks: Any, step_cache: Any, options: Mapping[str, Any]) -> Hooks:
+    """Returns the hooks of a call.
+
+    Raises:
+        ValueError: they cannot be, or not together with what the call asks for.
+    """
+    if step_cache is not None:
+        raise ValueError("hooks need all layers, some of which a cache of steps leaves out")
+    if options.get("gradient_checkpointing", "none") != "none":
+        raise ValueError(
+            "hooks must be None where gradient_checkpointing is on; put jax.checkpoint around the "
+            "whole call instead"
+        )
+    return hooks if isinstance(hooks, Hooks) else Hooks(as_hooks(hooks) or {})
 
 
 def fit(network: Any, params: Params) -> Params:

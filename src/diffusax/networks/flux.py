@@ -1,6 +1,6 @@
 """The transformers of FLUX.1, its ControlNets, FLUX.2 and FLUX.3, called as in diffusers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ class FluxTransformer2DModel(FromSingleFile, Model):
         controlnet_single_block_samples: Sequence[Any] | None = None,
         return_dict: bool = True,
         controlnet_blocks_repeat: bool = False,
+        *,
+        hooks: Mapping[str, Any] | None = None,
     ) -> Any:
         """Predicts the velocity from images to noise: `.sample`, b t d.
 
@@ -62,6 +64,8 @@ class FluxTransformer2DModel(FromSingleFile, Model):
             return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
             controlnet_blocks_repeat: whether fewer residuals than blocks are begun again, instead
                 of each being for blocks that follow each other.
+            hooks: functions that read or change what passes through layers, see `as_hooks`; what
+                they keep is the result's `kept`.
 
         Raises:
             ValueError: an argument has another shape or value, or is missing.
@@ -82,8 +86,8 @@ class FluxTransformer2DModel(FromSingleFile, Model):
             guidance,
         )
         method = "with_cycled_residuals" if controlnet_blocks_repeat else "__call__"
-        y = self.run(*given, method=method, **residuals)
-        return result(Transformer2DModelOutput(y), return_dict, hidden_states)
+        y, kept = self.run_with_hooks(hooks, *given, method=method, **residuals)
+        return result(Transformer2DModelOutput(y, kept), return_dict, hidden_states)
 
 
 class FluxControlNetModel(Model):
@@ -169,6 +173,8 @@ class Flux2Transformer2DModel(FromSingleFile, Model):
         kv_cache_mode: None = None,
         num_ref_tokens: int = 0,
         ref_fixed_timestep: float = 0.0,
+        *,
+        hooks: Mapping[str, Any] | None = None,
     ) -> Any:
         """Predicts the velocity from images to noise: `.sample`, b t c.
 
@@ -185,6 +191,8 @@ class Flux2Transformer2DModel(FromSingleFile, Model):
             kv_cache_mode: None, likewise.
             num_ref_tokens: 0, likewise.
             ref_fixed_timestep: has no effect without kv_cache_mode, as in diffusers.
+            hooks: functions that read or change what passes through layers, see `as_hooks`; what
+                they keep is the result's `kept`.
 
         Raises:
             ValueError: an argument has another shape or value, or is missing.
@@ -203,8 +211,8 @@ class Flux2Transformer2DModel(FromSingleFile, Model):
         ids = np.concatenate([take_positions(*one, 4) for one in given])
         rotation = rotation_at(ids, self.config.axes_dims_rope, self.config.rope_theta)
         call = x, spread("timestep", timestep, len(x)), context, rotation, guidance
-        y = self.run(*call, method="predict_tokens")
-        return result(Transformer2DModelOutput(y), return_dict, hidden_states)
+        y, kept = self.run_with_hooks(hooks, *call, method="predict_tokens")
+        return result(Transformer2DModelOutput(y, kept), return_dict, hidden_states)
 
 
 class Flux3Transformer2DModel(FromSingleFile, Model):
@@ -225,6 +233,8 @@ class Flux3Transformer2DModel(FromSingleFile, Model):
         target_timestep: Any = None,
         attention_kwargs: None = None,
         return_dict: bool = True,
+        *,
+        hooks: Mapping[str, Any] | None = None,
     ) -> Any:
         """Predicts the velocity from images to noise: `.sample`, b t c.
 
@@ -239,6 +249,8 @@ class Flux3Transformer2DModel(FromSingleFile, Model):
             target_timestep: the times that the step leads to, for a config with flow_map.
             attention_kwargs: None; the weights of LoRAs are an argument of pipelines.
             return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
+            hooks: functions that read or change what passes through layers, see `as_hooks`; what
+                they keep is the result's `kept`.
 
         Raises:
             ValueError: an argument has another shape or value, or is missing.
@@ -264,8 +276,8 @@ class Flux3Transformer2DModel(FromSingleFile, Model):
             target = spread("target_timestep", target_timestep, rows)
         image, *conditions = streams
         call = image, spread("timestep", timestep, rows), conditions, None, target
-        y = self.run(*call, method="predict_tokens")
-        return result(Transformer2DModelOutput(y), return_dict, hidden_states)
+        y, kept = self.run_with_hooks(hooks, *call, method="predict_tokens")
+        return result(Transformer2DModelOutput(y, kept), return_dict, hidden_states)
 
 
 def _inputs(

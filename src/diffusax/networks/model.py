@@ -16,12 +16,14 @@ from diffusax.boundary.tensors import for_reader
 from diffusax.checkpoints.networks import LeftOut, check_saveable, read_parameters
 from diffusax.models.adapters.freeu import FreeU, check_freeu
 from diffusax.models.caches.configs import as_config
+from diffusax.models.hooks import HookFunctions
 from diffusax.models.network import (
     Network,
     Params,
     cast_params,
     fit,
     floating_dtype,
+    hooks_for,
     initialize_params,
 )
 from diffusax.models.parameter_tree import first_parameter, ordered_leaves
@@ -245,7 +247,12 @@ class Model(Pretrained, ModuleMethods):
 
     @under_own_switches
     def run(
-        self, *args: Any, method: str = "__call__", channels_first: bool = False, **kwargs: Any
+        self,
+        *args: Any,
+        method: str = "__call__",
+        channels_first: bool = False,
+        hooks: Mapping[str, Any] | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Runs a method of the network on arrays, compiled.
 
@@ -254,14 +261,25 @@ class Model(Pretrained, ModuleMethods):
             method: the name of the module's method.
             channels_first: whether images and latents, which are all arrays of four axes, come and
                 go as b c h w instead of b h w c.
+            hooks: functions that read or change what passes through layers, see `as_hooks`, in
+                which maps are b h w c; the result is then a pair of the method's own and of what
+                they keep by the names of points.
             **kwargs: the method's arguments by name.
 
         Raises:
-            ValueError: an array does not have the shape that the network takes.
+            ValueError: an array does not have the shape that the network takes, or hooks cannot be.
         """
         if self.switches.freeu is not None and method == "__call__":
             kwargs = {"freeu": np.array(self.switches.freeu, np.float32), **kwargs}
-        return _apply(self.network, self.params, method, channels_first, args, kwargs)
+        given = self.network, self.params, method, channels_first, args, kwargs
+        return _apply(*given, hooks_for(self.network, hooks))
+
+    def run_with_hooks(
+        self, hooks: Mapping[str, Any] | None, *args: Any, **kwargs: Any
+    ) -> tuple[Any, dict[str, Any] | None]:
+        """Runs as `run`; also returns what hooks keep, None without hooks."""
+        result = self.run(*args, hooks=hooks, **kwargs)
+        return (result, None) if hooks is None else result
 
     def to(self, *args: Any, dtype: Any = None, **_: Any) -> Self:
         """Returns the model itself, cast if a floating-point dtype is given.
@@ -380,13 +398,25 @@ class Model(Pretrained, ModuleMethods):
 
 @functools.partial(Program, static=("network", "method", "channels_first"))
 def _apply(
-    network: Network, params: Params, method: str, channels_first: bool, args: Any, kwargs: Any
+    network: Network,
+    params: Params,
+    method: str,
+    channels_first: bool,
+    args: Any,
+    kwargs: Any,
+    hooks: HookFunctions | None,
 ) -> Any:
-    if not channels_first:
-        return network.apply(params, *args, method=method, **kwargs)
-    args, kwargs = jax.tree.map(functools.partial(_transpose, axes=(0, 2, 3, 1)), (args, kwargs))
+    if channels_first:
+        args, kwargs = jax.tree.map(
+            functools.partial(_transpose, axes=(0, 2, 3, 1)), (args, kwargs)
+        )
+    if hooks is not None:
+        kwargs = {**kwargs, "hooks": hooks}
     result = network.apply(params, *args, method=method, **kwargs)
-    return jax.tree.map(functools.partial(_transpose, axes=(0, 3, 1, 2)), result)
+    result, kept = (result, None) if hooks is None else result
+    if channels_first:
+        result = jax.tree.map(functools.partial(_transpose, axes=(0, 3, 1, 2)), result)
+    return result if hooks is None else (result, kept)
 
 
 def _transpose(x: Any, axes: tuple[int, ...]) -> Any:

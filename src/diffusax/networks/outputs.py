@@ -13,23 +13,35 @@ from diffusax.runtime.switches import under_own_switches
 
 @flax.struct.dataclass
 class UNet2DConditionOutput(Output):
-    """The result of a UNet. sample: b c h w, the prediction."""
+    """The result of a UNet. sample: b c h w, the prediction.
+
+    kept: what hooks have kept by the names of points; None without hooks.
+    """
 
     sample: Any
+    kept: dict[str, Any] | None = None
 
 
 @flax.struct.dataclass
 class UNet2DOutput(Output):
-    """The result of a UNet without a context. sample: b c h w, the prediction."""
+    """The result of a UNet without a context. sample: b c h w, the prediction.
+
+    kept: what hooks have kept by the names of points; None without hooks.
+    """
 
     sample: Any
+    kept: dict[str, Any] | None = None
 
 
 @flax.struct.dataclass
 class Transformer2DModelOutput(Output):
-    """The result of a transformer. sample: the prediction, for Z-Image a list of c 1 h w."""
+    """The result of a transformer. sample: the prediction, for Z-Image a list of c 1 h w.
+
+    kept: what hooks have kept by the names of points; None without hooks.
+    """
 
     sample: Any
+    kept: dict[str, Any] | None = None
 
 
 @flax.struct.dataclass

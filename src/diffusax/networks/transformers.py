@@ -1,6 +1,6 @@
 """The transformers of Krea 2, Qwen-Image and Z-Image, called as in diffusers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -42,6 +42,8 @@ class Krea2Transformer2DModel(FromSingleFile, Model):
         encoder_attention_mask: Any = None,
         attention_kwargs: None = None,
         return_dict: bool = True,
+        *,
+        hooks: Mapping[str, Any] | None = None,
     ) -> Any:
         """Predicts the velocity from images to noise: `.sample`, b t c.
 
@@ -54,6 +56,8 @@ class Krea2Transformer2DModel(FromSingleFile, Model):
             encoder_attention_mask: which of the text's tokens are read, b s; None for all.
             attention_kwargs: None; the weights of LoRAs are an argument of pipelines.
             return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
+            hooks: functions that read or change what passes through layers, see `as_hooks`; what
+                they keep is the result's `kept`.
 
         Raises:
             ValueError: an argument has another shape or value.
@@ -74,8 +78,8 @@ class Krea2Transformer2DModel(FromSingleFile, Model):
         )
         fused = self.run(text, lengths, method="fuse_text")
         call = x, spread("timestep", timestep, len(x)), fused, lengths, rotation
-        y = self.run(*call, method="predict_tokens")
-        return result(Transformer2DModelOutput(y), return_dict, hidden_states)
+        y, kept = self.run_with_hooks(hooks, *call, method="predict_tokens")
+        return result(Transformer2DModelOutput(y, kept), return_dict, hidden_states)
 
 
 class QwenImageTransformer2DModel(FromSingleFile, Model):
@@ -96,6 +100,8 @@ class QwenImageTransformer2DModel(FromSingleFile, Model):
         controlnet_block_samples: None = None,
         additional_t_cond: None = None,
         return_dict: bool = True,
+        *,
+        hooks: Mapping[str, Any] | None = None,
     ) -> Any:
         """Predicts the velocity from images to noise: `.sample`, b t c, of the first image alone.
 
@@ -111,6 +117,8 @@ class QwenImageTransformer2DModel(FromSingleFile, Model):
             controlnet_block_samples: None, because there are no ControlNets here.
             additional_t_cond: None, because images have no layers here.
             return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
+            hooks: functions that read or change what passes through layers, see `as_hooks`; what
+                they keep is the result's `kept`.
 
         Raises:
             ValueError: an argument has another shape or value.
@@ -132,9 +140,9 @@ class QwenImageTransformer2DModel(FromSingleFile, Model):
             for tokens, (rows, columns) in zip(jnp.split(x, ends[:-1], axis=1), sizes)
         ]
         given = maps[0], spread("timestep", timestep, len(x)), text, lengths
-        y = self.run(*given, references=tuple(maps[1:]))
+        y, kept = self.run_with_hooks(hooks, *given, references=tuple(maps[1:]))
         y = patchify(y, PATCH, channels_first=True)
-        return result(Transformer2DModelOutput(y), return_dict, hidden_states)
+        return result(Transformer2DModelOutput(y, kept), return_dict, hidden_states)
 
 
 class QwenImage21Transformer2DModel(FromSingleFile, Model):
@@ -155,6 +163,8 @@ class QwenImage21Transformer2DModel(FromSingleFile, Model):
         kv_cache: None = None,
         kv_cache_mode: None = None,
         return_dict: bool = True,
+        *,
+        hooks: Mapping[str, Any] | None = None,
     ) -> Any:
         """Predicts the velocity from images to noise: `.sample`, b t c, of the last image alone.
 
@@ -175,6 +185,8 @@ class QwenImage21Transformer2DModel(FromSingleFile, Model):
                 of `network.module`.
             kv_cache_mode: None, likewise.
             return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
+            hooks: functions that read or change what passes through layers, see `as_hooks`; what
+                they keep is the result's `kept`.
 
         Raises:
             ValueError: an argument has another shape or value.
@@ -200,8 +212,9 @@ class QwenImage21Transformer2DModel(FromSingleFile, Model):
             lengths = as_numpy(encoder_hidden_states_mask)[:, start:end].astype(np.int32).sum(1)
         image = x[:, begin:].reshape(len(x), h, w, -1)
         given = image, spread("timestep", timestep, len(x)), context[:, start:end], lengths
-        y = self.run(*given, references=tuple(references)).reshape(len(x), h * w, -1)
-        return result(Transformer2DModelOutput(y), return_dict, hidden_states)
+        y, kept = self.run_with_hooks(hooks, *given, references=tuple(references))
+        y = y.reshape(len(x), h * w, -1)
+        return result(Transformer2DModelOutput(y, kept), return_dict, hidden_states)
 
 
 class ZImageTransformer2DModel(FromSingleFile, Model):
@@ -222,6 +235,8 @@ class ZImageTransformer2DModel(FromSingleFile, Model):
         patch_size: int = 2,
         f_patch_size: int = 1,
         joint_attention_kwargs: None = None,
+        *,
+        hooks: Mapping[str, Any] | None = None,
     ) -> Any:
         """Predicts the velocity: `.sample`, a list with an array c 1 h w for each image.
 
@@ -236,6 +251,8 @@ class ZImageTransformer2DModel(FromSingleFile, Model):
             patch_size: 2.
             f_patch_size: 1.
             joint_attention_kwargs: None; the weights of LoRAs are an argument of pipelines.
+            hooks: functions that read or change what passes through layers, see `as_hooks`; what
+                they keep is the result's `kept`.
 
         Raises:
             ValueError: an argument has another shape or value.
@@ -254,9 +271,11 @@ class ZImageTransformer2DModel(FromSingleFile, Model):
         latents = _latents(x, self.config.in_channels)
         captions, lengths = _captions(cap_feats, len(latents), self.config.cap_feat_dim)
         times = spread("t", t, len(latents))
-        y = self.run(latents.transpose(0, 2, 3, 1), times, captions, lengths)
+        y, kept = self.run_with_hooks(
+            hooks, latents.transpose(0, 2, 3, 1), times, captions, lengths
+        )
         sample = list(y.transpose(0, 3, 1, 2)[:, :, None])
-        return result(Transformer2DModelOutput(sample), return_dict, *x)
+        return result(Transformer2DModelOutput(sample, kept), return_dict, *x)
 
 
 def _read_first(text: Any, mask: Any) -> tuple[Any, np.ndarray, np.ndarray]:

@@ -51,6 +51,8 @@ class UNet2DConditionModel(FromSingleFile, Model):
         down_intrablock_additional_residuals: Sequence[Any] | None = None,
         encoder_attention_mask: Any = None,
         return_dict: bool = True,
+        *,
+        hooks: Mapping[str, Any] | None = None,
     ) -> Any:
         """Predicts the noise (or v, or the sample): `.sample`, b c h w.
 
@@ -70,6 +72,8 @@ class UNet2DConditionModel(FromSingleFile, Model):
             down_intrablock_additional_residuals: a T2I-Adapter's maps, each b c h w.
             encoder_attention_mask: None.
             return_dict: whether to return a UNet2DConditionOutput instead of a tuple.
+            hooks: functions that read or change what passes through layers, see `as_hooks`; what
+                they keep is the result's `kept`.
 
         Raises:
             ValueError: an array has another shape, a condition is missing, or an argument is given
@@ -96,8 +100,8 @@ class UNet2DConditionModel(FromSingleFile, Model):
             }
         )
         _check_residuals(self.config, more["down_block_additional_residuals"])
-        y = self.run(*args, channels_first=True, **conditions, **more)
-        return result(UNet2DConditionOutput(y), return_dict, sample, encoder_hidden_states)
+        y, kept = self.run_with_hooks(hooks, *args, channels_first=True, **conditions, **more)
+        return result(UNet2DConditionOutput(y, kept), return_dict, sample, encoder_hidden_states)
 
 
 class ControlNetModel(FromSingleFile, Model):
@@ -354,7 +358,13 @@ class UNet2DModel(Model):
     module_class = MODELS["UNet2DModel"]
 
     def __call__(
-        self, sample: Any, timestep: Any, class_labels: Any = None, return_dict: bool = True
+        self,
+        sample: Any,
+        timestep: Any,
+        class_labels: Any = None,
+        return_dict: bool = True,
+        *,
+        hooks: Mapping[str, Any] | None = None,
     ) -> Any:
         """Predicts the noise (or v, or the sample): `.sample`, b c h w.
 
@@ -363,6 +373,8 @@ class UNet2DModel(Model):
             timestep: one number or b.
             class_labels: b (or b t, for the type "identity"), where the network has classes.
             return_dict: whether to return a UNet2DOutput instead of a tuple.
+            hooks: functions that read or change what passes through layers, see `as_hooks`; what
+                they keep is the result's `kept`.
 
         Raises:
             ValueError: an array has another shape, or classes are missing or not for this network.
@@ -370,5 +382,5 @@ class UNet2DModel(Model):
         x, labels = take_map("sample", sample, self.config.in_channels), arrays(class_labels)
         check_rows("class_labels", labels, x.shape[0])
         times = take_numbers("timestep", timestep, x.shape[0])
-        y = self.run(x, times, channels_first=True, class_labels=labels)
-        return result(UNet2DOutput(y), return_dict, sample)
+        y, kept = self.run_with_hooks(hooks, x, times, channels_first=True, class_labels=labels)
+        return result(UNet2DOutput(y, kept), return_dict, sample)

@@ -131,7 +131,7 @@ def denoise(
     inputs = StepInputs(jnp.broadcast_to(weights, (n, *weights.shape)), jnp.zeros(n), control)
     table = jax.tree.map(lambda column: column[:n], schedule.table())
     plan = Plan(latents, conditions, table, inputs, _row_keys(key, b))
-    return sample(LoadedDenoiser(denoiser, narrowed), plan, differentiably(n))
+    return sample(LoadedDenoiser(denoiser, narrowed), plan, differentiably(n)).latents
 
 
 def decode(pipe: Any, params: Params, latents: jax.Array) -> jax.Array:

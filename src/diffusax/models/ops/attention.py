@@ -1,7 +1,9 @@
 """Computes scaled dot-product attention, in the fastest form for the platform and shape."""
 
+import contextlib
+import contextvars
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -31,6 +33,9 @@ from diffusax.runtime.devices.mesh import (
 )
 
 Lowering = Literal["whole", "chunks", "large_chunks", "xla", "cudnn", "flash", "side_by_side"]
+Watcher = Callable[[Operands, Callable[[Operands], jax.Array]], jax.Array]
+"""A function (operands, what computes an attention) -> the attention's result, b t h d."""
+_WATCHER: contextvars.ContextVar[Watcher | None] = contextvars.ContextVar("watcher", default=None)
 
 
 def attention(
@@ -59,6 +64,22 @@ def attention(
         bias: h t s, float32, which is added to the scores of all rows.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    of, watcher = Operands(q, k, v, scale, causal, key_lengths, bias), _WATCHER.get()
+    return _attention(of) if watcher is None else watcher(of, _attention)
+
+
+@contextlib.contextmanager
+def watched_attention(watcher: Watcher) -> Iterator[None]:
+    """Has a function compute all attentions that are traced in this context; see `models.hooks`."""
+    token = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(token)
+
+
+def _attention(of: Operands) -> jax.Array:
+    q, k, v, scale, causal, key_lengths, bias = of
     given = {"key_lengths": key_lengths, "bias": bias}
     more = {name: x for name, x in given.items() if x is not None}
     if not causal:

@@ -38,6 +38,7 @@ class StableDiffusionControlNetPipeline(StableDiffusion):
         control_guidance_end=1.0, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        hooks=None,
     ):
         """Generates images for the prompts, steered by `image`, the input of the ControlNets."""
 
@@ -59,7 +60,7 @@ class StableDiffusionControlNetImg2ImgPipeline(StableDiffusion):
         control_guidance_start=0.0, control_guidance_end=1.0, clip_skip=None,
         callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
         noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0, adapters=None, guide=None,
+        guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images from the given images and the prompts."""
 
@@ -83,7 +84,7 @@ class StableDiffusionControlNetInpaintPipeline(StableDiffusion):
         control_guidance_start=0.0, control_guidance_end=1.0, clip_skip=None,
         callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
         noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0, adapters=None, guide=None,
+        guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates the masked regions of the images anew."""
 
@@ -110,7 +111,7 @@ class StableDiffusionXLControlNetPipeline(StableDiffusionXL):
         negative_crops_coords_top_left=(0, 0), negative_target_size=None, clip_skip=None,
         callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
         noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0, adapters=None, guide=None,
+        guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts, steered by `image`, the input of the ControlNets."""
 
@@ -136,7 +137,7 @@ class StableDiffusionXLControlNetImg2ImgPipeline(StableDiffusionXL):
         negative_target_size=None, aesthetic_score=6.0, negative_aesthetic_score=2.5,
         clip_skip=None, callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *,
         seed=None, noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0, adapters=None, guide=None,
+        guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images from the given images and the prompts."""
 
@@ -164,5 +165,6 @@ class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXL):
         negative_aesthetic_score=2.5, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        hooks=None,
     ):
         """Generates the masked regions of the images anew."""

@@ -33,7 +33,7 @@ class FluxPipeline(Flux):
         negative_pooled_prompt_embeds=None, output_type="pil", return_dict=True,
         joint_attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
-        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts. guidance_scale is an input of distilled networks."""
 
@@ -54,7 +54,7 @@ class FluxImg2ImgPipeline(Flux):
         negative_pooled_prompt_embeds=None, output_type="pil", return_dict=True,
         joint_attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
-        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images from the given images. guidance_scale is an input of the network."""
 
@@ -77,7 +77,7 @@ class FluxInpaintPipeline(Flux):
         negative_pooled_prompt_embeds=None, output_type="pil", return_dict=True,
         joint_attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
-        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates the masked regions anew. guidance_scale is an input of the network."""
 
@@ -97,7 +97,7 @@ class FluxFillPipeline(Flux):
         prompt_embeds=None, pooled_prompt_embeds=None, output_type="pil", return_dict=True,
         joint_attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
-        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates the masked regions anew. guidance_scale is an input of the network."""
 
@@ -119,7 +119,7 @@ class FluxKontextPipeline(Flux):
         joint_attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, max_area=1024**2,
         _auto_resize=True, *, seed=None, noise="jax", guidance_start=0.0, guidance_end=1.0,
-        adapters=None, guide=None,
+        adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts, which may say what to change in the given image."""
 
@@ -142,6 +142,6 @@ class FluxControlNetPipeline(Flux):
         negative_prompt_embeds=None, negative_pooled_prompt_embeds=None, output_type="pil",
         return_dict=True, joint_attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
-        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts, steered by the control images."""

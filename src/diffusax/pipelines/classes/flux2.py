@@ -30,7 +30,7 @@ class Flux2KleinPipeline(Flux2Klein):
         attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512,
         text_encoder_out_layers=(9, 18, 27), *, seed=None, noise="jax", guidance_start=0.0,
-        guidance_end=1.0, adapters=None, guide=None,
+        guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts, which may speak of the given images.
 
@@ -54,7 +54,7 @@ class Flux2KleinInpaintPipeline(Flux2Klein):
         attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512,
         text_encoder_out_layers=(9, 18, 27), *, seed=None, noise="jax", guidance_start=0.0,
-        guidance_end=1.0, adapters=None, guide=None,
+        guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates the masked regions anew, in the size of the given image.
 
@@ -81,7 +81,7 @@ class Flux2KleinKVPipeline(Flux2Klein):
         output_type="pil", return_dict=True, attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512,
         text_encoder_out_layers=(9, 18, 27), *, seed=None, noise="jax", guidance_start=0.0,
-        guidance_end=1.0, adapters=None, guide=None,
+        guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts, which may speak of the given images.
 

@@ -36,6 +36,7 @@ class Flux3KleinPipeline(Flux3Klein):
         callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS,
         max_sequence_length=8192, text_encoder_out_layers=(4, 8, 12, 16, 20, 24, 28, 32), *,
         seed=None, noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        hooks=None,
     ):
         """Generates images for the prompts, which may speak of the given images.
 
@@ -64,7 +65,7 @@ class Flux3KleinInpaintPipeline(Flux3Klein):
         attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=8192,
         text_encoder_out_layers=(4, 8, 12, 16, 20, 24, 28, 32), *, seed=None, noise="jax",
-        guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates the masked regions anew, in the size of the given image.
 

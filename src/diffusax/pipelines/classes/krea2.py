@@ -26,7 +26,7 @@ class Krea2Pipeline(Krea2):
         negative_prompt_embeds_mask=None, output_type="pil", return_dict=True,
         callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS,
         attention_kwargs=None, max_sequence_length=512, *, seed=None, noise="jax",
-        guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts. A guidance_scale of 0 means no guidance.
 
@@ -52,7 +52,7 @@ class Krea2EditPipeline(LooksAtImages, Krea2):
         negative_prompt_embeds=None, negative_prompt_embeds_mask=None, output_type="pil",
         return_dict=True, callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS,
         attention_kwargs=None, max_sequence_length=512, *, seed=None, noise="jax",
-        guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts, which may speak of the given images.
 

@@ -29,7 +29,7 @@ class QwenImagePipeline(QwenImage):
         negative_prompt_embeds=None, negative_prompt_embeds_mask=None, output_type="pil",
         return_dict=True, attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
-        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts. Guidance needs negative_prompt, which may be " ".
 
@@ -51,7 +51,7 @@ class QwenImageImg2ImgPipeline(QwenImage):
         prompt_embeds_mask=None, negative_prompt_embeds=None, negative_prompt_embeds_mask=None,
         output_type="pil", return_dict=True, attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
-        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images from the given images. Guidance needs negative_prompt."""
 
@@ -71,7 +71,7 @@ class QwenImageInpaintPipeline(QwenImage):
         negative_prompt_embeds=None, negative_prompt_embeds_mask=None, output_type="pil",
         return_dict=True, attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
-        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates the masked regions anew. Guidance needs negative_prompt."""
 
@@ -90,7 +90,7 @@ class QwenImageEditPipeline(QwenImageEdit):
         prompt_embeds_mask=None, negative_prompt_embeds=None, negative_prompt_embeds_mask=None,
         output_type="pil", return_dict=True, attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
-        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images of about a megapixel in the shape of the given image, for all prompts.
 
@@ -118,7 +118,7 @@ class QwenImageEditPlusPipeline(QwenImageEdit):
         prompt_embeds_mask=None, negative_prompt_embeds=None, negative_prompt_embeds_mask=None,
         output_type="pil", return_dict=True, attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
-        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images of about a megapixel in the shape of the last given image.
 

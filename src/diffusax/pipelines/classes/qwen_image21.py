@@ -31,6 +31,7 @@ class QwenImage21Pipeline(QwenImage21):
         callback_on_step_end_tensor_inputs=TENSORS, output_resolution=1024, use_kv_cache=True, *,
         seed=None, noise="jax",
         guidance_scale=None, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        hooks=None,
     ):
         """Generates images for the prompts, of which each has its own length.
 

@@ -36,7 +36,7 @@ class StableDiffusionPipeline(StableDiffusion):
         cross_attention_kwargs=None, guidance_rescale=0.0, clip_skip=None,
         callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
         noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0, adapters=None, guide=None,
+        guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts."""
 
@@ -56,6 +56,7 @@ class StableDiffusionImg2ImgPipeline(StableDiffusion):
         cross_attention_kwargs=None, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        hooks=None,
     ):
         """Generates images from the given images and the prompts."""
 
@@ -77,6 +78,7 @@ class StableDiffusionInpaintPipeline(StableDiffusion):
         cross_attention_kwargs=None, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        hooks=None,
     ):
         """Generates the masked regions of the images anew."""
 
@@ -96,6 +98,7 @@ class StableDiffusionInstructPix2PixPipeline(StableDiffusion):
         callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS,
         cross_attention_kwargs=None, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        hooks=None,
     ):
         """Edits the images as the prompts say."""
 
@@ -115,6 +118,7 @@ class LatentConsistencyModelPipeline(StableDiffusion):
         cross_attention_kwargs=None, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        hooks=None,
     ):
         """Generates images for the prompts."""
 
@@ -133,5 +137,6 @@ class LatentConsistencyModelImg2ImgPipeline(StableDiffusion):
         cross_attention_kwargs=None, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        hooks=None,
     ):
         """Generates images from the given images and the prompts."""

@@ -34,6 +34,7 @@ class StableDiffusionXLPipeline(StableDiffusionXL):
         negative_target_size=None, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        hooks=None,
     ):
         """Generates images for the prompts."""
 
@@ -57,6 +58,7 @@ class StableDiffusionXLImg2ImgPipeline(StableDiffusionXL):
         negative_aesthetic_score=2.5, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        hooks=None,
     ):
         """Generates images from the given images or latents and the prompts."""
 
@@ -82,6 +84,7 @@ class StableDiffusionXLInpaintPipeline(StableDiffusionXL):
         negative_aesthetic_score=2.5, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        hooks=None,
     ):
         """Generates the masked regions of the images anew."""
 
@@ -102,6 +105,6 @@ class StableDiffusionXLInstructPix2PixPipeline(StableDiffusionXL):
         return_dict=True, callback=None, callback_steps=1, cross_attention_kwargs=None,
         guidance_rescale=0.0, original_size=None, crops_coords_top_left=(0, 0), target_size=None, *,
         seed=None, noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0, adapters=None, guide=None,
+        guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Edits the images as the prompts say."""

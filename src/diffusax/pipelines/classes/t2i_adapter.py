@@ -30,7 +30,7 @@ class StableDiffusionAdapterPipeline(StableDiffusion):
         negative_prompt_embeds=None, output_type="pil", return_dict=True, callback=None,
         callback_steps=1, cross_attention_kwargs=None, adapter_conditioning_scale=1.0,
         clip_skip=None, *, seed=None, noise="jax", long_prompt=False, prompt_weighting=False,
-        guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts, steered by `image`, the input of the T2I-Adapters."""
 
@@ -55,6 +55,6 @@ class StableDiffusionXLAdapterPipeline(StableDiffusionXL):
         negative_crops_coords_top_left=(0, 0), negative_target_size=None,
         adapter_conditioning_scale=1.0, adapter_conditioning_factor=1.0, clip_skip=None, *,
         seed=None, noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0, adapters=None, guide=None,
+        guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts, steered by `image`, the input of the T2I-Adapters."""

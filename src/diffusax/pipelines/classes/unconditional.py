@@ -25,7 +25,7 @@ class DDPMPipeline(DiffusionPipeline):
     @documented
     def __call__(
         self, batch_size=1, generator=None, num_inference_steps=1000, output_type="pil",
-        return_dict=True, *, seed=None, noise="jax",
+        return_dict=True, *, seed=None, noise="jax", hooks=None,
     ):
         """Generates images of the size that the network was trained at."""
 
@@ -53,6 +53,6 @@ class DDIMPipeline(DiffusionPipeline):
     def __call__(
         self, batch_size=1, generator=None, eta=0.0, num_inference_steps=50,
         use_clipped_model_output=None, output_type="pil", return_dict=True, *, seed=None,
-        noise="jax",
+        noise="jax", hooks=None,
     ):
         """Generates images of the size that the network was trained at."""

@@ -28,7 +28,7 @@ class ZImagePipeline(ZImage):
         negative_prompt_embeds=None, output_type="pil", return_dict=True,
         joint_attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
-        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts. A guidance_scale of 0 means no guidance."""
 
@@ -51,7 +51,7 @@ class ZImageEditPipeline(LooksAtImages, ZImage):
         prompt_embeds=None, negative_prompt_embeds=None, output_type="pil", return_dict=True,
         joint_attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
-        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images for the prompts, which may speak of the given images.
 
@@ -74,7 +74,7 @@ class ZImageImg2ImgPipeline(ZImage):
         latents=None, prompt_embeds=None, negative_prompt_embeds=None, output_type="pil",
         return_dict=True, joint_attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
-        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates images from the given images. A guidance_scale of 0 means no guidance."""
 
@@ -94,6 +94,6 @@ class ZImageInpaintPipeline(ZImage):
         output_type="pil", return_dict=True, joint_attention_kwargs=None,
         callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS,
         max_sequence_length=512, *, seed=None, noise="jax", guidance_start=0.0, guidance_end=1.0,
-        adapters=None, guide=None,
+        adapters=None, guide=None, hooks=None,
     ):
         """Generates the masked regions anew. A guidance_scale of 0 means no guidance."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from diffusax.checkpoints.files import numbered
 from diffusax.models.caches import Evaluation, Memory
+from diffusax.models.hooks import Hooks
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.plan.guidance import apply_guidance
 from diffusax.pipelines.plan.plan import Conditions, StepInputs
@@ -162,9 +163,24 @@ class Denoiser:
 
         evaluation: the cache, and what it has kept of each entry of the batch.
         """
-        network: Any = _WithCache(self.network, evaluation)
-        y = dataclasses.replace(self, network=network)(params, x, timestep, conditions, inputs)
-        assert network.kept is not None
+        return self._beside(params, x, timestep, conditions, inputs, step_cache=evaluation)
+
+    def with_hooks(
+        self,
+        params: Params,
+        x: jax.Array,
+        timestep: jax.Array,
+        conditions: Conditions,
+        inputs: StepInputs | None,
+        hooks: Hooks,
+    ) -> tuple[jax.Array, dict[str, Any]]:
+        """Predicts as a call by a main network with hooks; also returns what these keep."""
+        return self._beside(params, x, timestep, conditions, inputs, hooks=hooks)
+
+    def _beside(self, *args: Any, **options: Any) -> tuple[jax.Array, Any]:
+        """Predicts as a call; also returns what the network returns beside with these options."""
+        network: Any = _WithOptions(self.network, options)
+        y = dataclasses.replace(self, network=network)(*args)
         return y, network.kept
 
     def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
@@ -175,19 +191,19 @@ class Denoiser:
         return apply_guidance(predictions, inputs.weights, inputs.rescale)
 
 
-class _WithCache:
-    """A network in one evaluation with a cache of steps, which denoisers call as the network."""
+class _WithOptions:
+    """A network that returns a pair with some options, which denoisers call as the network."""
 
-    def __init__(self, network: Network, evaluation: Evaluation):
-        self._network, self._evaluation = network, evaluation
-        self.kept: Memory | None = None
-        """What the cache has kept, once the network was called."""
+    def __init__(self, network: Network, options: Mapping[str, Any]):
+        self._network, self._options = network, options
+        self.kept: Any = None
+        """The second of the pair, once the network was called."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
-        result, self.kept = self._network.apply(*args, step_cache=self._evaluation, **kwargs)
+        result, self.kept = self._network.apply(*args, **kwargs, **self._options)
         return result
 
 

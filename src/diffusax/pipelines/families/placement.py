@@ -110,6 +110,6 @@ def image_axes(plan: Plan) -> Plan:
         of_rows = of_rows._replace(adapters=1 if adapters.ndim == 3 else NO_IMAGES)
     axes = jax.tree.map(lambda _: 0, plan)
     tables = jax.tree.map(lambda _: table, plan.table)
-    rule = jax.tree.map(lambda _: NO_IMAGES, plan.guide)
-    cache = jax.tree.map(lambda _: NO_IMAGES, plan.cache)
-    return axes._replace(table=tables, step_inputs=of_rows, guide=rule, cache=cache)
+    own = plan.guide, plan.cache, plan.hooks
+    rule, cache, hooks = jax.tree.map(lambda _: NO_IMAGES, own)
+    return axes._replace(table=tables, step_inputs=of_rows, guide=rule, cache=cache, hooks=hooks)

@@ -192,8 +192,8 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
             lambda x, axis: pad_images(x, parts, axis), plan, placement.image_axes(plan)
         )
     rows = len(plan.table.timestep)
-    latents = sample(load_denoiser(c, run.loras, run.ip_adapters), plan, at_once(rows))
-    return decode(c, latents, run.decoding, shown)
+    sampled = sample(load_denoiser(c, run.loras, run.ip_adapters), plan, at_once(rows))
+    return decode(c, sampled.latents, run.decoding, shown)
 
 
 def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]:

@@ -58,10 +58,10 @@ def generate(pipe: Any, call: Call) -> Any:
     run = prepare_call(pipe.task, c, call)
     remember(pipe, call, run)
     on_row = None if call.callback_on_step_end is None else row_callback(pipe, call)
-    latents = run_plan(
+    sampled = run_plan(
         c, run, on_row, interrupted=lambda: pipe._interrupt, bar=pipe.progress_bar_options
     )
-    result = decode_result(c, call, run, latents, flags=pipe.returns_flags)
+    result = decode_result(c, call, run, sampled, flags=pipe.returns_flags)
     if c.offload is not None:
         pipe.maybe_free_model_hooks()
     return result

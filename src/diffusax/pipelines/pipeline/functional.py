@@ -112,10 +112,11 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     return jax.tree.map(jnp.asarray, found)
 
 
-def generate_fn(c: Components) -> Callable[..., jax.Array]:
+def generate_fn(c: Components) -> Callable[..., Any]:
     """Returns the function (params, inputs) -> images b H W 3 in [0, 1], float32.
 
-    It also takes rematerialize, which is static: whether a gradient computes each row's prediction
+    Where the plan has hooks, it returns the pair of the images and of what the hooks have kept. It
+    also takes rematerialize, which is static: whether a gradient computes each row's prediction
     again (`jax.checkpoint`) instead of keeping its activations in memory, which is the default.
     """
     names = (encoder.name for encoder in c.family.text_encoders if encoder.name in c.networks)
@@ -124,7 +125,7 @@ def generate_fn(c: Components) -> Callable[..., jax.Array]:
     return functools.partial(_run, c.family, encoders, c.denoiser, vae)
 
 
-def _run(*args: Any, rematerialize: bool = True) -> jax.Array:
+def _run(*args: Any, rematerialize: bool = True) -> Any:
     """Runs `_generate`, compiled unless the caller is being traced."""
     _check(*args)
     *_, params, inputs = args
@@ -170,7 +171,7 @@ def _generate(
     params: Params,
     inputs: Inputs,
     rematerialize: bool,
-) -> jax.Array:
+) -> Any:
     plan = inputs.plan
     found = _embed(family, encoders, params, inputs)
     if found:
@@ -181,13 +182,13 @@ def _generate(
     if inputs.ip_adapters:
         params = {**params, "ip_adapters": inputs.ip_adapters}
     loop = differentiably(rows, rematerialize=rematerialize)
-    latents = sample(LoadedDenoiser(denoiser, params), plan, loop)
+    latents, kept = sample(LoadedDenoiser(denoiser, params), plan, loop)
     options = dataclasses.asdict(inputs.decoding)
     shown = inputs.decoder_condition
     name, network = vae
     decoder = {} if name is None else params[name]
     images, _ = programs.decode(network, decoder, latents, shown, **options)
-    return images
+    return images if kept is None else (images, kept)
 
 
 def _told(plan: Plan, found: dict[str, Prompt]) -> Conditions:

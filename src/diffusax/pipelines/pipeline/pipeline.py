@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import jax
 from jax.sharding import Mesh
 
 from diffusax.boundary import messages
@@ -256,12 +255,13 @@ class DiffusionPipeline(
         return any(model.is_double for model in self.parts.models.values())
 
     @property
-    def generate_fn(self) -> Callable[..., jax.Array]:
+    def generate_fn(self) -> Callable[..., Any]:
         """The whole call as a pure function, to jit, vmap or differentiate.
 
         `pipe.generate_fn(pipe.params, pipe.prepare_inputs("a prompt"))` returns images b H W 3 in
-        [0, 1]. With rematerialize=False, a gradient keeps every row's activations in memory instead
-        of computing them again (`jax.checkpoint`): faster, for networks that are small enough.
+        [0, 1], and for a call with hooks the pair of these and of what the hooks have kept. With
+        rematerialize=False, a gradient keeps every row's activations in memory instead of computing
+        them again (`jax.checkpoint`): faster, for networks that are small enough.
         """
         return generate_fn(self.parts)
 

@@ -97,6 +97,7 @@ class Call:
     guidance_start: Fraction = 0.0
     guidance_end: Fraction = 1.0
     guide: Any = None
+    hooks: Any = None
     cfg_normalization: Scale = 0.0
     cfg_truncation: Fraction | None = None
     controlnet_conditioning_scale: Scale | list[Scale] = 1.0
@@ -263,8 +264,9 @@ def check_call(given: Mapping[str, Any], defaults: Call | None = None) -> Call:
             is valid.
     """
     values = {name: value for name, value in given.items() if name != "self"}
-    # Embeddings stay arrays, and a rule of guidance a tree of them.
-    numbers = {k: v for k, v in values.items() if "embeds" not in k and k != "guide"}
+    # Embeddings stay arrays, and a rule of guidance or hooks a tree of them.
+    trees = ("guide", "hooks")
+    numbers = {k: v for k, v in values.items() if "embeds" not in k and k not in trees}
     check_untraced(numbers, _TRACED)
     return _converted(values, defaults or Call())
 

@@ -41,6 +41,8 @@ DESCRIPTIONS = {
     "`guidance_end`.",
     "guide": "A guidance rule of your own, a function (predictions k h w c, step) -> h w c; by "
     "default the weighted sum of classifier-free guidance.",
+    "hooks": "Functions (value, at) -> (value, kept) by regular expressions of names of layers: "
+    "they read or change what passes through the network. What they keep is the result's `kept`.",
     "cfg_normalization": "The most that guidance may lengthen a prediction, as a multiple of its "
     "norm without guidance; True is 1, and False or 0 sets no limit.",
     "cfg_truncation": "The time from 0 (noise) to 1 (image) after which no guidance applies; 1 and "

@@ -4,7 +4,6 @@ Branch 0 has every condition. The guided prediction is y0 + sum_j w_j (y0 - y_j)
 - 1 weights, and weights of zero mean no guidance. A call may bring a rule of its own instead.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.boundary.convert import shortened
+from diffusax.runtime.functions import function_tree
 
 
 def classifier_free(scale: float) -> tuple[float, ...]:
@@ -99,17 +98,6 @@ class GuidanceStep(NamedTuple):
         return 1 + self.weights.sum()
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _FixedRule:
-    """A rule without numbers, on which programs are specialised."""
-
-    function: Callable[..., Any]
-
-    def __call__(self, predictions: jax.Array, step: GuidanceStep) -> Any:
-        return self.function(predictions, step)
-
-
 def as_rule(guide: Any) -> Any:
     """Returns the rule of guidance that a call brings, as a tree whose leaves are its numbers.
 
@@ -124,25 +112,7 @@ def as_rule(guide: Any) -> Any:
     """
     if guide is None:
         return None
-    if not callable(guide) or isinstance(guide, type):
-        raise ValueError(
-            "guide must be a function of (predictions, step), or an object with such a __call__ "
-            f"(got {shortened(guide)})"
-        )
-    if jax.tree_util.all_leaves([guide]):
-        if getattr(guide, "__hash__", None) is None:
-            raise ValueError(
-                "guide must be hashable or registered with jax.tree_util.register_dataclass (got "
-                f"{shortened(guide)})"
-            )
-        return _FixedRule(guide)
-    try:
-        return jax.tree.map(_number, guide)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"guide must have numbers as leaves (got {shortened(guide)}); declare other fields as "
-            "meta_fields of jax.tree_util.register_dataclass"
-        ) from None
+    return function_tree("guide", "(predictions, step)", guide, _number)
 
 
 def _number(leaf: Any) -> Any:

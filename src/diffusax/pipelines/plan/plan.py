@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from diffusax.models.adapters.image_prompts import ImageLayers, ImagePrompt
+from diffusax.models.hooks import HookFunctions
 from diffusax.models.network import Network
 from diffusax.runtime.random.noise import Noise
 from diffusax.samplers import Schedule, Table
@@ -188,6 +189,8 @@ class Plan(NamedTuple):
     """The cache of steps, a `models.caches.StepCache` whose numbers are data; None without one."""
     row_noise: Any = None
     """PyTorch's numbers for the row that is run next, b h w c; None where the keys are used."""
+    hooks: HookFunctions | None = None
+    """The call's hooks of the network's layers, see `models.hooks.as_hooks`; None without any."""
 
 
 class Later(NamedTuple):

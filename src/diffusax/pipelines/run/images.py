@@ -27,22 +27,24 @@ from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, read_numbers
 from diffusax.pipelines.plan.plan import DecoderCondition, Decoding, PreparedRun
 from diffusax.pipelines.run import programs
+from diffusax.pipelines.run.sample import Sampled
 from diffusax.runtime.devices.shares import own_images, put
 from diffusax.runtime.switches import in_mesh
 
 
 def decode_result(
-    c: Components, call: Call, run: PreparedRun, latents: jax.Array, *, flags: bool = False
+    c: Components, call: Call, run: PreparedRun, sampled: Sampled, *, flags: bool = False
 ) -> Any:
-    """Returns the result of a call, whose run has ended with these latents, b h w c.
+    """Returns the result of a call, whose run has ended so.
 
     flags: see `DiffusionPipeline.returns_flags`.
 
     Raises:
         FloatingPointError: the latents or the images are not finite.
     """
-    images = to_output(c, latents, run.decoding, run.decoder_condition, call.output_type)
-    return result_of(call, images, run.overlay, flags=flags)
+    given = sampled.latents, run.decoding, run.decoder_condition, call.output_type
+    images = to_output(c, *given)
+    return result_of(call, images, run.overlay, flags=flags, kept=sampled.kept)
 
 
 def to_output(
@@ -88,7 +90,14 @@ def to_output(
     return np.asarray(images)
 
 
-def result_of(call: Call, images: Any, overlay: Callable[[Any], Any] | None, *, flags: bool) -> Any:
+def result_of(
+    call: Call,
+    images: Any,
+    overlay: Callable[[Any], Any] | None,
+    *,
+    flags: bool,
+    kept: dict[str, Any] | None = None,
+) -> Any:
     """Returns what a call returns.
 
     Args:
@@ -96,13 +105,15 @@ def result_of(call: Call, images: Any, overlay: Callable[[Any], Any] | None, *, 
         images: what `to_output` gave.
         overlay: see `PreparedRun.overlay`.
         flags: see `DiffusionPipeline.returns_flags`.
+        kept: what the call's hooks have kept; None without hooks.
     """
     images = images if overlay is None else overlay(images)
     if call.tensors and call.output_type == "latent":
         images = as_tensor(images)
     if call.return_dict:
-        return ImagePipelineOutput(images)
-    return (images, None) if flags else (images,)
+        return ImagePipelineOutput(images, kept=kept)
+    result = (images, None) if flags else (images,)
+    return result if kept is None else (*result, kept)
 
 
 def decode(

@@ -23,6 +23,7 @@ from diffusax.models.autoencoders.latents import (
     unscale_latents,
 )
 from diffusax.models.caches import Evaluation, zero_memory
+from diffusax.models.hooks import Hooks
 from diffusax.models.layers.layers import ArrangedLinear
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.models.parameter_tree import first_parameter
@@ -43,8 +44,8 @@ from diffusax.samplers import Schedule, Table, init_state
 from diffusax.samplers.step import run_with_memory
 
 RowModel = Callable[[jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
-"""A function (x: b h w c, timestep, row, what a cache of steps has kept) -> (prediction b h w c,
-what it keeps)."""
+"""A function (x: b h w c, timestep, row, what a cache of steps or hooks have kept) -> (prediction
+b h w c, what they keep)."""
 
 
 @functools.partial(Program, static=("denoiser",), donate=("state", "memory"), shape_of="state")
@@ -59,22 +60,36 @@ def denoise(
 ) -> Any:
     """Runs the rows start..stop of the plan's table, compiled; see `run_rows`.
 
-    Returns the state, and with a cache of steps the pair of it and of what the cache keeps.
+    Returns the state, and with a cache of steps or hooks the pair of it and of what these keep.
 
-    state: 6 b h w c, the latents in slot 0. memory: what a cache of steps has kept, from
+    state: 6 b h w c, the latents in slot 0. memory: what a cache of steps or hooks have kept, from
     `first_memory` or an earlier call. The plan's control images are embedded by `embed_control`.
     """
-    if plan.cache is None:
-        return run_rows(denoiser, params, state, plan, start, stop)
+    if plan.cache is None and plan.hooks is None:
+        return run_rows(denoiser, params, state, plan, start, stop)[0]
     model = _row_model(denoiser, params, state, plan)
     state, memory = _run(model, state, memory, plan, start, stop)
-    return state, split_lanes(memory)
+    return state, memory if plan.cache is None else split_lanes(memory)
 
 
 @functools.partial(Program, static=("denoiser",), shape_of="state")
 def first_memory(denoiser: Denoiser, params: Params, state: jax.Array, plan: Plan) -> Any:
     """Returns what a cache of steps keeps before the first row; arguments as those of `denoise`."""
     return split_lanes(_first_memory(_row_model(denoiser, params, state, plan), state, plan))
+
+
+@functools.partial(Program, static=("denoiser",))
+def nothing_kept(denoiser: Denoiser, params: Params, state: jax.Array, plan: Plan) -> Any:
+    """Returns zeros of the shapes of what hooks keep in a row; arguments as those of `denoise`."""
+    return zero_memory(_shapes_of_kept(_row_model(denoiser, params, state, plan), state, plan))
+
+
+def in_rows(kept: Any, rows: int) -> Any:
+    """Returns what hooks keep before the first of so many rows, a tree of arrays n ....
+
+    kept: the result of `nothing_kept`.
+    """
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), kept)
 
 
 def run_rows(
@@ -86,8 +101,9 @@ def run_rows(
     stop: Any,
     *,
     rematerialize: bool = False,
-) -> jax.Array:
-    """Runs the rows start..stop of the plan's table and returns the sampler's state, 6 b h w c.
+) -> tuple[jax.Array, Any]:
+    """Runs the rows start..stop of the plan's table; returns the sampler's state, 6 b h w c, and
+    what a cache of steps or hooks have kept, None without either.
 
     This is the pure function that `denoise` compiles. Static bounds allow gradients in reverse. A
     cache of steps begins with nothing kept.
@@ -97,7 +113,10 @@ def run_rows(
     """
     model = _row_model(denoiser, params, state, plan, rematerialize=rematerialize)
     memory = None if plan.cache is None else _first_memory(model, state, plan)
-    return _run(model, state, memory, plan, start, stop)[0]
+    if plan.hooks is not None:
+        kept = zero_memory(_shapes_of_kept(model, state, plan))
+        memory = in_rows(kept, len(plan.table.timestep))
+    return _run(model, state, memory, plan, start, stop)
 
 
 def _run(
@@ -114,8 +133,13 @@ def _run(
 
 
 def _first_memory(model: RowModel, state: jax.Array, plan: Plan) -> Any:
+    return zero_memory(_shapes_of_kept(model, state, plan))
+
+
+def _shapes_of_kept(model: RowModel, state: jax.Array, plan: Plan) -> Any:
+    """Returns the shapes of what is kept of one row."""
     timestep = jnp.asarray(plan.table.timestep)[0]
-    return zero_memory(jax.eval_shape(model, state[0], timestep, jnp.int32(0), None)[1])
+    return jax.eval_shape(model, state[0], timestep, jnp.int32(0), None)[1]
 
 
 def _row_model(
@@ -127,8 +151,9 @@ def _row_model(
     rematerialize: bool = False,
 ) -> RowModel:
     """Returns the model of the rows of a plan; see `samplers.run_with_memory`."""
-    cached = plan.cache is not None
+    cached, hooked = plan.cache is not None, plan.hooks is not None
     predict: Any = denoiser.with_memory if cached else denoiser
+    predict = denoiser.with_hooks if hooked else predict
     predict = jax.checkpoint(predict) if rematerialize else predict
     branches = AdjacentLanes(plan.step_inputs.weights.shape[-1] + 1)
     conditions = jax.tree.map(branches.from_branches, plan.conditions)
@@ -145,12 +170,16 @@ def _row_model(
     ) -> tuple[jax.Array, Any]:
         inputs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.step_inputs)
         combine = guidance_by(denoiser.guide, plan.guide, i, timestep, x)
-        evaluation = None
+        evaluation: Any = None
         if cached:
             active = branches.from_branches(active_branches(inputs.weights, len(x)))
             evaluation = Evaluation(plan.cache, memory, active)
+        elif hooked:
+            times = branches.from_images(jnp.broadcast_to(timestep, x.shape[:1]))
+            evaluation = Hooks(plan.hooks, i, times, branches.k)
         given = x, timestep, conditions, inputs, branches
-        return guided(predict, combine, params, *given, evaluation)
+        y, kept = guided(predict, combine, params, *given, evaluation)
+        return y, _at_row(memory, kept, i) if hooked and memory is not None else kept
 
     return model
 
@@ -161,6 +190,15 @@ def _with_mixture(denoiser: Denoiser, params: Params, weights: jax.Array) -> Par
     own = params["adapters"].items()
     adapters = {name: mixed(layers, weights, networks[name]) for name, layers in own}
     return {**params, "adapters": adapters}
+
+
+def _at_row(memory: Any, kept: Any, row: jax.Array) -> Any:
+    """Returns what hooks have kept so far, with what they keep of a row: a tree of arrays n ..."""
+
+    def put(all_rows: jax.Array, own: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(all_rows, own, row, 0)
+
+    return jax.tree.map(put, memory, kept)
 
 
 def arrange_kernels(denoiser: Denoiser, params: Params) -> Params:
@@ -178,12 +216,13 @@ def guided(
     conditions: Conditions,
     inputs: StepInputs,
     branches: Branches,
-    evaluation: Evaluation | None = None,
+    evaluation: Evaluation | Hooks | None = None,
 ) -> tuple[jax.Array, Any]:
-    """Returns the guided prediction for images, b h w c, float32, and what a cache of steps keeps.
+    """Returns the guided prediction for images, b h w c, float32, and what is kept beside it.
 
     Args:
-        predict: a denoiser, or a function with its arguments; with a cache its `with_memory`.
+        predict: a denoiser, or a function with its arguments; with a cache its `with_memory`, and
+            with hooks its `with_hooks`.
         combine: the denoiser's `guide`, or a rule with its arguments, see `guidance_by`.
         params: the parameters by component.
         x: b h w c, the scaled latents.
@@ -191,7 +230,7 @@ def guided(
         conditions: those of each lane.
         inputs: those of one row.
         branches: the lanes of the network's batch.
-        evaluation: the cache of steps; None without one, where nothing is kept.
+        evaluation: the cache of steps, or the hooks; None without either, where nothing is kept.
     """
     # The number of images may be a symbol, where the program is exported.
     b = x.shape[0]

@@ -23,6 +23,7 @@ from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.families.placement import put_plan
 from diffusax.pipelines.plan.plan import Later, Plan, PreparedRun
 from diffusax.pipelines.run import programs
+from diffusax.runtime.devices.mesh import batch_size
 from diffusax.runtime.devices.shares import NO_IMAGES, own_images, put
 from diffusax.runtime.random.brownian import BrownianNoise
 from diffusax.runtime.random.noise import TorchNoise
@@ -58,32 +59,59 @@ def load_denoiser(
     return LoadedDenoiser(c.denoiser, params, c.mesh)
 
 
-Loop = Callable[[LoadedDenoiser, jax.Array, Plan], jax.Array]
-"""A function (denoiser, the sampler's state, a plan on the devices) -> the state after the rows."""
+class Sampled(NamedTuple):
+    """The result of a run."""
+
+    latents: jax.Array
+    """b h w c; on a mesh, those of this process's images."""
+    kept: dict[str, Any] | None = None
+    """What hooks have kept by the names of points, trees of arrays n ... for n rows; None without
+    hooks."""
+
+
+Loop = Callable[[LoadedDenoiser, jax.Array, Plan], tuple[jax.Array, Any]]
+"""A function (denoiser, the sampler's state, a plan on the devices) -> the state after the rows,
+and what a cache of steps or hooks have kept."""
 OnRow = Callable[[int, jax.Array, PreparedRun], tuple[jax.Array, PreparedRun, bool]]
 """A function (row, this process's state, run) -> (state, run, stop) that is called after each
 row."""
 
 
-def sample(model: LoadedDenoiser, plan: Plan, loop: Loop) -> jax.Array:
-    """Returns the latents after a run, b h w c; on a mesh, those of this process's images.
+def sample(model: LoadedDenoiser, plan: Plan, loop: Loop) -> Sampled:
+    """Returns the latents after a run, and what hooks have kept.
 
     Args:
         model: the denoiser with its parameters and devices.
         plan: the run, with arrays on the host or on any device.
         loop: goes through the rows: `at_once`, `differentiably`, or in pieces as in `run_plan`.
+
+    Raises:
+        ValueError: there are hooks, and the devices do not divide the images.
     """
+    images, mesh = len(plan.latents), model.mesh
+    if plan.hooks is not None and mesh is not None:
+        _check_whole(mesh, images)
     placed = place(model, plan)
-    state = loop(model, programs.first_state(placed.latents), placed)
+    state, kept = loop(model, programs.first_state(placed.latents), placed)
     latents: jax.Array = programs.final_latents(state)
-    return latents if model.mesh is None else own_images(model.mesh, latents, len(plan.latents))
+    latents = latents if mesh is None else own_images(mesh, latents, images)
+    return Sampled(latents, None if plan.hooks is None else kept)
+
+
+def _check_whole(mesh: Mesh, images: int) -> None:
+    """Raises ValueError where hooks would see images that are no part of the call, or not all."""
+    if mesh != mesh.local_mesh or images % batch_size(mesh):
+        raise ValueError(
+            f"hooks see all images together: on {batch_size(mesh)} parts of a mesh, of one process "
+            f"each, their number must be a multiple of these (got {images})"
+        )
 
 
 def at_once(rows: int) -> Loop:
     """Returns a function that runs all rows in one dispatch of the compiled program."""
 
-    def loop(model: LoadedDenoiser, state: jax.Array, plan: Plan) -> jax.Array:
-        return _denoise(model, state, plan, 0, rows, _first_memory(model, state, plan))[0]
+    def loop(model: LoadedDenoiser, state: jax.Array, plan: Plan) -> tuple[jax.Array, Any]:
+        return _denoise(model, state, plan, 0, rows, _first_memory(model, state, plan, rows))
 
     return loop
 
@@ -94,7 +122,7 @@ def differentiably(rows: int, *, rematerialize: bool = True) -> Loop:
     rematerialize: whether activations are computed again for a gradient instead of being kept.
     """
 
-    def loop(model: LoadedDenoiser, state: jax.Array, plan: Plan) -> jax.Array:
+    def loop(model: LoadedDenoiser, state: jax.Array, plan: Plan) -> tuple[jax.Array, Any]:
         return programs.run_rows(
             model.denoiser, model.params, state, plan, 0, rows, rematerialize=rematerialize
         )
@@ -130,7 +158,7 @@ def run_plan(
     *,
     interrupted: Callable[[], bool] = lambda: False,
     bar: Mapping[str, Any],
-) -> jax.Array:
+) -> Sampled:
     """Runs a plan to its latents: in one dispatch, or in pieces if something comes between rows.
 
     That is a progress bar, a callback, PyTorch's noise, or prompts that change. Without them this
@@ -143,8 +171,8 @@ def run_plan(
         interrupted: called before every piece; true ends the run.
         bar: options of the tqdm bar.
 
-    Returns:
-        The latents, b h w c, see `sample`.
+    Raises:
+        ValueError: see `sample`.
     """
     n, mesh = len(run.schedule.rows), c.mesh
     model = load_denoiser(c, run.loras, run.ip_adapters)
@@ -175,12 +203,14 @@ class _Between(NamedTuple):
 
 def _in_pieces(
     run: PreparedRun, between: _Between, model: LoadedDenoiser, state: jax.Array, placed: Plan
-) -> jax.Array:
-    """Runs all rows, a few at a time; returns the state after the last, or where it is stopped."""
+) -> tuple[jax.Array, Any]:
+    """Runs all rows, a few at a time; returns the state after the last, or where it is stopped, and
+    what is kept.
+    """
     n, images, mesh = len(run.schedule.rows), len(run.plan.latents), model.mesh
     single = between.on_row is not None or between.row_noise is not None
     later = {one.row: one for one in run.later}
-    row, size, memory = 0, 1, _first_memory(model, state, placed)
+    row, size, memory = 0, 1, _first_memory(model, state, placed, n)
     while row < n and not between.interrupted():
         if row in later:
             run, placed = _with_later_prompts(model, run, placed, later[row])
@@ -201,7 +231,7 @@ def _in_pieces(
         _update_bar(between, state, stop - row, first=row == 0)
         size *= 1 + (time.perf_counter() - began < _SECONDS_PER_PIECE)
         row = stop
-    return state
+    return state, memory
 
 
 def _placed_anew(model: LoadedDenoiser, plan: Plan, before: Plan, placed: Plan) -> Plan:
@@ -218,12 +248,13 @@ def _with_later_prompts(
     return dataclasses.replace(run, plan=plan), place(model, plan, placed)
 
 
-def _first_memory(model: LoadedDenoiser, state: jax.Array, plan: Plan) -> Any:
-    """Returns what a cache of steps keeps before a run; None without one."""
-    if plan.cache is None:
-        return None
+def _first_memory(model: LoadedDenoiser, state: jax.Array, plan: Plan, rows: int) -> Any:
+    """Returns what a cache of steps or hooks keep before a run; None without either."""
+    given = model.denoiser, model.params, state, plan
     with in_mesh(model.mesh):
-        return programs.first_memory(model.denoiser, model.params, state, plan)
+        if plan.hooks is not None:
+            return programs.in_rows(programs.nothing_kept(*given), rows)
+        return None if plan.cache is None else programs.first_memory(*given)
 
 
 def _denoise(
@@ -231,11 +262,11 @@ def _denoise(
 ) -> tuple[jax.Array, Any]:
     """Runs the rows start..stop of a plan on the devices by the compiled program.
 
-    Returns the state, and what a cache of steps keeps.
+    Returns the state, and what a cache of steps or hooks keep.
     """
     rows = np.int32(start), np.int32(stop)
     with in_mesh(model.mesh):
-        if plan.cache is None:
+        if plan.cache is None and plan.hooks is None:
             return programs.denoise(model.denoiser, model.params, state, plan, *rows), None
         found: tuple[jax.Array, Any] = programs.denoise(
             model.denoiser, model.params, state, plan, *rows, memory

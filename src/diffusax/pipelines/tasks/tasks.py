@@ -11,6 +11,8 @@ import numpy as np
 
 from diffusax.images.conversion import to_pixels
 from diffusax.models.adapters.freeu import freeu_rows
+from diffusax.models.hooks import HookFunctions
+from diffusax.models.network import hooks_for
 from diffusax.pipelines.components.adapters import CallAdapters
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan import guidance
@@ -162,6 +164,7 @@ def prepare_run(
         inpainting,
         None if call.guide is None else _rule(c, call, weights),
         c.step_cache,
+        hooks=_hooks(c, call),
     )
     return PreparedRun(
         plan,
@@ -247,6 +250,18 @@ def _rule(c: Components, call: Call, weights: tuple[float, ...]) -> Any:
     if call.cfg_normalization:
         raise ValueError("only one of guide and cfg_normalization can be given")
     return guidance.as_rule(call.guide)
+
+
+def _hooks(c: Components, call: Call) -> HookFunctions | None:
+    """Returns the hooks of a call, see `models.hooks.as_hooks`.
+
+    Raises:
+        ValueError: they cannot be, or not with the network or its cache of steps.
+    """
+    hooks = hooks_for(c.denoiser.network, call.hooks)
+    if hooks is not None and c.step_cache is not None:
+        raise ValueError("hooks need all layers of each step; call disable_cache first")
+    return hooks
 
 
 def _adapter_rows(adapters: CallAdapters, call: Call, padded: int) -> np.ndarray:
@@ -356,5 +371,5 @@ def unconditional(c: Components, call: Call) -> PreparedRun:
     table = programs.device_table(schedule)
     padded = len(table.timestep)
     inputs = StepInputs(np.zeros((padded, 0), np.float32), np.zeros(padded, np.float32))
-    plan = Plan(x, Conditions(None), table, inputs, noise.keys)
+    plan = Plan(x, Conditions(None), table, inputs, noise.keys, hooks=_hooks(c, call))
     return PreparedRun(plan, schedule, noise, (), c.decoding)
