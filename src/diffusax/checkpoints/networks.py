@@ -32,7 +32,7 @@ from diffusax.checkpoints.tree import (
     torch_shapes,
 )
 from diffusax.models import MODELS
-from diffusax.models.network import Network, Params, parse_dtype
+from diffusax.models.network import Network, Params, parse_dtype, upstream_name
 from diffusax.models.quantized import parse_weights
 from diffusax.runtime.devices.mesh import param_sharding, tree_name
 
@@ -67,16 +67,19 @@ def read_parameters(
     changes: Mapping[str, Any] | None = None,
     weights: str | None = None,
     ignore_mismatched_sizes: bool = False,
+    own_class: Any = None,
     **hub: Any,
 ) -> tuple[Network, Params]:
     """Reads the network in a folder or Hub repository and its parameters.
 
-    Arguments and errors are those of `diffusax.load_network`; ignore_mismatched_sizes is that of
-    `Model.from_pretrained`.
+    Other arguments and errors are those of `diffusax.load_network`; ignore_mismatched_sizes is that
+    of `Model.from_pretrained`.
+
+    own_class: a Flax module class that is made instead of one from which it is derived.
     """
     folder = resolve(path_or_repo, subfolder=subfolder, variant=variant, **hub)
     written = read_network(folder)
-    network = read_network(folder, changes) if changes else written
+    network = read_network(folder, changes, own_class) if changes or own_class else written
     stored = stored_tensors(folder, variant)
     if changes:
         stored = [_kept(stored, written, network)]
@@ -125,13 +128,15 @@ def _shard(mesh: Mesh, network: Network, path: Any, shape: tuple[int, ...]) -> N
     return param_sharding(mesh, tree_name(path), shape, network.tensor_rules)
 
 
-def read_network(folder: Path, changes: Mapping[str, Any] | None = None) -> Network:
+def read_network(
+    folder: Path, changes: Mapping[str, Any] | None = None, own_class: Any = None
+) -> Network:
     """Returns the network that a component's config.json describes; reads no weights.
 
     Its class is the one in the checkpoint's model_index.json, if that names another, as in
     diffusers.
 
-    changes: options that replace those of the file.
+    changes: options that replace those of the file. own_class: see `read_parameters`.
 
     Raises:
         ValueError: diffusax cannot read the config; says why.
@@ -141,7 +146,7 @@ def read_network(folder: Path, changes: Mapping[str, Any] | None = None) -> Netw
     changed = {**data, **(changes or {})}
     listed = listed_class(folder)
     if listed not in MODELS:
-        return network_of(class_name_of(data, source), changed, source=source)
+        return network_of(class_name_of(data, source), changed, own_class, source=source)
     if listed not in (names := named_classes(data)) and names:
         log.warning(
             "%s is of %s, and model_index.json lists %s, which is taken, as in diffusers",
@@ -149,7 +154,7 @@ def read_network(folder: Path, changes: Mapping[str, Any] | None = None) -> Netw
             names[0],
             listed,
         )
-    return network_of(listed, changed, source=source)
+    return network_of(listed, changed, own_class, source=source)
 
 
 def _unquantised(data: dict[str, Any], source: str) -> dict[str, Any]:
@@ -181,13 +186,19 @@ def _kept(stored: list[dict[str, Entry]], written: Network, network: Network) ->
     return {name: entry for name, entry in found.items() if name in after or name not in before}
 
 
-def network_of(class_name: str, config: dict[str, Any], *, source: str) -> Network:
+def network_of(
+    class_name: str, config: dict[str, Any], own_class: Any = None, *, source: str
+) -> Network:
     """Makes the network of a class in `MODELS` with the options of a parsed config.json.
+
+    own_class: a class that is taken instead of one from which it is derived.
 
     Raises:
         ValueError: an option or its value is not supported.
     """
     module_class: Any = MODELS[class_name]
+    if own_class is not None and upstream_name(own_class) == class_name:
+        module_class = own_class
     return Network(module_class, config_from_dict(module_class.config_class, config, source=source))
 
 
@@ -232,7 +243,7 @@ def save_network(
     folder.mkdir(parents=True, exist_ok=True)
     network, tensors = _whole(model)
     write_json(folder / "config.json", config_of(network))
-    stem = weights_stem(model.class_name)
+    stem = weights_stem(network.upstream_name)
     stem = f"{stem}.{variant}" if variant else stem
     sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
     groups = list(split_into_shards(sizes, _bytes(max_shard_size)))
@@ -298,12 +309,12 @@ def weights_stem(class_name: str) -> str:
 def config_of(network: Network) -> dict[str, Any]:
     """Returns the contents of a network's config.json, as diffusers or transformers reads it."""
     data = config_to_dict(network.config)
-    if not _of_transformers(network.class_name):
+    if not _of_transformers(network.upstream_name):
         return data
     del data["_class_name"]
     # transformers loads what "dtype" says, and diffusers its own networks in float32 unless a dtype
     # is asked for: with the parameters' half precision here, their pipeline could not draw.
-    return {"architectures": [network.class_name], **data, "dtype": "float32"}
+    return {"architectures": [network.upstream_name], **data, "dtype": "float32"}
 
 
 def class_name_of(data: Mapping[str, Any], source: str) -> str:

@@ -53,8 +53,13 @@ class Network:
 
     @property
     def class_name(self) -> str:
-        """The name in the checkpoint, which is diffusers' or transformers' own."""
+        """The name of the class."""
         return self.module_class.__name__
+
+    @property
+    def upstream_name(self) -> str:
+        """The name in checkpoints, which is diffusers' or transformers' own."""
+        return upstream_name(self.module_class)
 
     @property
     def tensor_rules(self) -> Rules:
@@ -175,6 +180,18 @@ class Network:
             ValueError: one is missing, unexpected, or of another shape; names it.
         """
         return fitted_tree(self.shapes, params, self.class_name)
+
+
+def upstream_name(module_class: Any) -> str:
+    """Returns the name in checkpoints of a class of networks.
+
+    A class of one's own that is derived from one of diffusax's has that one's, so that diffusers or
+    transformers opens what is saved.
+    """
+    networks = (c for c in module_class.__mro__ if hasattr(c, "config_class"))
+    library = __name__.partition(".")[0]
+    known = (c.__name__ for c in networks if c.__module__.partition(".")[0] == library)
+    return next(known, module_class.__name__)
 
 
 def hooks_for(network: Any, hooks: Any) -> HookFunctions | None:

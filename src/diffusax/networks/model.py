@@ -341,7 +341,7 @@ class Model(Pretrained, ModuleMethods):
         Raises:
             ValueError: a factor is not a finite number, or the network is not a UNet.
         """
-        if self.class_name != "UNet2DConditionModel":
+        if self.network.upstream_name != "UNet2DConditionModel":
             raise ValueError(f"FreeU is for a UNet2DConditionModel, not for a {self.class_name}")
         self.switches.freeu = check_freeu(s1, s2, b1, b2)
 

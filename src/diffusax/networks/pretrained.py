@@ -22,7 +22,7 @@ from diffusax.checkpoints.single_file.original_config import prediction_of
 from diffusax.checkpoints.weight_file import config_folder, find_file
 from diffusax.models import MODELS
 from diffusax.models.encoders.clip_vision import tower
-from diffusax.models.network import Network, Params, initialize_params, parse_dtype
+from diffusax.models.network import Network, Params, initialize_params, parse_dtype, upstream_name
 
 _WITHOUT_MEANING = ("num_in_channels", "upcast_attention", "image_size", "checkpoint")
 """The arguments of diffusers' from_single_file that are accepted and change nothing."""
@@ -86,6 +86,7 @@ class Pretrained(Publishing):
             device=device,
             weights=weights,
             ignore_mismatched_sizes=ignore_mismatched_sizes,
+            own_class=cls.module_class,
             **_load_keywords(cls, keywords),
         )
         if network.class_name == "CLIPModel" and cls.tower:
@@ -184,7 +185,8 @@ class Pretrained(Publishing):
         """Returns the names of the networks that the class loads; without a module class, all."""
         if cls.module_class is None:
             return MODELS
-        return [name for name, kind in cls.kinds.items() if issubclass(kind, cls)] or [cls.__name__]
+        own = cls.module_class.__name__
+        return [name for name, kind in cls.kinds.items() if issubclass(kind, cls)] or [own]
 
     @classmethod
     def _named(cls) -> str:
@@ -203,6 +205,8 @@ class Pretrained(Publishing):
             name: str = own.__name__
             return name
         name = class_name_of(data, "config")
+        if own and upstream_name(own) == name:
+            return str(own.__name__)
         if name not in cls._class_names():
             raise ValueError(f"config is for a {name}, not a {cls._named()}")
         return name

@@ -24,10 +24,11 @@ OWN = {
     "guidance_end": 1.0,
     "adapters": None,
     "guide": None,
+    "hooks": None,
 }
 # Pipelines that draw from noise alone have no prompts to read in ways of ours.
 WITHOUT_TEXT = ("DDIMPipeline", "DDPMPipeline")
-OWN_WITHOUT_TEXT = {"seed": None, "noise": "jax"}
+OWN_WITHOUT_TEXT = {"seed": None, "noise": "jax", "hooks": None}
 # Language models read texts whole and as they are.
 OF_CLIP = ("long_prompt", "prompt_weighting")
 # Arguments of diffusers' calls that ours do not have: those that it has deprecated.

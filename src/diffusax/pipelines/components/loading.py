@@ -274,7 +274,7 @@ def save_components(
         save_network(_saved(parts, name, model), folder / name, **options)
         encodes = parts.family.role(name) in ("text_encoder", "image_encoder")
         library = "transformers" if encodes else "diffusers"
-        listed[name] = (library, model.class_name)
+        listed[name] = (library, model.network.upstream_name)
     for name, tokenizer in parts.tokenizers.items():
         tokenizer.save(folder / name)
         own = getattr(tokenizer, "listed_name", "") or type(tokenizer).__name__
