@@ -211,8 +211,8 @@ class HookSession:
             return
         known = [name for name in names if re.fullmatch(unused[0], name)]
         reason = (
-            f"{known[0]!r} is computed together with other layers; hook the layer around it, or "
-            "the 'query', 'key' and 'value' of an attention"
+            f"{known[0]!r} is not called as a layer of its own here; hook a layer in it or around "
+            "it, or the .query, .key and .value of an attention"
             if known
             else "it matches no whole name of a layer, such as "
             f"{', '.join(map(repr, [name for name in names if name][:3]))}, and no layer that "
