@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 from PIL import Image, ImageDraw, ImageFont
@@ -21,7 +22,7 @@ Cell = tuple[str, Image.Image]
 CELL = 128
 LINE = 16
 # The embedded model was made for this guidance.
-OPTIONS = {"guidance_scale": 2.0, "seed": 1}
+OPTIONS: dict[str, Any] = {"guidance_scale": 2.0, "seed": 1}
 
 
 def text_to_image(pipe: diffusax.StableDiffusionPipeline) -> Iterator[Cell]:
@@ -134,7 +135,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("out/tasks.png"))
     args = parser.parse_args()
     start = time.perf_counter()
-    pipe = diffusax.DiffusionPipeline.from_pretrained("emoji")
+    pipe = diffusax.StableDiffusionPipeline.from_pretrained("emoji")
     pipe.set_progress_bar_config(disable=True)
     rows = {title: list(draw(pipe)) for title, draw in ROWS.items()}
     args.output.parent.mkdir(parents=True, exist_ok=True)

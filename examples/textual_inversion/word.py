@@ -8,6 +8,7 @@ python examples/textual_inversion/word.py check --word out/thing/model
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -25,7 +26,7 @@ THINGS = (
     *("bicycle", "pizza", "banana", "rose", "sun", "umbrella", "guitar", "key", "crown"),
     *("mushroom", "cactus"),
 )
-CALL = {"num_inference_steps": 25, "guidance_scale": 2.0}
+CALL: dict[str, Any] = {"num_inference_steps": 25, "guidance_scale": 2.0}
 
 
 def draw(output: Path) -> None:

@@ -2,19 +2,17 @@
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diffusax import import_paths
 from diffusax._version import __version__ as __version__
-
-if TYPE_CHECKING:
-    from diffusax.api import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first asked for, because importing JAX takes long.
 
-    So a command line that is wrong, or asks for help, is answered without JAX.
+    So a command line that is wrong, or asks for help, is answered without JAX. Type checkers read
+    the names in `__init__.pyi`.
     """
     if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
         try:

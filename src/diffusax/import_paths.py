@@ -84,7 +84,7 @@ _NAMES = {
     },
     "SchedulerMixin": "diffusax.samplers.schedulers.scheduler:Scheduler",
     "KarrasDiffusionSchedulers": "diffusax.samplers.schedulers.scheduler:Scheduler",
-    "ModelMixin": "diffusax.networks:Model",
+    "ModelMixin": "diffusax.networks.model:Model",
     "StableDiffusionMixin": _PIPELINE,
     "FlowPipelineMixin": _PIPELINE,
     "LoraLoaderMixin": "diffusax.pipelines.pipeline.lora_methods:LoraMethods",

@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import filelock
 
@@ -16,6 +16,19 @@ log = logging.getLogger(__name__)
 
 # The largest known ones, tokenizers and indices of many shards, have ten million bytes.
 MAX_JSON_BYTES = 2**28
+
+
+class FromPretrained:
+    """A class whose `from_pretrained` the room of checkpoints gives it, as this room has no Hub."""
+
+    if TYPE_CHECKING:
+
+        @classmethod
+        def from_pretrained(
+            cls, path_or_repo: str | Path, *, subfolder: str | None = None, **hub: Any
+        ) -> Self:
+            """See `checkpoints.processors`."""
+            ...
 
 
 def load_json(path: Path) -> dict[str, Any]:

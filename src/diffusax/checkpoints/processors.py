@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from diffusax.boundary.files import FromPretrained
 from diffusax.checkpoints.hub import resolve
 from diffusax.checkpoints.keywords import OF_HUB, take_keywords
 from diffusax.images.image_processor import CLIPImageProcessor
@@ -13,7 +14,6 @@ from diffusax.text.vision_language import (
     Qwen2_5_VLProcessor,
     Qwen2VLProcessor,
     Qwen3VLProcessor,
-    VisionLanguageProcessor,
 )
 
 
@@ -36,11 +36,7 @@ def _from_pretrained(
     return cls.from_folder(resolve(path_or_repo, **options, **own, **more))
 
 
-for _cls in (
-    *(CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer),
-    *(CLIPImageProcessor, Qwen2VLImageProcessor, VisionLanguageProcessor),
-):
-    setattr(_cls, "from_pretrained", classmethod(_from_pretrained))  # noqa: B010
+setattr(FromPretrained, "from_pretrained", classmethod(_from_pretrained))  # noqa: B010
 
 __all__ = [
     "CLIPImageProcessor",

@@ -11,7 +11,7 @@ from msgspec import Meta
 from PIL import Image
 
 from diffusax.boundary.convert import Mismatch, convert
-from diffusax.boundary.files import load_json, write_json
+from diffusax.boundary.files import FromPretrained, load_json, write_json
 from diffusax.boundary.tensors import BatchEncoding, as_kind
 from diffusax.images.reading import load_image
 
@@ -30,7 +30,7 @@ class Shape(msgspec.Struct, frozen=True):
     width: Side | None = None
 
 
-class CLIPImageProcessor(msgspec.Struct, frozen=True):
+class CLIPImageProcessor(FromPretrained, msgspec.Struct, frozen=True):
     """Turns an image into CLIP's input, as transformers' CLIPImageProcessor does for PIL images.
 
     The shorter side is resized (Pillow's filter `resample`, 3 is bicubic), the middle cut out, with

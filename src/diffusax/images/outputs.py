@@ -1,7 +1,7 @@
 """The result of a pipeline's call."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from diffusax.images.conversion import to_html
@@ -26,6 +26,10 @@ class ImagePipelineOutput:
         if isinstance(index, str):
             return getattr(self, index)
         return self.to_tuple()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the fields of `to_tuple()`."""
+        return iter(self.to_tuple())
 
     def to_tuple(self) -> tuple[Any, ...]:
         """Returns the fields that are not None."""

@@ -11,7 +11,7 @@ from msgspec import Meta
 from PIL import Image
 
 from diffusax.boundary.convert import Mismatch, convert
-from diffusax.boundary.files import load_json, write_json
+from diffusax.boundary.files import FromPretrained, load_json, write_json
 from diffusax.boundary.tensors import BatchEncoding, as_kind
 from diffusax.images.image_processor import FILES, Deviation, Number
 from diffusax.images.reading import load_image
@@ -28,7 +28,7 @@ class Areas(msgspec.Struct, frozen=True):
     longest_edge: Area = 28 * 28 * 1280
 
 
-class Qwen2VLImageProcessor(msgspec.Struct, frozen=True):
+class Qwen2VLImageProcessor(FromPretrained, msgspec.Struct, frozen=True):
     """Turns images into patches for the vision networks of Qwen2-VL, 2.5 and 3.
 
     Sides become multiples of patch_size merge_size, and the area one of `size`, with the shape kept

@@ -140,6 +140,10 @@ def check_absent(value: Any, sentence: str) -> None:
 
 
 def result(output: Any, return_dict: bool, *given: Any) -> Any:
-    """Returns an output, or the tuple of its fields, in the kind of `given`; see `alike`."""
+    """Returns an output, or the tuple of its fields, in the kind of `given`; see `alike`.
+
+    Calls declare the output alone, so that type checkers say of a wrong argument which it is: a
+    choice of two signatures would be reported whole. They let an output be read by position, too.
+    """
     output = alike(output, *given)
     return output if return_dict else output.to_tuple()

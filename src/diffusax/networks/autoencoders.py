@@ -26,7 +26,7 @@ from diffusax.networks.pretrained import FromSingleFile
 class _Autoencoder(FromSingleFile, Model):
     component = "vae"
 
-    def encode(self, x: Any, return_dict: bool = True) -> Any:
+    def encode(self, x: Any, return_dict: bool = True) -> AutoencoderKLOutput:
         """Encodes images: `.latent_dist`, with `sample(generator)`, `mode()`, `mean` and `std`.
 
         The latents are the autoencoder's own: multiply them by `config.scaling_factor`.
@@ -40,7 +40,7 @@ class _Autoencoder(FromSingleFile, Model):
         """
         return _encode(self, x, return_dict)
 
-    def decode(self, z: Any, return_dict: bool = True, generator: Any = None) -> Any:
+    def decode(self, z: Any, return_dict: bool = True, generator: Any = None) -> DecoderOutput:
         """Decodes latents to images: `.sample`, b 3 H W, about [-1, 1].
 
         Args:
@@ -59,7 +59,7 @@ class _Autoencoder(FromSingleFile, Model):
         sample_posterior: bool = False,
         return_dict: bool = True,
         generator: Any = None,
-    ) -> Any:
+    ) -> DecoderOutput:
         """Encodes and decodes images b 3 H W.
 
         Args:
@@ -98,7 +98,7 @@ class AutoencoderKLQwenImage(_Autoencoder):
     clips_tiles: ClassVar[bool] = False
     """Whether diffusers clips images that are decoded in tiles, too."""
 
-    def encode(self, x: Any, return_dict: bool = True) -> Any:
+    def encode(self, x: Any, return_dict: bool = True) -> AutoencoderKLOutput:
         """Encodes images: `.latent_dist`, of latents b z 1 h w; see `AutoencoderKL.encode`.
 
         Latents of a diffusion model are these less `config.latents_mean`, over
@@ -113,10 +113,10 @@ class AutoencoderKLQwenImage(_Autoencoder):
         """
         posterior = super().encode(_of_one_frame("x", x)).latent_dist
         mean, logvar = posterior.mean[:, :, None], posterior.logvar[:, :, None]
-        output = AutoencoderKLOutput(DiagonalGaussianDistribution(mean, logvar))
+        output: Any = AutoencoderKLOutput(DiagonalGaussianDistribution(mean, logvar))
         return output if return_dict else output.to_tuple()
 
-    def decode(self, z: Any, return_dict: bool = True) -> Any:  # type: ignore[override]
+    def decode(self, z: Any, return_dict: bool = True) -> DecoderOutput:  # type: ignore[override]
         """Decodes latents to images: `.sample`, b 3 1 H W in [-1, 1].
 
         Args:
@@ -130,7 +130,7 @@ class AutoencoderKLQwenImage(_Autoencoder):
         images = super().decode(_of_one_frame("z", z)).sample
         whole = not self.tiling
         in_range = images.clip(-1, 1) if whole or self.clips_tiles else images
-        output = DecoderOutput(in_range[:, :, None])
+        output: Any = DecoderOutput(in_range[:, :, None])
         return output if return_dict else output.to_tuple()
 
 
@@ -139,7 +139,7 @@ class AsymmetricAutoencoderKL(Model):
 
     module_class = MODELS["AsymmetricAutoencoderKL"]
 
-    def encode(self, x: Any, return_dict: bool = True) -> Any:
+    def encode(self, x: Any, return_dict: bool = True) -> AutoencoderKLOutput:
         """Encodes images; see `AutoencoderKL.encode`."""
         return _encode(self, x, return_dict)
 
@@ -150,7 +150,7 @@ class AsymmetricAutoencoderKL(Model):
         image: Any = None,
         mask: Any = None,
         return_dict: bool = True,
-    ) -> Any:
+    ) -> DecoderOutput:
         """Decodes latents to images: `.sample`, b 3 H W, about [-1, 1].
 
         Args:
@@ -176,7 +176,7 @@ class AsymmetricAutoencoderKL(Model):
         sample_posterior: bool = False,
         return_dict: bool = True,
         generator: Any = None,
-    ) -> Any:
+    ) -> DecoderOutput:
         """Encodes and decodes images b 3 H W, and keeps what the mask does.
 
         Args:
@@ -198,7 +198,7 @@ class AutoencoderTiny(Model):
 
     module_class = MODELS["AutoencoderTiny"]
 
-    def encode(self, x: Any, return_dict: bool = True) -> Any:
+    def encode(self, x: Any, return_dict: bool = True) -> AutoencoderTinyOutput:
         """Encodes images b 3 H W in [-1, 1]: `.latents`, b z h w.
 
         Raises:
@@ -208,7 +208,7 @@ class AutoencoderTiny(Model):
         latents = self.run(pixels, method="encode", channels_first=True)
         return result(AutoencoderTinyOutput(latents), return_dict, x)
 
-    def decode(self, x: Any, generator: Any = None, return_dict: bool = True) -> Any:
+    def decode(self, x: Any, generator: Any = None, return_dict: bool = True) -> DecoderOutput:
         """Decodes latents b z h w: `.sample`, b 3 H W, about [-1, 1]. generator changes nothing.
 
         Raises:
@@ -216,7 +216,7 @@ class AutoencoderTiny(Model):
         """
         return _decode(self, x, {}, return_dict, name="x")
 
-    def __call__(self, sample: Any, return_dict: bool = True) -> Any:
+    def __call__(self, sample: Any, return_dict: bool = True) -> DecoderOutput:
         """Encodes and decodes images b 3 H W, with latents rounded to bytes between: `.sample`.
 
         Raises:

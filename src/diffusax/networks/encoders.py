@@ -139,7 +139,7 @@ class CLIPModel(Model):
 
     def __call__(
         self, input_ids: Any = None, pixel_values: Any = None, return_dict: bool | None = True
-    ) -> Any:
+    ) -> CLIPOutput:
         """Compares texts and images: `.logits_per_image`, images texts, and the embeddings.
 
         Args:
@@ -191,7 +191,7 @@ class ViTModel(Model):
         output_hidden_states: bool | None = None,
         interpolate_pos_encoding: bool | None = None,
         return_dict: bool | None = True,
-    ) -> Any:
+    ) -> BaseModelOutputWithPooling:
         """Encodes images. The first entry, `[0]`, is `.last_hidden_state`, b 1+n d.
 
         `.pooler_output` is None, as the network has no pooler; `.last_hidden_state[:, 0]` is the

@@ -47,7 +47,7 @@ class FluxTransformer2DModel(FromSingleFile, Model):
         controlnet_blocks_repeat: bool = False,
         *,
         hooks: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> Transformer2DModelOutput:
         """Predicts the velocity from images to noise: `.sample`, b t d.
 
         Args:
@@ -109,7 +109,7 @@ class FluxControlNetModel(Model):
         guidance: Any = None,
         joint_attention_kwargs: None = None,
         return_dict: bool = True,
-    ) -> Any:
+    ) -> FluxControlNetOutput:
         """Computes the transformer's residuals, lists of b t c; None for no blocks of a kind.
 
         Args:
@@ -175,7 +175,7 @@ class Flux2Transformer2DModel(FromSingleFile, Model):
         ref_fixed_timestep: float = 0.0,
         *,
         hooks: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> Transformer2DModelOutput:
         """Predicts the velocity from images to noise: `.sample`, b t c.
 
         Args:
@@ -235,7 +235,7 @@ class Flux3Transformer2DModel(FromSingleFile, Model):
         return_dict: bool = True,
         *,
         hooks: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> Transformer2DModelOutput:
         """Predicts the velocity from images to noise: `.sample`, b t c.
 
         Args:

@@ -235,7 +235,7 @@ class T5EncoderModel(FromSingleFile, Model):
         output_hidden_states: bool | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = True,
-    ) -> Any:
+    ) -> BaseModelOutput:
         """Reads tokens. The first entry, `[0]`, is `.last_hidden_state`.
 
         Args:

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import jax
 import numpy as np
@@ -71,18 +71,20 @@ class ModuleMethods:
     training = False
     is_gradient_checkpointing = False
 
-    def __getattr__(self, name: str) -> Any:
-        """Says of a layer where it is, and of other names what there is instead.
+    if not TYPE_CHECKING:
 
-        Raises:
-            AttributeError: always.
-        """
-        held = vars(self)
-        params = held.get("_store", {}).get(held.get("_name"))
-        error = missing_attribute(type(self), name)
-        if isinstance(params, Mapping) and name in params:
-            error = AttributeError(f"{error}; {LAYERS}")
-        raise error
+        def __getattr__(self, name: str) -> Any:
+            """Says of a layer where it is, and of other names what there is instead.
+
+            Raises:
+                AttributeError: always.
+            """
+            held = vars(self)
+            params = held.get("_store", {}).get(held.get("_name"))
+            error = missing_attribute(type(self), name)
+            if isinstance(params, Mapping) and name in params:
+                error = AttributeError(f"{error}; {LAYERS}")
+            raise error
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model."""

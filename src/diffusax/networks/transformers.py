@@ -44,7 +44,7 @@ class Krea2Transformer2DModel(FromSingleFile, Model):
         return_dict: bool = True,
         *,
         hooks: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> Transformer2DModelOutput:
         """Predicts the velocity from images to noise: `.sample`, b t c.
 
         Args:
@@ -102,7 +102,7 @@ class QwenImageTransformer2DModel(FromSingleFile, Model):
         return_dict: bool = True,
         *,
         hooks: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> Transformer2DModelOutput:
         """Predicts the velocity from images to noise: `.sample`, b t c, of the first image alone.
 
         Args:
@@ -165,7 +165,7 @@ class QwenImage21Transformer2DModel(FromSingleFile, Model):
         return_dict: bool = True,
         *,
         hooks: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> Transformer2DModelOutput:
         """Predicts the velocity from images to noise: `.sample`, b t c, of the last image alone.
 
         Prompts of different lengths are predicted as each would be by itself; in diffusers the
@@ -237,7 +237,7 @@ class ZImageTransformer2DModel(FromSingleFile, Model):
         joint_attention_kwargs: None = None,
         *,
         hooks: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> Transformer2DModelOutput:
         """Predicts the velocity: `.sample`, a list with an array c 1 h w for each image.
 
         Args:

@@ -53,7 +53,7 @@ class UNet2DConditionModel(FromSingleFile, Model):
         return_dict: bool = True,
         *,
         hooks: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> UNet2DConditionOutput:
         """Predicts the noise (or v, or the sample): `.sample`, b c h w.
 
         A pipeline's LoRAs and IP-Adapters are not in it: they belong to the pipeline's calls.
@@ -133,7 +133,7 @@ class ControlNetModel(FromSingleFile, Model):
         cross_attention_kwargs: Mapping[str, Any] | None = None,
         guess_mode: bool = False,
         return_dict: bool = True,
-    ) -> Any:
+    ) -> ControlNetOutput:
         """Computes the UNet's `.down_block_res_samples` and `.mid_block_res_sample`, each b c h w.
 
         Args:
@@ -365,7 +365,7 @@ class UNet2DModel(Model):
         return_dict: bool = True,
         *,
         hooks: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> UNet2DOutput:
         """Predicts the noise (or v, or the sample): `.sample`, b c h w.
 
         Args:

@@ -30,5 +30,5 @@ __all__ = [
     "DiffusionPipeline",
     "ImagePipelineOutput",
     "MultiControlNetModel",
-    *classes.__all__,
 ]
+__all__ += classes.__all__

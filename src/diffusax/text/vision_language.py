@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from diffusax.boundary.convert import checked_texts
-from diffusax.boundary.files import load_json, written_whole
+from diffusax.boundary.files import FromPretrained, load_json, written_whole
 from diffusax.boundary.tensors import BatchEncoding, as_kind
 from diffusax.images.patches import Qwen2VLImageProcessor
 from diffusax.text.encoding import as_tensors
@@ -44,7 +44,7 @@ class ImageTexts(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class VisionLanguageProcessor:
+class VisionLanguageProcessor(FromPretrained):
     """Makes tokens of texts and patches of images, as transformers' class of the same name does.
 
     A text has `<|image_pad|>` where an image is; there are as many tokens of it as the image has

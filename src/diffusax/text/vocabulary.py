@@ -9,11 +9,12 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from diffusax.boundary.convert import checked_texts
+from diffusax.boundary.files import FromPretrained
 from diffusax.boundary.tensors import BatchEncoding
 from diffusax.text.encoding import as_tensors, check_options, padded, padding_of, truncates
 
 
-class Vocabulary:
+class Vocabulary(FromPretrained):
     """The methods of every tokenizer here under transformers' names, over `tokenizer`."""
 
     tokenizer: Tokenizer

@@ -41,7 +41,7 @@ class _Auto:
     """Other tasks whose classes do what this one is for, and are kept."""
 
     @classmethod
-    def from_pretrained(cls, path_or_repo: str | Path, **options: Any) -> Any:
+    def from_pretrained(cls, path_or_repo: str | Path, **options: Any) -> DiffusionPipeline:
         """Loads a checkpoint for this task, as `DiffusionPipeline.from_pretrained` does.
 
         It takes the same options; with `controlnet=` the pipeline is the one with ControlNets, and
@@ -61,7 +61,7 @@ class _Auto:
         return cls.find_class(target, steered).from_pretrained(path_or_repo, **options)
 
     @classmethod
-    def from_pipe(cls, pipe: DiffusionPipeline, **components: Any) -> Any:
+    def from_pipe(cls, pipe: Any, **components: Any) -> DiffusionPipeline:
         """Makes this task's pipeline of another's components; nothing is copied or compiled.
 
         A pipeline of PyTorch diffusers is converted first.

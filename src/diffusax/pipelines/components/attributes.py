@@ -1,6 +1,6 @@
 """Components as attributes of pipelines: `pipe.unet`, `pipe.vae = other`."""
 
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from diffusax.checkpoints.files import numbered
 from diffusax.models.unet.t2i_adapter import check_alike
@@ -23,17 +23,24 @@ _EXAMPLES = {
 }
 
 
-class ComponentAttribute:
-    """A component of a pipeline as an attribute; reads and writes go to the pipeline's `parts`."""
+T = TypeVar("T")
+
+
+class ComponentAttribute(Generic[T]):
+    """A component of a pipeline as an attribute; reads and writes go to the pipeline's `parts`.
+
+    T is its class, for type checkers; what is assigned may also be something that is converted.
+    """
 
     def __init__(self, component: Component):
         self.component = component
         self.__doc__ = f"The {component.role.replace('_', ' ')}."
 
-    def __get__(self, pipe: Any, owner: Any = None) -> Any:
+    def __get__(self, pipe: Any, owner: Any = None) -> T:
         """Returns the component, or None where the checkpoint lacks it."""
-        if pipe is None:
-            return self
+        return cast(T, self if pipe is None else self._value(pipe))
+
+    def _value(self, pipe: Any) -> Any:
         parts, name = pipe.parts, self.component.name
         match self.component.role:
             case "scheduler":

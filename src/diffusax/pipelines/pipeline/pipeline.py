@@ -83,8 +83,9 @@ class DiffusionPipeline(
     parts: Components
 
     if TYPE_CHECKING:
-        # Components are attributes that no type checker sees.
+        # Which components there are is known to the classes of families alone.
         def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init_subclass__(cls) -> None:
         if not hasattr(cls, "family"):

@@ -24,8 +24,10 @@ class Recipe(Protocol):
     """
 
     name: str
-    source: Source
-    """The rows of the data set."""
+
+    @property
+    def source(self) -> Source:
+        """The rows of the data set."""
 
     def shapes(self) -> Params:
         """Returns the trained parameters as shapes, by component."""

@@ -14,7 +14,7 @@ from diffusax.runtime.switches import standard_promotion, under_own_switches
 from diffusax.training.ema.update import EMAConfig, EMAState, maybe_update_ema
 from diffusax.training.optimizers import global_norm, global_norm_by_rows
 
-Batch = dict[str, jax.Array]
+Batch = dict[str, Any]
 Loss = Callable[[Params, Params, Batch, jax.Array], jax.Array]
 """(trained parameters, frozen parameters, batch, one random key per example) -> losses, b."""
 

@@ -1,0 +1,206 @@
+"""The names of `diffusax`. Written by tests/support/stubs.py: do not edit."""
+
+from diffusax import callbacks as callbacks
+from diffusax import evaluation as evaluation
+from diffusax import image_processor as image_processor
+from diffusax import interop as interop
+from diffusax import models as models
+from diffusax import networks as networks
+from diffusax import offline as offline
+from diffusax import optimization as optimization
+from diffusax import pipelines as pipelines
+from diffusax import samplers as samplers
+from diffusax import serving as serving
+from diffusax import torch as torch
+from diffusax import training as training
+from diffusax import training_utils as training_utils
+from diffusax import utils as utils
+from diffusax._version import __version__ as __version__
+from diffusax.batch.running_batch import RunningBatch as RunningBatch
+from diffusax.checkpoints.converting import pack_single_file as pack_single_file
+from diffusax.checkpoints.hub import resolve as resolve
+from diffusax.checkpoints.networks import save_network as save_network
+from diffusax.image_processor import IPAdapterMaskProcessor as IPAdapterMaskProcessor
+from diffusax.image_processor import VaeImageProcessor as VaeImageProcessor
+from diffusax.images.image_processor import CLIPImageProcessor as CLIPImageProcessor
+from diffusax.images.outputs import ImagePipelineOutput as ImagePipelineOutput
+from diffusax.images.patches import Qwen2VLImageProcessor as Qwen2VLImageProcessor
+from diffusax.images.reading import load_image as load_image
+from diffusax.images.sheets import make_image_grid as make_image_grid
+from diffusax.models.adapters.low_rank import kernel_shapes as kernel_shapes
+from diffusax.models.caches.configs import DeepCacheConfig as DeepCacheConfig
+from diffusax.models.caches.configs import FirstBlockCacheConfig as FirstBlockCacheConfig
+from diffusax.models.caches.configs import TaylorSeerCacheConfig as TaylorSeerCacheConfig
+from diffusax.networks.autoencoders import AsymmetricAutoencoderKL as AsymmetricAutoencoderKL
+from diffusax.networks.autoencoders import AutoencoderKL as AutoencoderKL
+from diffusax.networks.autoencoders import AutoencoderKLFlux2 as AutoencoderKLFlux2
+from diffusax.networks.autoencoders import AutoencoderKLQwenImage as AutoencoderKLQwenImage
+from diffusax.networks.autoencoders import AutoencoderKLQwenImage21 as AutoencoderKLQwenImage21
+from diffusax.networks.autoencoders import AutoencoderTiny as AutoencoderTiny
+from diffusax.networks.encoders import CLIPModel as CLIPModel
+from diffusax.networks.encoders import CLIPTextModel as CLIPTextModel
+from diffusax.networks.encoders import CLIPTextModelWithProjection as CLIPTextModelWithProjection
+from diffusax.networks.encoders import CLIPVisionModel as CLIPVisionModel
+from diffusax.networks.encoders import CLIPVisionModelWithProjection as CLIPVisionModelWithProjection
+from diffusax.networks.encoders import Dinov2Model as Dinov2Model
+from diffusax.networks.encoders import ViTModel as ViTModel
+from diffusax.networks.flux import Flux2Transformer2DModel as Flux2Transformer2DModel
+from diffusax.networks.flux import Flux3Transformer2DModel as Flux3Transformer2DModel
+from diffusax.networks.flux import FluxControlNetModel as FluxControlNetModel
+from diffusax.networks.flux import FluxTransformer2DModel as FluxTransformer2DModel
+from diffusax.networks.language_models import Qwen2_5_VLForConditionalGeneration as Qwen2_5_VLForConditionalGeneration
+from diffusax.networks.language_models import Qwen2_5_VLModel as Qwen2_5_VLModel
+from diffusax.networks.language_models import Qwen2_5_VLTextModel as Qwen2_5_VLTextModel
+from diffusax.networks.language_models import Qwen2_5_VisionTransformerPretrainedModel as Qwen2_5_VisionTransformerPretrainedModel
+from diffusax.networks.language_models import Qwen3ForCausalLM as Qwen3ForCausalLM
+from diffusax.networks.language_models import Qwen3Model as Qwen3Model
+from diffusax.networks.language_models import Qwen3VLForConditionalGeneration as Qwen3VLForConditionalGeneration
+from diffusax.networks.language_models import Qwen3VLModel as Qwen3VLModel
+from diffusax.networks.language_models import Qwen3VLTextModel as Qwen3VLTextModel
+from diffusax.networks.language_models import Qwen3VLVisionModel as Qwen3VLVisionModel
+from diffusax.networks.language_models import T5EncoderModel as T5EncoderModel
+from diffusax.networks.model import Model as Model
+from diffusax.networks.model import load_network as load_network
+from diffusax.networks.module_methods import AttnProcessor as AttnProcessor
+from diffusax.networks.module_methods import AttnProcessor2_0 as AttnProcessor2_0
+from diffusax.networks.outputs import AutoencoderKLOutput as AutoencoderKLOutput
+from diffusax.networks.outputs import DecoderOutput as DecoderOutput
+from diffusax.networks.outputs import DiagonalGaussianDistribution as DiagonalGaussianDistribution
+from diffusax.networks.transformers import Krea2Transformer2DModel as Krea2Transformer2DModel
+from diffusax.networks.transformers import QwenImage21Transformer2DModel as QwenImage21Transformer2DModel
+from diffusax.networks.transformers import QwenImageTransformer2DModel as QwenImageTransformer2DModel
+from diffusax.networks.transformers import ZImageTransformer2DModel as ZImageTransformer2DModel
+from diffusax.networks.unet import ControlNetModel as ControlNetModel
+from diffusax.networks.unet import MultiAdapter as MultiAdapter
+from diffusax.networks.unet import T2IAdapter as T2IAdapter
+from diffusax.networks.unet import UNet2DConditionModel as UNet2DConditionModel
+from diffusax.networks.unet import UNet2DModel as UNet2DModel
+from diffusax.optimization import get_constant_schedule as get_constant_schedule
+from diffusax.optimization import get_constant_schedule_with_warmup as get_constant_schedule_with_warmup
+from diffusax.optimization import get_cosine_schedule_with_warmup as get_cosine_schedule_with_warmup
+from diffusax.optimization import get_cosine_with_hard_restarts_schedule_with_warmup as get_cosine_with_hard_restarts_schedule_with_warmup
+from diffusax.optimization import get_linear_schedule_with_warmup as get_linear_schedule_with_warmup
+from diffusax.optimization import get_polynomial_decay_schedule_with_warmup as get_polynomial_decay_schedule_with_warmup
+from diffusax.optimization import get_scheduler as get_scheduler
+from diffusax.pipelines.classes import DDIMPipeline as DDIMPipeline
+from diffusax.pipelines.classes import DDPMPipeline as DDPMPipeline
+from diffusax.pipelines.classes import Flux2KleinInpaintPipeline as Flux2KleinInpaintPipeline
+from diffusax.pipelines.classes import Flux2KleinKVPipeline as Flux2KleinKVPipeline
+from diffusax.pipelines.classes import Flux2KleinPipeline as Flux2KleinPipeline
+from diffusax.pipelines.classes import Flux3KleinInpaintPipeline as Flux3KleinInpaintPipeline
+from diffusax.pipelines.classes import Flux3KleinPipeline as Flux3KleinPipeline
+from diffusax.pipelines.classes import FluxControlNetPipeline as FluxControlNetPipeline
+from diffusax.pipelines.classes import FluxFillPipeline as FluxFillPipeline
+from diffusax.pipelines.classes import FluxImg2ImgPipeline as FluxImg2ImgPipeline
+from diffusax.pipelines.classes import FluxInpaintPipeline as FluxInpaintPipeline
+from diffusax.pipelines.classes import FluxKontextPipeline as FluxKontextPipeline
+from diffusax.pipelines.classes import FluxPipeline as FluxPipeline
+from diffusax.pipelines.classes import Krea2EditPipeline as Krea2EditPipeline
+from diffusax.pipelines.classes import Krea2Pipeline as Krea2Pipeline
+from diffusax.pipelines.classes import LatentConsistencyModelImg2ImgPipeline as LatentConsistencyModelImg2ImgPipeline
+from diffusax.pipelines.classes import LatentConsistencyModelPipeline as LatentConsistencyModelPipeline
+from diffusax.pipelines.classes import QwenImage21Pipeline as QwenImage21Pipeline
+from diffusax.pipelines.classes import QwenImageEditPipeline as QwenImageEditPipeline
+from diffusax.pipelines.classes import QwenImageEditPlusPipeline as QwenImageEditPlusPipeline
+from diffusax.pipelines.classes import QwenImageImg2ImgPipeline as QwenImageImg2ImgPipeline
+from diffusax.pipelines.classes import QwenImageInpaintPipeline as QwenImageInpaintPipeline
+from diffusax.pipelines.classes import QwenImagePipeline as QwenImagePipeline
+from diffusax.pipelines.classes import StableDiffusionAdapterPipeline as StableDiffusionAdapterPipeline
+from diffusax.pipelines.classes import StableDiffusionControlNetImg2ImgPipeline as StableDiffusionControlNetImg2ImgPipeline
+from diffusax.pipelines.classes import StableDiffusionControlNetInpaintPipeline as StableDiffusionControlNetInpaintPipeline
+from diffusax.pipelines.classes import StableDiffusionControlNetPipeline as StableDiffusionControlNetPipeline
+from diffusax.pipelines.classes import StableDiffusionImg2ImgPipeline as StableDiffusionImg2ImgPipeline
+from diffusax.pipelines.classes import StableDiffusionInpaintPipeline as StableDiffusionInpaintPipeline
+from diffusax.pipelines.classes import StableDiffusionInstructPix2PixPipeline as StableDiffusionInstructPix2PixPipeline
+from diffusax.pipelines.classes import StableDiffusionPipeline as StableDiffusionPipeline
+from diffusax.pipelines.classes import StableDiffusionXLAdapterPipeline as StableDiffusionXLAdapterPipeline
+from diffusax.pipelines.classes import StableDiffusionXLControlNetImg2ImgPipeline as StableDiffusionXLControlNetImg2ImgPipeline
+from diffusax.pipelines.classes import StableDiffusionXLControlNetInpaintPipeline as StableDiffusionXLControlNetInpaintPipeline
+from diffusax.pipelines.classes import StableDiffusionXLControlNetPipeline as StableDiffusionXLControlNetPipeline
+from diffusax.pipelines.classes import StableDiffusionXLImg2ImgPipeline as StableDiffusionXLImg2ImgPipeline
+from diffusax.pipelines.classes import StableDiffusionXLInpaintPipeline as StableDiffusionXLInpaintPipeline
+from diffusax.pipelines.classes import StableDiffusionXLInstructPix2PixPipeline as StableDiffusionXLInstructPix2PixPipeline
+from diffusax.pipelines.classes import StableDiffusionXLPipeline as StableDiffusionXLPipeline
+from diffusax.pipelines.classes import ZImageEditPipeline as ZImageEditPipeline
+from diffusax.pipelines.classes import ZImageImg2ImgPipeline as ZImageImg2ImgPipeline
+from diffusax.pipelines.classes import ZImageInpaintPipeline as ZImageInpaintPipeline
+from diffusax.pipelines.classes import ZImagePipeline as ZImagePipeline
+from diffusax.pipelines.classes.auto import AutoPipelineForImage2Image as AutoPipelineForImage2Image
+from diffusax.pipelines.classes.auto import AutoPipelineForInpainting as AutoPipelineForInpainting
+from diffusax.pipelines.classes.auto import AutoPipelineForText2Image as AutoPipelineForText2Image
+from diffusax.pipelines.components.components import MultiControlNetModel as MultiControlNetModel
+from diffusax.pipelines.pipeline.ip_adapter_methods import IPAdapterMethods as IPAdapterMethods
+from diffusax.pipelines.pipeline.lora_methods import LoraMethods as LoraMethods
+from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline as DiffusionPipeline
+from diffusax.pipelines.pipeline.single_file import SingleFile as SingleFile
+from diffusax.pipelines.pipeline.textual_inversion import TextualInversion as TextualInversion
+from diffusax.runtime.devices.lowering import int8_activations as int8_activations
+from diffusax.runtime.devices.mesh import make_mesh as make_mesh
+from diffusax.runtime.devices.processes import initialize as initialize
+from diffusax.runtime.programs.compilations import count_compilations as count_compilations
+from diffusax.samplers.by_hand import SchedulerOutput as SchedulerOutput
+from diffusax.samplers.schedulers.alpha_schedulers import DDIMScheduler as DDIMScheduler
+from diffusax.samplers.schedulers.alpha_schedulers import DDPMScheduler as DDPMScheduler
+from diffusax.samplers.schedulers.alpha_schedulers import LCMScheduler as LCMScheduler
+from diffusax.samplers.schedulers.alpha_schedulers import PNDMScheduler as PNDMScheduler
+from diffusax.samplers.schedulers.alpha_schedulers import TCDScheduler as TCDScheduler
+from diffusax.samplers.schedulers.edm_schedulers import EDMDPMSolverMultistepScheduler as EDMDPMSolverMultistepScheduler
+from diffusax.samplers.schedulers.edm_schedulers import EDMEulerScheduler as EDMEulerScheduler
+from diffusax.samplers.schedulers.flow_schedulers import FlowMatchEulerDiscreteScheduler as FlowMatchEulerDiscreteScheduler
+from diffusax.samplers.schedulers.flow_schedulers import FlowMatchHeunDiscreteScheduler as FlowMatchHeunDiscreteScheduler
+from diffusax.samplers.schedulers.flow_schedulers import FlowMatchLCMScheduler as FlowMatchLCMScheduler
+from diffusax.samplers.schedulers.sa_scheduler import SASolverScheduler as SASolverScheduler
+from diffusax.samplers.schedulers.scheduler import Scheduler as Scheduler
+from diffusax.samplers.schedulers.sigma_schedulers import DPMSolverSDEScheduler as DPMSolverSDEScheduler
+from diffusax.samplers.schedulers.sigma_schedulers import EulerAncestralDiscreteScheduler as EulerAncestralDiscreteScheduler
+from diffusax.samplers.schedulers.sigma_schedulers import EulerDiscreteScheduler as EulerDiscreteScheduler
+from diffusax.samplers.schedulers.sigma_schedulers import HeunDiscreteScheduler as HeunDiscreteScheduler
+from diffusax.samplers.schedulers.sigma_schedulers import KDPM2AncestralDiscreteScheduler as KDPM2AncestralDiscreteScheduler
+from diffusax.samplers.schedulers.sigma_schedulers import KDPM2DiscreteScheduler as KDPM2DiscreteScheduler
+from diffusax.samplers.schedulers.sigma_schedulers import LMSDiscreteScheduler as LMSDiscreteScheduler
+from diffusax.samplers.schedulers.snr_schedulers import DEISMultistepScheduler as DEISMultistepScheduler
+from diffusax.samplers.schedulers.snr_schedulers import DPMSolverMultistepScheduler as DPMSolverMultistepScheduler
+from diffusax.samplers.schedulers.snr_schedulers import DPMSolverSinglestepScheduler as DPMSolverSinglestepScheduler
+from diffusax.samplers.schedulers.snr_schedulers import UniPCMultistepScheduler as UniPCMultistepScheduler
+from diffusax.text.language_tokenizer import Qwen2Tokenizer as Qwen2Tokenizer
+from diffusax.text.language_tokenizer import T5Tokenizer as T5Tokenizer
+from diffusax.text.tokenizer import CLIPTokenizer as CLIPTokenizer
+from diffusax.text.vision_language import Qwen2VLProcessor as Qwen2VLProcessor
+from diffusax.text.vision_language import Qwen2_5_VLProcessor as Qwen2_5_VLProcessor
+from diffusax.text.vision_language import Qwen3VLProcessor as Qwen3VLProcessor
+from diffusax.training_utils import EMAModel as EMAModel
+from diffusax.utils import logging as logging
+from diffusax.utils import randn_tensor as randn_tensor
+from diffusax.utils import rescale_noise_cfg as rescale_noise_cfg
+from diffusax.utils import retrieve_latents as retrieve_latents
+from diffusax.utils import retrieve_timesteps as retrieve_timesteps
+
+AutoModel = Model
+DDIMSchedulerOutput = SchedulerOutput
+DDPMSchedulerOutput = SchedulerOutput
+EulerAncestralDiscreteSchedulerOutput = SchedulerOutput
+EulerDiscreteSchedulerOutput = SchedulerOutput
+FlowMatchEulerDiscreteSchedulerOutput = SchedulerOutput
+FlowMatchHeunDiscreteSchedulerOutput = SchedulerOutput
+FlowMatchLCMSchedulerOutput = SchedulerOutput
+FlowPipelineMixin = DiffusionPipeline
+Flux2PipelineOutput = ImagePipelineOutput
+FluxLoraLoaderMixin = LoraMethods
+FluxPipelineOutput = ImagePipelineOutput
+FromSingleFileMixin = SingleFile
+IPAdapterMixin = IPAdapterMethods
+KarrasDiffusionSchedulers = Scheduler
+Krea2PipelineOutput = ImagePipelineOutput
+LCMSchedulerOutput = SchedulerOutput
+LoraLoaderMixin = LoraMethods
+ModelMixin = Model
+QwenImagePipelineOutput = ImagePipelineOutput
+SchedulerMixin = Scheduler
+StableDiffusionLoraLoaderMixin = LoraMethods
+StableDiffusionMixin = DiffusionPipeline
+StableDiffusionPipelineOutput = ImagePipelineOutput
+StableDiffusionXLLoraLoaderMixin = LoraMethods
+StableDiffusionXLPipelineOutput = ImagePipelineOutput
+TCDSchedulerOutput = SchedulerOutput
+TextualInversionLoaderMixin = TextualInversion
+ZImagePipelineOutput = ImagePipelineOutput
