@@ -195,12 +195,12 @@ def noisy_step(
     return functional_step(state, row, prediction, noise)
 
 
-def check_alike(name: str, x: jax.Array, noise: jax.Array) -> None:
-    """Raises ValueError unless noise has the shape of the argument of this name."""
-    if noise.shape != x.shape:
+def check_alike(name: str, x: jax.Array, other: jax.Array, called: str = "noise") -> None:
+    """Raises ValueError unless the argument `called` so has the shape of the one of this name."""
+    if other.shape != x.shape:
         raise ValueError(
-            f"noise must have the shape of {name}, {x.shape}, in the same layout (got "
-            f"{noise.shape})"
+            f"{called} must have the shape of {name}, {x.shape}, in the same layout (got "
+            f"{other.shape})"
         )
 
 

@@ -180,6 +180,24 @@ class Diffusion:
         signal, deviation = (spread_level(level, x0) for level in self.levels(t))
         return signal * noise - deviation * x0
 
+    def predicted(
+        self, raw: jax.Array, x: jax.Array, t: jax.Array, prediction_type: str
+    ) -> tuple[jax.Array, jax.Array]:
+        """(x_0, noise) that a network's prediction `raw` for x_t stands for, n ... each.
+
+        At a = 0 the noise that a network predicts says nothing of x_0, which is not finite there.
+
+        Raises:
+            ValueError: the prediction_type is unknown.
+        """
+        _check_prediction(self, prediction_type)
+        signal, deviation = (spread_level(level, x) for level in self.levels(t))
+        if prediction_type == "epsilon":
+            return (x - deviation * raw) / signal, raw
+        if prediction_type == "sample":
+            return raw, (x - signal * raw) / deviation
+        return signal * x - deviation * raw, deviation * x + signal * raw
+
     def weight(self, t: jax.Array, prediction_type: str, snr_gamma: float | None) -> jax.Array:
         """The weight min(SNR, gamma) in terms of the prediction (Hang et al. 2023, section 3.4).
 

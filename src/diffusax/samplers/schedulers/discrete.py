@@ -91,6 +91,30 @@ class DiscreteScheduler(Scheduler, sampler=False):
         target = self.diffusion.target(x0, eps, t.astype(jnp.int32), "v_prediction")
         return alike(target.astype(x0.dtype), sample, noise)
 
+    def get_predicted_original_sample(self, model_output: Any, timesteps: Any, sample: Any) -> Any:
+        """Returns the clean sample that a network predicts, b ...: x_0 of Song et al. 2021.
+
+        It is a function to trace and differentiate, and does not look at a run or at the options'
+        limits of the sample. Under this name diffusers has it in its scripts of distillation.
+
+        Args:
+            model_output: b ..., the network's prediction for the sample, of `prediction_type`.
+            timesteps: b, or one for all, of the training.
+            sample: b ..., with noise.
+        """
+        return self._predicted(model_output, timesteps, sample)[0]
+
+    def get_predicted_noise(self, model_output: Any, timesteps: Any, sample: Any) -> Any:
+        """Returns the noise that a network predicts, b ...; see `get_predicted_original_sample`."""
+        return self._predicted(model_output, timesteps, sample)[1]
+
+    @under_own_switches
+    def _predicted(self, model_output: Any, timesteps: Any, sample: Any) -> tuple[Any, Any]:
+        raw, t, x = map(as_jax, (model_output, timesteps, sample))
+        check_alike("sample", x, raw, "model_output")
+        found = self.diffusion.predicted(raw, x, t.astype(jnp.int32), self.prediction_type)
+        return tuple(alike(part.astype(x.dtype), sample, model_output) for part in found)
+
     @property
     def final_alpha(self) -> float:
         """alpha-bar after the last step."""
