@@ -149,6 +149,8 @@ from diffusax.samplers.schedulers.edm_schedulers import EDMEulerScheduler as EDM
 from diffusax.samplers.schedulers.flow_schedulers import FlowMatchEulerDiscreteScheduler as FlowMatchEulerDiscreteScheduler
 from diffusax.samplers.schedulers.flow_schedulers import FlowMatchHeunDiscreteScheduler as FlowMatchHeunDiscreteScheduler
 from diffusax.samplers.schedulers.flow_schedulers import FlowMatchLCMScheduler as FlowMatchLCMScheduler
+from diffusax.samplers.schedulers.inverse_schedulers import DDIMInverseScheduler as DDIMInverseScheduler
+from diffusax.samplers.schedulers.inverse_schedulers import DPMSolverMultistepInverseScheduler as DPMSolverMultistepInverseScheduler
 from diffusax.samplers.schedulers.sa_scheduler import SASolverScheduler as SASolverScheduler
 from diffusax.samplers.schedulers.scheduler import Scheduler as Scheduler
 from diffusax.samplers.schedulers.sigma_schedulers import DPMSolverSDEScheduler as DPMSolverSDEScheduler

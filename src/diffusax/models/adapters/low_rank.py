@@ -108,17 +108,17 @@ class Mixed(NamedTuple):
         return [Mixed(self.down, up, bias) for up, bias in parts]
 
 
-Layers = Mapping[str, LowRank | Mixed]
+Layers = Mapping[str, LowRank]
 """The adapters of a network's layers, by the layers' paths in the parameter tree, joined by dots:
 `mid_block.attentions.0.proj_in`."""
 
 
-def mixed(layers: Layers, weights: jax.Array, network: Any) -> Layers:
+def mixed(layers: Layers, weights: jax.Array, network: Any) -> dict[str, Mixed]:
     """Returns the adapters of a network for rows that all weigh them alike.
 
     weights: n, the weight of each of n adapters.
     """
-    weighed = Adapters(layers, weights[None]).by_layer()
+    weighed = _weighed(layers, weights[None])
     found = {path: layer.mixed() for path, layer in weighed.items()}
     for paths in _read_together(network):
         if all(path in found for path in paths):
@@ -147,26 +147,29 @@ class Adapters(NamedTuple):
     row of the network's batch; 1 n where all rows agree.
     """
 
-    layers: Layers
+    layers: Layers | Mapping[str, Mixed]
     weights: Any
 
-    def by_layer(self) -> Layers:
+    def by_layer(self) -> Layers | Mapping[str, Mixed]:
         """Returns the adapters of each layer, with the weight of each column in each row."""
-        if not any(isinstance(layer, LowRank) for layer in self.layers.values()):
-            return self.layers
-        weights = jnp.asarray(self.weights, jnp.float32)
-        # One gather for all layers, which fuses with their products.
-        columns = [layer.which for layer in self.layers.values()]
-        ends = np.cumsum([len(which) for which in columns])[:-1]
-        which = jnp.concatenate(columns)
-        which = jnp.where(which < 0, -1 - which, which)
-        scales = jnp.split(jnp.take(weights, which, axis=1), ends, axis=1)
-        pairs = zip(self.layers.items(), scales, strict=True)
-        return {path: layer._replace(scale=scale) for (path, layer), scale in pairs}
+        own = {path: x for path, x in self.layers.items() if isinstance(x, LowRank)}
+        return _weighed(own, self.weights) if own else self.layers
 
     def for_rows(self, rows: int) -> "Adapters":
         """Returns the adapters for more rows, of which those that follow each other share one's."""
         return self._replace(weights=jnp.repeat(self.weights, rows // len(self.weights), axis=0))
+
+
+def _weighed(layers: Layers, weights: Any) -> dict[str, LowRank]:
+    """Returns the adapters of each layer with the weight of each column. weights: b n."""
+    # One gather for all layers, which fuses with their products.
+    columns = [layer.which for layer in layers.values()]
+    ends = np.cumsum([len(which) for which in columns])[:-1]
+    which = jnp.concatenate(columns)
+    which = jnp.where(which < 0, -1 - which, which)
+    taken = jnp.take(jnp.asarray(weights, jnp.float32), which, axis=1)
+    pairs = zip(layers.items(), jnp.split(taken, ends, axis=1), strict=True)
+    return {path: layer._replace(scale=scale) for (path, layer), scale in pairs}
 
 
 def adapter_options(params: Mapping[str, Any], name: str, weights: Any) -> dict[str, Any]:

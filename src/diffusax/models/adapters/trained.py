@@ -45,7 +45,7 @@ class TrainedLayer(NamedTuple):
     def columns(self, widths: Sequence[int]) -> list["TrainedLayer"]:
         """Returns the adapters of the layers that stand side by side in one, of these widths."""
         ups = split_widths(self.up, widths)
-        magnitudes = [None] * len(ups)
+        magnitudes: Sequence[jax.Array | None] = [None] * len(ups)
         if self.magnitude is not None:
             magnitudes = split_widths(self.magnitude, widths)
         return [self._replace(up=up, magnitude=own) for up, own in zip(ups, magnitudes)]

@@ -141,10 +141,10 @@ class SplitLinear(ArrangedLinear):
         ys = [linear(x, k, bias) for k, bias in zip(kernels, biases)]
         if self.adapters is not None:
             dense = as_array(x).astype(kernels[0].dtype)
-            parts = zip(self.adapters.columns(self.widths), map(Base, ys, kernels, biases))
+            parts = zip(self.adapters.columns(self.widths), ys, kernels, biases)
             ys = [
-                base.y + own._replace(up=split_columns(own.up)).linear(dense, base)
-                for own, base in parts
+                y + own._replace(up=split_columns(own.up)).linear(dense, Base(y, k, bias))
+                for own, y, k, bias in parts
             ]
         return tuple(ys)
 
@@ -173,7 +173,7 @@ def project(x: Tokens, *layers: Linear) -> tuple[jax.Array, ...]:
         return tuple(layer(own) for layer, own in zip(layers, each))
     h = matmul(as_array(each[-1]).astype(down.dtype), down)
     lowered = split_widths(h, [h.shape[-1] // len(layers)] * len(layers))
-    return tuple(layer.raised(*given) for layer, *given in zip(layers, each, lowered))
+    return tuple(layer.raised(own, low) for layer, own, low in zip(layers, each, lowered))
 
 
 class Conv2d(nnx.Conv):

@@ -72,7 +72,7 @@ class DDIMPipeline(DiffusionPipeline):
         self, batch_size: int = 1, generator: _Generators | None = None, eta: float | None = 0.0,
         num_inference_steps: int | None = 50, use_clipped_model_output: bool | None = None,
         output_type: Literal['pil', 'np', 'jax', 'pt', 'latent'] = 'pil', return_dict: bool = True,
-        *, seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
+        *, seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax', hooks: Any = None,
         callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
@@ -83,7 +83,7 @@ class DDPMPipeline(DiffusionPipeline):
         self, batch_size: int = 1, generator: _Generators | None = None,
         num_inference_steps: int | None = 1000,
         output_type: Literal['pil', 'np', 'jax', 'pt', 'latent'] = 'pil', return_dict: bool = True,
-        *, seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
+        *, seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax', hooks: Any = None,
         callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
@@ -125,7 +125,8 @@ class Flux2KleinInpaintPipeline(Flux2Klein):
         max_sequence_length: int = 512, text_encoder_out_layers: Sequence[int] | None = (9, 18, 27),
         *, seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         guidance_start: float = 0.0, guidance_end: float = 1.0, adapters: _Adapters | None = None,
-        guide: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
+        guide: Any = None, hooks: Any = None, callback: _Callback | None = None,
+        callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class Flux2KleinKVPipeline(Flux2Klein):
@@ -147,7 +148,8 @@ class Flux2KleinKVPipeline(Flux2Klein):
         max_sequence_length: int = 512, text_encoder_out_layers: Sequence[int] | None = (9, 18, 27),
         *, seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         guidance_start: float = 0.0, guidance_end: float = 1.0, adapters: _Adapters | None = None,
-        guide: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
+        guide: Any = None, hooks: Any = None, callback: _Callback | None = None,
+        callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class Flux2KleinPipeline(Flux2Klein):
@@ -165,7 +167,8 @@ class Flux2KleinPipeline(Flux2Klein):
         max_sequence_length: int = 512, text_encoder_out_layers: Sequence[int] | None = (9, 18, 27),
         *, seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         guidance_start: float = 0.0, guidance_end: float = 1.0, adapters: _Adapters | None = None,
-        guide: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
+        guide: Any = None, hooks: Any = None, callback: _Callback | None = None,
+        callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class Flux3Klein(_TransformerLoRAs, DiffusionPipeline):
@@ -208,7 +211,8 @@ class Flux3KleinInpaintPipeline(Flux3Klein):
         text_encoder_out_layers: Sequence[int] | None = (4, 8, 12, 16, 20, 24, 28, 32), *,
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         guidance_start: float = 0.0, guidance_end: float = 1.0, adapters: _Adapters | None = None,
-        guide: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
+        guide: Any = None, hooks: Any = None, callback: _Callback | None = None,
+        callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class Flux3KleinPipeline(Flux3Klein):
@@ -228,7 +232,8 @@ class Flux3KleinPipeline(Flux3Klein):
         text_encoder_out_layers: Sequence[int] | None = (4, 8, 12, 16, 20, 24, 28, 32), *,
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         guidance_start: float = 0.0, guidance_end: float = 1.0, adapters: _Adapters | None = None,
-        guide: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
+        guide: Any = None, hooks: Any = None, callback: _Callback | None = None,
+        callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class Flux(DiffusionPipeline):
@@ -284,7 +289,7 @@ class FluxControlNetPipeline(Flux):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class FluxFillPipeline(Flux):
@@ -305,7 +310,7 @@ class FluxFillPipeline(Flux):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class FluxImg2ImgPipeline(Flux):
@@ -331,7 +336,7 @@ class FluxImg2ImgPipeline(Flux):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class FluxInpaintPipeline(Flux):
@@ -360,7 +365,7 @@ class FluxInpaintPipeline(Flux):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class FluxKontextPipeline(Flux):
@@ -385,7 +390,8 @@ class FluxKontextPipeline(Flux):
         max_sequence_length: int = 512, max_area: int = 1048576, _auto_resize: bool = True, *,
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         guidance_start: float = 0.0, guidance_end: float = 1.0, adapters: _Adapters | None = None,
-        guide: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
+        guide: Any = None, hooks: Any = None, callback: _Callback | None = None,
+        callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class FluxPipeline(Flux):
@@ -410,7 +416,7 @@ class FluxPipeline(Flux):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class _LearnsToLook:
@@ -457,7 +463,8 @@ class Krea2EditPipeline(LooksAtImages, Krea2):
         attention_kwargs: Mapping[str, Any] | None = None, max_sequence_length: int = 512, *,
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         guidance_start: float = 0.0, guidance_end: float = 1.0, adapters: _Adapters | None = None,
-        guide: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
+        guide: Any = None, hooks: Any = None, callback: _Callback | None = None,
+        callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class Krea2Pipeline(Krea2):
@@ -476,7 +483,8 @@ class Krea2Pipeline(Krea2):
         attention_kwargs: Mapping[str, Any] | None = None, max_sequence_length: int = 512, *,
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         guidance_start: float = 0.0, guidance_end: float = 1.0, adapters: _Adapters | None = None,
-        guide: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
+        guide: Any = None, hooks: Any = None, callback: _Callback | None = None,
+        callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusion(DiffusionPipeline):
@@ -515,7 +523,7 @@ class LatentConsistencyModelImg2ImgPipeline(StableDiffusion):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class LatentConsistencyModelPipeline(StableDiffusion):
@@ -535,7 +543,7 @@ class LatentConsistencyModelPipeline(StableDiffusion):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class QwenImage21(_TransformerLoRAs, DiffusionPipeline):
@@ -568,8 +576,8 @@ class QwenImage21Pipeline(QwenImage21):
         output_resolution: int | None = 1024, use_kv_cache: bool = True, *,
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         guidance_scale: float | None = None, guidance_start: float = 0.0, guidance_end: float = 1.0,
-        adapters: _Adapters | None = None, guide: Any = None, callback: _Callback | None = None,
-        callback_steps: int | None = 1,
+        adapters: _Adapters | None = None, guide: Any = None, hooks: Any = None,
+        callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class QwenImageEdit(_TransformerLoRAs, DiffusionPipeline):
@@ -603,7 +611,7 @@ class QwenImageEditPipeline(QwenImageEdit):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class QwenImageEditPlusPipeline(QwenImageEdit):
@@ -629,7 +637,7 @@ class QwenImageEditPlusPipeline(QwenImageEdit):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class QwenImage(_TransformerLoRAs, DiffusionPipeline):
@@ -663,7 +671,7 @@ class QwenImageImg2ImgPipeline(QwenImage):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class QwenImageInpaintPipeline(QwenImage):
@@ -687,7 +695,7 @@ class QwenImageInpaintPipeline(QwenImage):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class QwenImagePipeline(QwenImage):
@@ -707,7 +715,7 @@ class QwenImagePipeline(QwenImage):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionAdapterPipeline(StableDiffusion):
@@ -728,7 +736,7 @@ class StableDiffusionAdapterPipeline(StableDiffusion):
         clip_skip: int | None = None, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', long_prompt: bool = False,
         prompt_weighting: bool = False, guidance_start: float = 0.0, guidance_end: float = 1.0,
-        adapters: _Adapters | None = None, guide: Any = None,
+        adapters: _Adapters | None = None, guide: Any = None, hooks: Any = None,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionControlNetImg2ImgPipeline(StableDiffusion):
@@ -753,7 +761,7 @@ class StableDiffusionControlNetImg2ImgPipeline(StableDiffusion):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionControlNetInpaintPipeline(StableDiffusion):
@@ -780,7 +788,7 @@ class StableDiffusionControlNetInpaintPipeline(StableDiffusion):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionControlNetPipeline(StableDiffusion):
@@ -806,7 +814,7 @@ class StableDiffusionControlNetPipeline(StableDiffusion):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionImg2ImgPipeline(StableDiffusion):
@@ -826,7 +834,7 @@ class StableDiffusionImg2ImgPipeline(StableDiffusion):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionInpaintPipeline(StableDiffusion):
@@ -849,7 +857,7 @@ class StableDiffusionInpaintPipeline(StableDiffusion):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionInstructPix2PixPipeline(StableDiffusion):
@@ -868,8 +876,8 @@ class StableDiffusionInstructPix2PixPipeline(StableDiffusion):
         cross_attention_kwargs: Mapping[str, Any] | None = None, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', long_prompt: bool = False,
         prompt_weighting: bool = False, guidance_start: float = 0.0, guidance_end: float = 1.0,
-        adapters: _Adapters | None = None, guide: Any = None, callback: _Callback | None = None,
-        callback_steps: int | None = 1,
+        adapters: _Adapters | None = None, guide: Any = None, hooks: Any = None,
+        callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionPipeline(StableDiffusion):
@@ -890,7 +898,7 @@ class StableDiffusionPipeline(StableDiffusion):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionXL(DiffusionPipeline):
@@ -944,6 +952,7 @@ class StableDiffusionXLAdapterPipeline(StableDiffusionXL):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
+        hooks: Any = None,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionXLControlNetImg2ImgPipeline(StableDiffusionXL):
@@ -977,7 +986,7 @@ class StableDiffusionXLControlNetImg2ImgPipeline(StableDiffusionXL):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXL):
@@ -1011,7 +1020,7 @@ class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXL):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionXLControlNetPipeline(StableDiffusionXL):
@@ -1046,7 +1055,7 @@ class StableDiffusionXLControlNetPipeline(StableDiffusionXL):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionXLImg2ImgPipeline(StableDiffusionXL):
@@ -1076,7 +1085,7 @@ class StableDiffusionXLImg2ImgPipeline(StableDiffusionXL):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionXLInpaintPipeline(StableDiffusionXL):
@@ -1109,7 +1118,7 @@ class StableDiffusionXLInpaintPipeline(StableDiffusionXL):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionXLInstructPix2PixPipeline(StableDiffusionXL):
@@ -1131,7 +1140,7 @@ class StableDiffusionXLInstructPix2PixPipeline(StableDiffusionXL):
         target_size: Sequence[int] | None = None, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', long_prompt: bool = False,
         prompt_weighting: bool = False, guidance_start: float = 0.0, guidance_end: float = 1.0,
-        adapters: _Adapters | None = None, guide: Any = None,
+        adapters: _Adapters | None = None, guide: Any = None, hooks: Any = None,
     ) -> ImagePipelineOutput: ...
 
 class StableDiffusionXLPipeline(StableDiffusionXL):
@@ -1161,7 +1170,7 @@ class StableDiffusionXLPipeline(StableDiffusionXL):
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class ZImage(_LearnsToLook, _TransformerLoRAs, DiffusionPipeline):
@@ -1194,7 +1203,7 @@ class ZImageEditPipeline(LooksAtImages, ZImage):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class ZImageImg2ImgPipeline(ZImage):
@@ -1214,7 +1223,7 @@ class ZImageImg2ImgPipeline(ZImage):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class ZImageInpaintPipeline(ZImage):
@@ -1236,7 +1245,7 @@ class ZImageInpaintPipeline(ZImage):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
 
 class ZImagePipeline(ZImage):
@@ -1255,5 +1264,5 @@ class ZImagePipeline(ZImage):
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
-        callback: _Callback | None = None, callback_steps: int | None = 1,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...
