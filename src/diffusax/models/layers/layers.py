@@ -141,7 +141,8 @@ class SplitLinear(ArrangedLinear):
         ys = [linear(x, k, bias) for k, bias in zip(kernels, biases)]
         if self.adapters is not None:
             dense = as_array(x).astype(kernels[0].dtype)
-            parts = zip(self.adapters.columns(self.widths), ys, kernels, biases)
+            adapters: Sequence[Any] = self.adapters.columns(self.widths)
+            parts = zip(adapters, ys, kernels, biases)
             ys = [
                 y + own._replace(up=split_columns(own.up)).linear(dense, Base(y, k, bias))
                 for own, y, k, bias in parts
