@@ -167,6 +167,44 @@ def test_a_class_of_ones_own_names_its_module(monkeypatch, tmp_path):
     del MODELS["Registered"], MODELS["Tiny"]
 
 
+def test_a_pipeline_with_a_class_of_ones_own_opens_in_pytorch(monkeypatch, tmp_path):
+    monkeypatch.setattr(Model, "kinds", dict(Model.kinds))
+    folder, saved = tmp_path / "given", tmp_path / "saved"
+    theirs = tiny.build_stable_diffusion(folder, unet=tiny.SMALLEST_UNET, vae=tiny.SMALLEST_VAE)
+
+    class HalvedModule(MODELS["UNet2DConditionModel"]):
+        def __call__(self, *args, **kwargs):
+            return super().__call__(*args, **kwargs) / 2
+
+    class Halved(diffusax.UNet2DConditionModel):
+        module_class = HalvedModule
+
+    class Own(diffusax.UNet2DConditionModel):
+        pass
+
+    try:
+        plain = diffusax.StableDiffusionPipeline.from_pretrained(folder)
+        given = np.ones((1, 4, 8, 8), np.float32), 3, np.ones((1, 7, 32), np.float32)
+        expected = plain.unet(*given).sample
+        for kind, factor in ((Halved, 2), (Own, 1)):
+            unet = kind.from_pretrained(folder / "unet")
+            assert type(unet) is kind
+            np.testing.assert_allclose(factor * unet(*given).sample, expected, atol=1e-5)
+            pipe = diffusax.StableDiffusionPipeline.from_pretrained(folder, unet=unet)
+            assert type(pipe.unet) is kind
+            pipe.save_pretrained(saved)
+            again = diffusers.StableDiffusionPipeline.from_pretrained(saved, safety_checker=None)
+            assert type(again.unet) is diffusers.UNet2DConditionModel
+            for name, value in theirs.unet.state_dict().items():
+                np.testing.assert_array_equal(again.unet.state_dict()[name], value)
+            same(kind.from_pretrained(saved / "unet"), unet)
+            assert type(kind.from_config(theirs.unet.config)) is kind
+            with pytest.raises(ValueError, match="holds a AutoencoderKL, not a"):
+                kind.from_pretrained(saved / "vae")
+    finally:
+        MODELS.pop("HalvedModule", None)
+
+
 @pytest.fixture(scope="module")
 def unet():
     return diffusax.UNet2DConditionModel(
