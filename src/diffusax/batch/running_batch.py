@@ -222,7 +222,7 @@ def padded(call: Call) -> tuple[Call, int | None]:
     These are the first ones, and what they are does not depend on the others. Each image has an
     entry of its own in the lists of prompts. A call that cannot have more is returned as it is,
     with None: one of a single image, with an array or a list for its images, with PyTorch's
-    numbers, or with lists whose lengths do not fit.
+    numbers or random keys, or with lists whose lengths do not fit.
     """
     n = len(call.prompt) if isinstance(call.prompt, list) else 1
     m = call.num_images_per_prompt or 1
@@ -233,6 +233,7 @@ def padded(call: Call) -> tuple[Call, int | None]:
     if (
         call.prompt is None
         or call.noise != "jax"
+        or call.keys is not None
         or call.own_arguments
         or not all(_is_single(getattr(call, name)) for name in _IMAGES)
         or any(len(value) != n for value in lists.values())

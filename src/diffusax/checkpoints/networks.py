@@ -34,7 +34,7 @@ from diffusax.checkpoints.tree import (
 from diffusax.models import MODELS
 from diffusax.models.network import Network, Params, parse_dtype, upstream_name
 from diffusax.models.quantized import parse_weights
-from diffusax.runtime.devices.mesh import param_sharding, tree_name
+from diffusax.runtime.devices.mesh import param_sharding, spread_sharding, tree_name
 
 log = logging.getLogger(__name__)
 
@@ -120,8 +120,17 @@ def stored_tensors(folder: Path, variant: str | None = None) -> list[dict[str, E
 
 
 def placing(network: Network, device: Any) -> Any:
-    """Returns where `fit_params` puts each parameter: on a device, or its share on a mesh."""
-    return functools.partial(_shard, device, network) if isinstance(device, Mesh) else device
+    """Returns where `fit_params` puts each parameter: on a device, or its share on a mesh.
+
+    device: a device, a mesh, a sharding, or a function (name, shape) -> device or sharding.
+    """
+    if isinstance(device, Mesh):
+        return functools.partial(_shard, device, network)
+    if isinstance(device, NamedSharding) and device.mesh.size > 1:
+        return lambda path, shape: spread_sharding(device, shape)
+    if callable(device):
+        return lambda path, shape: device(tree_name(path), shape)
+    return device
 
 
 def _shard(mesh: Mesh, network: Network, path: Any, shape: tuple[int, ...]) -> NamedSharding:

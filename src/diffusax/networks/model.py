@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
 from jax.tree_util import GetAttrKey
 
 from diffusax.boundary.messages import NETWORK, hinting
@@ -36,6 +37,8 @@ from diffusax.models.quantized import (
 from diffusax.models.table import MODELS
 from diffusax.networks.module_methods import ModuleMethods
 from diffusax.networks.pretrained import Pretrained
+from diffusax.runtime.compat import is_tracing
+from diffusax.runtime.devices.mesh import beside
 from diffusax.runtime.programs.program import Program
 from diffusax.runtime.switches import under_own_switches
 
@@ -245,6 +248,12 @@ class Model(Pretrained, ModuleMethods):
         """Whether the parameters are of 64 bits."""
         return getattr(first_parameter(self.params), "dtype", None) == np.float64
 
+    @property
+    def is_explicit(self) -> bool:
+        """Whether the parameters are on a mesh of the user's with explicit axes."""
+        mesh = getattr(getattr(first_parameter(self.params), "sharding", None), "mesh", None)
+        return mesh is not None and AxisType.Explicit in mesh.axis_types
+
     @under_own_switches
     def run(
         self,
@@ -271,6 +280,8 @@ class Model(Pretrained, ModuleMethods):
         """
         if self.switches.freeu is not None and method == "__call__":
             kwargs = {"freeu": np.array(self.switches.freeu, np.float32), **kwargs}
+        if not is_tracing():
+            args, kwargs = beside(first_parameter(self.params), (args, kwargs))
         given = self.network, self.params, method, channels_first, args, kwargs
         return _apply(*given, hooks_for(self.network, hooks))
 
@@ -477,7 +488,7 @@ def load_network(
         subfolder: the folder inside it, such as "unet" for a pipeline's checkpoint.
         dtype: a name such as "bfloat16" or a JAX dtype; None keeps the file's.
         variant: a variant such as "fp16", for `diffusion_pytorch_model.fp16.safetensors`.
-        device: a device or sharding for `jax.device_put`, or a mesh over which each tensor is
+        device: see `Model.from_pretrained`, or a mesh over which each tensor is
             spread when it is read, see `runtime.mesh.param_sharding`.
         changes: options that replace those of the config; tensors that the network does not have
             with them are left out.

@@ -59,7 +59,9 @@ class Pretrained(Publishing):
             dtype: the dtype of parameters and computation, a name or a JAX dtype; "auto" keeps the
                 file's.
             variant: a variant such as "fp16", if the checkpoint has one.
-            device: a device or sharding to put the parameters on.
+            device: where to put the parameters as they are read: a device; a sharding, whose axes
+                of the mesh split each large parameter along its largest dimension; or a function
+                (name, shape) -> device or sharding, for names such as "conv_in.kernel".
             weights: "int8", "int8_convrot" or "fp8" to store kernels inside of blocks so, see
                 `quantize`; "file" for those that a quantised file has in eight bits or fewer, with
                 the same numbers; None for the dtype. diffusers' quantization_config is understood.

@@ -100,13 +100,15 @@ def under_own_switches(function: F) -> F:
     """Makes a public function run under `own_switches`.
 
     Its arrays of 64 bits become ones of 32, unless the object whose method it is has parameters of
-    64 bits, as its `is_double` says. Under a mesh of the user's with explicit axes, what it returns
-    is on that mesh.
+    64 bits, as its `is_double` says. On a mesh of the user's with explicit axes, what it returns is
+    on that mesh.
     """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if are_default():
+        # A model on the user's mesh takes arrays there as they are.
+        own = bool(args) and getattr(args[0], "is_explicit", False)
+        if are_default() and (own or _explicit_mesh((args[1:], kwargs)) is None):
             return function(*args, **kwargs)
         may_be = jax.config.read("jax_enable_x64") and bool(args)
         x64 = may_be and bool(getattr(args[0], "is_double", False))
@@ -124,7 +126,7 @@ def call_under_own_switches(
     """
     if jax.config.read("jax_enable_x64") and not x64:
         args, kwargs = jax.tree.map(_in_32_bits, (args, kwargs))
-    outside = jax.sharding.get_mesh() if is_explicit() and not is_tracing() else None
+    outside = None if is_tracing() else _explicit_mesh((args, kwargs))
     if outside is None:
         with own_switches(x64=x64):
             return function(*args, **kwargs)
@@ -167,14 +169,38 @@ def is_explicit() -> bool:
     return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
 
 
+def _explicit_mesh(tree: Any) -> Any:
+    """Returns the user's mesh with explicit axes, which is set or has some arrays; None for none.
+
+    Arrays that are traced have an abstract mesh.
+    """
+    if is_explicit():
+        return jax.sharding.get_abstract_mesh() if is_tracing() else jax.sharding.get_mesh()
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array):
+            sharding: Any = jax.typeof(leaf).sharding if is_traced(leaf) else leaf.sharding
+            mesh = getattr(sharding, "mesh", None)
+            if mesh is not None and AxisType.Explicit in mesh.axis_types:
+                return mesh
+    return None
+
+
 def in_auto_axes(function: Callable[..., Any], *args: Any, rows: Any) -> Any:
-    """Calls a function; under a mesh with explicit axes XLA chooses the shardings within it.
+    """Calls a function; on a mesh with explicit axes XLA chooses the shardings within it.
 
     The first axis of results is split as that of the first array among `rows`, a part of the
     arguments, whose first axis is split.
     """
-    if not is_explicit():
+    mesh = _explicit_mesh(args)
+    if mesh is None:
         return function(*args)
+    if not is_explicit():
+        # It is the arguments' alone.
+        abstract = isinstance(mesh, AbstractMesh)
+        with jax.sharding.use_abstract_mesh(mesh) if abstract else jax.set_mesh(mesh):
+            return in_auto_axes(function, *args, rows=rows)
+    kinds = zip(mesh.axis_names, mesh.axis_types)
+    mine = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
     splits = (_first_split(leaf) for leaf in jax.tree.leaves(rows))
     split = next((found for found in splits if found is not None), None)
     leaves, tree = jax.tree.flatten(args)
@@ -185,7 +211,7 @@ def in_auto_axes(function: Callable[..., Any], *args: Any, rows: Any) -> Any:
         return function(*jax.tree.unflatten(tree, merged))
 
     def in_auto(specs: Any) -> Callable[[Any], Any]:
-        return jax.sharding.auto_axes(call, out_sharding=specs)
+        return jax.sharding.auto_axes(call, axes=mine, out_sharding=specs)
 
     shapes = jax.eval_shape(in_auto(PartitionSpec()), arrays)
     specs = jax.tree.map(lambda x: PartitionSpec(*[split] * bool(x.shape)), shapes)
@@ -221,9 +247,14 @@ def _in_auto_mesh(x: Any) -> Any:
 
 
 def _on_mesh(mesh: Mesh, x: Any) -> Any:
-    """Returns an array that is on several devices on a mesh of the same ones, one copy on each."""
+    """Returns an array that is on several devices on a mesh of the same ones.
+
+    It is split as it is over axes of the same names, else there is one copy on each.
+    """
     sharding = getattr(x, "sharding", None)
     several = isinstance(x, jax.Array) and isinstance(sharding, NamedSharding)
     if not several or sharding.device_set != {*mesh.devices.flat}:  # type: ignore[union-attr]
         return x
-    return jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+    same = sharding.mesh.shape == mesh.shape  # type: ignore[union-attr]
+    spec = sharding.spec if same else PartitionSpec()  # type: ignore[union-attr]
+    return jax.device_put(x, NamedSharding(mesh, spec))

@@ -42,8 +42,11 @@ def refused(message):
         ({"clip_skip": 1}, "generate_fn.* has no clip_skip; give prompt_embeds"),
         ({"prompt_weighting": True}, "generate_fn.* has no prompt_weighting; give prompt_embeds"),
         ({"callback_on_step_end": print}, "generate_fn.* has no callback_on_step_end; change"),
-        ({"seed": KEY}, r"seed must be an integer .* not a key of jax.random \(got key"),
-        ({"seed": jax.random.PRNGKey(0)}, r"seed must be .* not a key of jax.random \(got uint32"),
+        ({"seed": KEY, "noise": "torch"}, "noise must be 'jax' where seed is a key of jax.random"),
+        (
+            {"seed": jax.random.split(KEY, 3)},
+            r"seed has keys of shape \(3,\) for 1 images",
+        ),
     ],
 )
 def test_what_a_function_of_arrays_cannot_have_is_named(pipe, given, message):
@@ -201,9 +204,9 @@ def test_a_step_says_what_a_key_is(key, message):
         scheduler.step(X, scheduler.timesteps[0], X, generator=key)
 
 
-def test_a_generator_is_no_key(pipe):
-    with refused("generator must be an integer .* not a key of jax.random"):
-        pipe(**{**CALL, "generator": KEY, "seed": None})
+def test_only_one_argument_may_be_a_key(pipe):
+    with refused("only one of generator and seed can be given"):
+        pipe(**{**CALL, "generator": KEY, "seed": 0})
 
 
 @pytest.mark.parametrize("name", ["add_noise", "get_velocity"])

@@ -94,7 +94,8 @@ class Pretrained(Publishing):
             token: the token for private and gated repositories; by default the stored login.
             local_files_only: whether to use only files that were downloaded before.
             cache_dir: the folder of downloads, instead of the one in HF_HOME.
-            device: a device to put the parameters on; only that one is used then.
+            device: a device to put the parameters on; only that one is used then. Or a sharding:
+                the axes of its mesh that it names split the parameters, and the others batches.
             mesh: the devices to split batches and parameters over, such as "data=4,tensor=2", see
                 `diffusax.make_mesh`. By default every device of this process generates
                 its share of the images, with a copy of the parameters.

@@ -24,7 +24,7 @@ from diffusax.boundary.convert import (
 )
 from diffusax.boundary.options import Fraction, ImageCount, Pixels, Scale, Steps
 from diffusax.boundary.tensors import as_numpy, wants_tensors
-from diffusax.pipelines.plan.generators import check_no_key, seed_of
+from diffusax.pipelines.plan.generators import seed_of, take_keys
 from diffusax.runtime.switches import check_untraced
 
 Texts = str | list[str] | None
@@ -131,6 +131,8 @@ class Call:
     """The names of the arguments that the caller wrote, with whatever value."""
     generators: Any = ()
     """PyTorch's generators and seeds, which draw the noise; `seed` has the seeds of all."""
+    keys: Any = None
+    """Random keys of JAX in the seed's place: one for all images, or one for each."""
     adapter_rows: Any = None
     """`adapters` as dictionaries of checked names and weights, for all prompts or for each; None
     before `resolve_adapters`."""
@@ -263,19 +265,17 @@ def check_call(given: Mapping[str, Any], defaults: Call | None = None) -> Call:
         ValueError: one of them has a type or value that is not valid; names it, its value and what
             is valid.
     """
-    values = {name: value for name, value in given.items() if name != "self"}
-    # Embeddings stay arrays, and a rule of guidance or hooks a tree of them.
-    trees = ("guide", "hooks")
-    numbers = {k: v for k, v in values.items() if "embeds" not in k and k not in trees}
+    values = take_keys({name: value for name, value in given.items() if name != "self"})
+    # Embeddings and random keys stay arrays, and a rule of guidance or hooks a tree of them.
+    arrays = ("guide", "hooks", "keys")
+    numbers = {k: v for k, v in values.items() if "embeds" not in k and k not in arrays}
     check_untraced(numbers, _TRACED)
     return _converted(values, defaults or Call())
 
 
 def _converted(values: dict[str, Any], defaults: Call) -> Call:
     """Returns `defaults` with these values, each converted to its type, in the place of its own."""
-    for name in ("seed", "generator"):
-        if name in values:
-            check_no_key(name, values[name])
+    values = take_keys(values)
     _take_attention_options(values)
     if "_auto_resize" in values:
         values["auto_resize"] = values.pop("_auto_resize")
@@ -379,7 +379,7 @@ def with_default_generator(call: Call) -> Call:
     Several processes keep a seed from the system: their default generators differ, and their images
     must not.
     """
-    given = call.seed is not None or call.noise == "torch"
+    given = call.seed is not None or call.keys is not None or call.noise == "torch"
     if given or jax.process_count() > 1:
         return call
     default = sys.modules["torch"].default_generator

@@ -56,8 +56,10 @@ DESCRIPTIONS = {
     "use_clipped_model_output": "Computes the noise in DDIM's steps again from the clipped image, "
     "as GLIDE does.",
     "generator": "A torch.Generator, a seed or a list of them, from which PyTorch's random numbers "
-    "come; a generator on the CPU continues from call to call.",
-    "seed": "The seed of the call, or a list with one for each image; by default a random one.",
+    "come; a generator on the CPU continues from call to call. Or a key of `jax.random`, see "
+    "`seed`.",
+    "seed": "The seed of the call, or a list with one for each image; by default a random one. "
+    "Also a key of `jax.random`, or one for each image: `jax.random.key(s)` stands for the seed s.",
     "noise": "The source of the random numbers: 'jax', or 'torch' for those of "
     "torch.Generator().manual_seed(seed).",
     "latents": "The noise to start from, one c h/8 w/8 for each image, instead of random numbers.",

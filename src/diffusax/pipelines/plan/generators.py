@@ -1,4 +1,4 @@
-"""The seed of a call: integers, and diffusers' `generator` with PyTorch's numbers."""
+"""The seed of a call: integers, JAX's keys, and diffusers' `generator` with PyTorch's numbers."""
 
 from typing import Any
 
@@ -7,19 +7,37 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.boundary.convert import plain
+from diffusax.runtime.random.noise import as_key, as_threefry
 from diffusax.runtime.random.step_noise import is_stateful
 
 
-def check_no_key(name: str, value: Any) -> None:
-    """Raises ValueError for a random key of JAX in a call's arguments."""
-    found = [x for x in jax.tree.leaves(value) if isinstance(x, jax.Array)]
-    is_old = len(found) == 1 and found[0].dtype == np.uint32 and found[0].ndim == 1
-    if is_old or any(jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in found):
-        raise ValueError(
-            f"{name} must be an integer or a list of integers, and not a key of jax.random (got "
-            f"{found[0].dtype} of shape {found[0].shape}): image i of seed s draws from "
-            "fold_in(key(s), i)"
-        )
+def take_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a call's arguments with random keys of JAX as `keys`, from seed or generator.
+
+    They are one key, or a list or an array of one for each image; keys of the older kind are arrays
+    of integers, ... 2 or ... 4.
+
+    Raises:
+        ValueError: both arguments are given, or the noise is to be PyTorch's.
+    """
+    for name in ("seed", "generator"):
+        found = [x for x in jax.tree.leaves(values.get(name)) if isinstance(x, jax.Array)]
+        if not found or not all(map(_is_key, found)):
+            continue
+        rest = {key: value for key, value in values.items() if key not in ("seed", "generator")}
+        if {key for key in ("seed", "generator") if values.get(key) is not None} != {name}:
+            raise ValueError("only one of generator and seed can be given")
+        if values.get("noise", "jax") != "jax":
+            raise ValueError(f"noise must be 'jax' where {name} is a key of jax.random")
+        keys = [as_threefry(as_key(x)) for x in found]
+        many = isinstance(values[name], list | tuple)
+        return {**rest, "keys": jnp.stack(keys) if many else keys[0]}
+    return values
+
+
+def _is_key(x: jax.Array) -> bool:
+    """Returns whether an array is a random key, or several; numbers of one axis are older keys."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key) or (x.dtype == np.uint32 and x.ndim > 0)
 
 
 def seed_of(generator: Any, seed: Any) -> dict[str, Any]:

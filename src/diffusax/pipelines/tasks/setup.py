@@ -77,7 +77,7 @@ def set_up(
 
 def _noise(call: Call, images: int) -> Noise:
     """Returns the source of random numbers for the images of a call."""
-    own = noise_source(call.noise, call.seed, images, call.generators)
+    own = noise_source(call.noise, call.seed, images, call.generators, call.keys)
     if call.turned_noise is None:
         return own
     seed, strength = call.turned_noise

@@ -365,7 +365,8 @@ def unconditional(c: Components, call: Call) -> PreparedRun:
         )
     size = c.default_size
     schedule = make_schedule(c, call, size)
-    noise = noise_source(call.noise, call.seed, call.batch_size, call.generators)
+    images = call.batch_size
+    noise = noise_source(call.noise, call.seed, images, call.generators, call.keys)
     start = noise.draw("start", c.latents.shape(*size))
     x = programs.initial_latents(start, np.float32(schedule.init_noise_sigma), None, None)
     table = programs.device_table(schedule)

@@ -52,18 +52,15 @@ def make_mesh(
 
     Args:
         shape: the axes' sizes, as in "data=4,tensor=2". Those left out are 1, except data, which
-            takes the devices that remain; -1 means all that remain. A mesh is returned as it is.
+            takes the devices that remain; -1 means all that remain. Of a mesh, axes of these names
+            are kept, and those of other names split batches, as data does.
         devices: the devices; by default those of all processes.
 
     Raises:
         ValueError: an axis is unknown, or the sizes do not multiply to the number of devices.
     """
     if isinstance(shape, Mesh):
-        if set(shape.axis_names) not in (set(AXES), set(_KNOWN)):
-            names = ", ".join(map(str, shape.axis_names))
-            raise ValueError(f"mesh must have the axes {', '.join(AXES)} (got {names})")
-        # A new mesh, so that XLA partitions all axes by itself.
-        return Mesh(shape.devices, shape.axis_names)
+        return _own_mesh(shape)
     devices = jax.devices() if devices is None else list(devices)
     sizes = parse_mesh(shape) if isinstance(shape, str) else dict(shape or {})
     for axis, size in sizes.items():
@@ -81,6 +78,21 @@ def make_mesh(
     sizes |= dict.fromkeys(open_axes, len(devices) // known)
     axes = _KNOWN if sizes.get(CONTEXT_AXIS, 1) > 1 else AXES
     return Mesh(np.asarray(devices).reshape([sizes[axis] for axis in axes]), axes)
+
+
+def _own_mesh(mesh: Mesh, split: Sequence[str] = ()) -> Mesh:
+    """Returns a mesh of the same devices with our axes, all of which XLA partitions by itself.
+
+    split: the mesh's axes over which parameters are split, besides one that is called fsdp.
+    """
+    places = {name: [n for n in mesh.axis_names if n == name] for name in _KNOWN}
+    places["fsdp"] += [n for n in split if n not in _KNOWN]
+    kept = set().union(*places.values())
+    places["data"] = [n for n in mesh.axis_names if n not in kept] + places["data"]
+    order = [mesh.axis_names.index(name) for names in places.values() for name in names]
+    sizes = {name: math.prod(mesh.shape[n] for n in names) for name, names in places.items()}
+    axes = _KNOWN if sizes[CONTEXT_AXIS] > 1 or CONTEXT_AXIS in mesh.axis_names else AXES
+    return Mesh(mesh.devices.transpose(order).reshape([sizes[axis] for axis in axes]), axes)
 
 
 def check_processes(mesh: Mesh) -> None:
@@ -156,6 +168,26 @@ def param_sharding(
         if free and parts > 1:
             axes[_axis_to_gather(shape, free, _platform(mesh))] = "fsdp"
     return NamedSharding(mesh, PartitionSpec(*axes) if any(axes) else PartitionSpec())
+
+
+def spread_sharding(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """Returns a parameter's sharding on all axes of a mesh that another sharding names.
+
+    They split one axis of the parameter, chosen as `param_sharding` chooses that for "fsdp".
+    """
+    mesh, names = sharding.mesh, _axes_of(sharding)
+    parts, axes = math.prod(mesh.shape[name] for name in names), [None] * len(shape)
+    free = [i for i, n in enumerate(shape) if n % parts == 0]
+    if parts == 1 or not free or math.prod(shape) < MIN_SHARDED_SIZE:
+        return NamedSharding(mesh, PartitionSpec())
+    chosen = _axis_to_gather(shape, free, _platform(mesh))
+    return NamedSharding(mesh, PartitionSpec(*axes[:chosen], tuple(names), *axes[chosen + 1 :]))
+
+
+def _axes_of(sharding: NamedSharding) -> list[str]:
+    """Returns the axes of the mesh over which a sharding splits arrays."""
+    parts = [part for part in sharding.spec if part]
+    return [n for part in parts for n in ([part] if isinstance(part, str) else part)]
 
 
 def _platform(mesh: Mesh | AbstractMesh) -> str:
@@ -388,6 +420,26 @@ def mesh_of(params: Any) -> Mesh | None:
     return sharding.mesh if several else None  # type: ignore[union-attr,return-value]
 
 
+def beside(parameter: Any, tree: Any) -> Any:
+    """Returns a tree whose arrays on other meshes than a parameter's are on the latter, as batches.
+
+    JAX compiles no program for arrays on different meshes. Arrays without a mesh stay as they are.
+    """
+    mesh = mesh_of(parameter)
+    if mesh is None:
+        return tree
+
+    def moved(x: Any) -> Any:
+        found = mesh_of(x) if isinstance(x, jax.Array) else None
+        if found is None or found == mesh:
+            return x
+        rows = set(BATCH_AXES) <= set(mesh.axis_names) and x.ndim
+        whole = not rows or x.shape[0] % batch_size(mesh)
+        return jax.device_put(x, replicated(mesh) if whole else batch_sharding(mesh))
+
+    return jax.tree.map(moved, tree)
+
+
 def mesh_on(place: Any, name: str) -> Mesh:
     """Returns the mesh of a device, or a mesh as it is.
 
@@ -417,6 +469,8 @@ def devices_for(device: Any, mesh: Mesh | str | None, *, without: Mesh | None = 
         raise ValueError("only one of device and mesh can be given")
     if device is not None:
         _check_device(device, "device")
+        if isinstance(device, NamedSharding) and isinstance(device.mesh, Mesh):
+            return _own_mesh(device.mesh, _axes_of(device))
     taken = () if without is None else tuple(without.devices.flat)
     left = [d for d in jax.local_devices() if d not in taken] or jax.local_devices()
     if mesh is None and (device is not None or jax.local_device_count() == 1):

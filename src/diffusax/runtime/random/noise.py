@@ -114,16 +114,27 @@ def slerp(share: float, low: Any, high: Any) -> Any:
 
 
 def noise_source(
-    kind: str, seed: list[int] | int | None, n: int, generators: Sequence[Any] = ()
+    kind: str,
+    seed: list[int] | int | None,
+    n: int,
+    generators: Sequence[Any] = (),
+    keys: jax.Array | None = None,
 ) -> Noise:
     """Makes the noise of n images; a seed of None takes one from the system.
 
-    generators: instead of the seed, one for all images or one for each: seeds, or generators of
-    PyTorch on the CPU, which go on with every draw.
+    Args:
+        kind: "jax" or "torch", whose numbers they are.
+        seed: the seed of all images, or a list of one for each.
+        n: the number of images.
+        generators: instead of the seed, one for all images or one for each: seeds, or generators of
+            PyTorch on the CPU, which go on with every draw.
+        keys: instead of the seed, a random key, or one for each image, n; key(s) stands for seed s.
 
     Raises:
-        ValueError: the seed is out of range, or a list of another length than n.
+        ValueError: the seed is out of range, or there are not as many as images.
     """
+    if keys is not None:
+        return JaxNoise(_keys_of_images(keys, n))
     if seed is None:
         seed = secrets.randbits(32)
     if isinstance(seed, list) and len(seed) != n:
@@ -142,6 +153,13 @@ def noise_source(
     if high.any():
         keys = with_high_words(keys, high if many else np.full(n, high[0]))
     return JaxNoise(keys)
+
+
+def _keys_of_images(keys: jax.Array, n: int) -> jax.Array:
+    if keys.shape not in ((), (n,)):
+        raise ValueError(f"seed has keys of shape {keys.shape} for {n} images; give one or {n}")
+    indices = np.zeros(n, np.uint32) if keys.ndim else np.arange(n, dtype=np.uint32)
+    return jax.vmap(jax.random.fold_in)(jnp.broadcast_to(keys, (n,)), indices)
 
 
 def _stream(generator: Any) -> "TorchGenerator | _Stream":
@@ -181,6 +199,15 @@ def as_key(key: jax.Array) -> jax.Array:
             f"(..., 2) or (..., 4) (got {key.dtype} of shape {key.shape})"
         )
     return jax.random.wrap_key_data(key, impl=_IMPLEMENTATION if key.shape[-1] == 2 else "rbg")
+
+
+def as_threefry(keys: jax.Array) -> jax.Array:
+    """Returns keys of the implementation that all numbers come from: others draw their words."""
+    if str(jax.random.key_impl(keys)) == _IMPLEMENTATION:
+        return keys
+    draw = functools.partial(jax.random.bits, shape=(2,), dtype=jnp.uint32)
+    words = jax.vmap(draw)(keys.reshape(-1)).reshape(*keys.shape, 2)
+    return jax.random.wrap_key_data(words, impl=_IMPLEMENTATION)
 
 
 @jax.jit
