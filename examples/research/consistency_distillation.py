@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 import tyro
-from progressive_distillation import PROMPTS, ddim, sample
+from few_steps import PROMPTS, ddim, report, sample
 
 import diffusax
-from diffusax.utils import labelled_grid
 
 
 def consistent(unet, scheduler, x, t, context, sigma_data=0.5, scale=10.0):
@@ -64,19 +63,13 @@ def main(
         return student, optax.incremental_update(student, average, 1 - decay), state
 
     noise = jax.random.normal(jax.random.key(0), (16 * len(PROMPTS), *shape))
-    x0 = sample(teacher, scheduler, noise, jnp.tile(contexts, (16, 1, 1)), 64)
+    x0 = jnp.array(sample(pipe, teacher, noise, jnp.tile(contexts, (16, 1, 1)), 64))
     student, average, state = teacher, teacher, optimizer.init(teacher)
     for key in jax.random.split(jax.random.key(1), iterations):
         student, average, state = update(student, average, teacher, state, x0, key)
+    networks = {f"teacher, {count}": teacher for count in (64, 2, 1)} | {"student, 1": average}
     test = jax.random.normal(jax.random.key(2), (len(PROMPTS), *shape))
-    found = {f"teacher, {n}": sample(teacher, scheduler, test, contexts, n) for n in (64, 2, 1)}
-    found["student, 1"] = consistent(average, scheduler, test, jnp.full(len(test), 999), contexts)
-    for name, latents in found.items():
-        error = jnp.mean((latents - found["teacher, 64"]) ** 2)
-        print(f"{name}: squared distance {error:.4f}")
-    images = [pipe.vae.decode(x / pipe.vae.config.scaling_factor).sample for x in found.values()]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    labelled_grid([pipe.image_processor.postprocess(x) for x in images], [*found]).save(output)
+    report(pipe, networks, test, contexts, output)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """Guides samples by the gradient of a score: classifier guidance and CLIP guidance.
 
 P. Dhariwal and A. Nichol, "Diffusion Models Beat GANs on Image Synthesis" (2021), algorithm 2. The
-classifier looks at the image that the network predicts at each step, so that its gradient goes
-through the decoder and the network, and it need not know noisy images (CLIP guidance as of K.
-Crowson, 2021). The one in this file classifies the colour of an image's border.
+classifier sees the image that the network predicts at each step: its gradient goes through decoder
+and network, and it need not know noise. The one in this file sees the colour of an image's border.
 
-    python examples/research/guidance.py --scales 0 1 2
     python examples/research/guidance.py --clip openai/clip-vit-base-patch32 --texts "a blue sky"
 """
 
@@ -29,25 +27,18 @@ def colour_score(labels, images, width=6, deviation=0.2):
     inside = jnp.pad(jnp.zeros([n - 2 * width for n in images.shape[2:]]), width, constant_values=1)
     mean = jnp.einsum("bchw,hw->bc", images / 2 + 0.5, inside / inside.sum())
     distances = ((mean[:, None] - jnp.array([*COLOURS.values()])) ** 2).sum(-1)
-    logits = jax.nn.log_softmax(-distances / (2 * deviation**2))
-    return jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+    return jax.nn.log_softmax(-distances / (2 * deviation**2))[jnp.arange(len(labels)), labels]
 
 
-def clip_score(clip, texts, mean, std, images):
-    """Returns CLIP's similarities times its scale, b; texts: b d, mean and std: 3 1 1."""
-    side = clip.config.vision_config.image_size
-    images = jax.image.resize(images / 2 + 0.5, (*images.shape[:2], side, side), "bicubic")
-    found = clip.get_image_features((images - mean) / std)
-    norms = jnp.linalg.norm(found, axis=-1) * jnp.linalg.norm(texts, axis=-1)
-    return jnp.exp(clip.params["logit_scale"]) * (found * texts).sum(-1) / norms
+def clip_score(clip, tokens, mean, std, images):
+    """Returns CLIP's logit of each image and its text, b; tokens: b t, mean and std: 3 1 1."""
+    shape = *images.shape[:2], *[clip.config.vision_config.image_size] * 2
+    images = jax.image.resize(images / 2 + 0.5, shape, "bicubic")
+    return jnp.diagonal(clip(tokens, (images - mean) / std).logits_per_image)
 
 
 def guided(unet, vae, scheduler, score, scale, x, t, context):
-    """Returns the network's prediction, b c h w, moved along the gradient of the score.
-
-    The predicted noise moves by -scale sigma_t grad (the paper's line 3); so v = (noise - sigma_t
-    x) / alpha_t moves by 1 / alpha_t times that, unless there is no signal.
-    """
+    """Returns the prediction, b c h w, for noise that is less by scale sigma_t grad (line 3)."""
 
     def score_of(x):
         prediction = unet(x, t, context).sample
@@ -56,24 +47,22 @@ def guided(unet, vae, scheduler, score, scale, x, t, context):
 
     gradient, prediction = jax.grad(score_of, has_aux=True)(x)
     alpha_bar = jnp.asarray(scheduler.alphas_cumprod)[t]
-    moved = scale * jnp.sqrt(1 - alpha_bar) * gradient
-    if scheduler.prediction_type == "v_prediction":
-        moved = jnp.where(alpha_bar > 0, moved / jnp.sqrt(alpha_bar), 0)
-    return prediction - moved
+    factor = scale * jnp.sqrt(1 - alpha_bar)
+    if scheduler.prediction_type == "v_prediction":  # (noise - sigma_t x) / alpha_t
+        factor = jnp.where(alpha_bar > 0, factor / jnp.sqrt(alpha_bar), 0)
+    return prediction - factor * gradient
 
 
 @partial(jax.jit, static_argnames=("scheduler", "steps"))
 def sample(unet, vae, score, scale, context, noise, *, scheduler, steps):
-    """Returns images b 3 H W; the models and the score are pytrees, so nothing is a constant."""
+    """Returns images b 3 H W; models and the score are pytrees, so nothing is a constant."""
     state, table, step = scheduler.functional(steps, noise)
 
     def body(state, row):
-        t = row.timestep.astype(int)
-        prediction = guided(unet, vae, scheduler, score, scale, state[0], t, context)
-        return step(state, row, prediction), None
+        given = unet, vae, scheduler, score, scale, state[0], row.timestep.astype(int), context
+        return step(state, row, guided(*given)), None
 
-    latents = jax.lax.scan(body, state, table)[0][0]
-    return vae.decode(latents / vae.config.scaling_factor).sample
+    return vae.decode(jax.lax.scan(body, state, table)[0][0] / vae.config.scaling_factor).sample
 
 
 def main(
@@ -93,14 +82,13 @@ def main(
         tokens = diffusax.CLIPTokenizer.from_pretrained(clip)(names, padding=True).input_ids
         options = diffusax.CLIPImageProcessor.from_pretrained(clip)
         colours = (jnp.array(x)[:, None, None] for x in (options.image_mean, options.image_std))
-        score = Partial(clip_score, network, network.get_text_features(tokens), *colours)
+        score = Partial(clip_score, network, jnp.array(tokens), *colours)
     context, _ = pipe.encode_prompt([prompt] * len(names))
-    side = pipe.unet.config.sample_size
-    noise = jax.random.normal(jax.random.key(0), (1, pipe.unet.config.in_channels, side, side))
-    given, rows = (context, jnp.repeat(noise, len(names), 0)), []
-    for scale in scales:
-        how = {"scheduler": pipe.scheduler, "steps": steps}
-        images = sample(pipe.unet, pipe.vae, score, jnp.float32(scale), *given, **how)
+    shape = pipe.unet.config.in_channels, *[pipe.unet.config.sample_size] * 2
+    noise = jnp.tile(jax.random.normal(jax.random.key(0), shape), (len(names), 1, 1, 1))
+    rows, how = [], {"scheduler": pipe.scheduler, "steps": steps}
+    for scale in map(jnp.float32, scales):
+        images = sample(pipe.unet, pipe.vae, score, scale, context, noise, **how)
         rows.append(pipe.image_processor.postprocess(images))
         print(f"scale {scale:g}:", *(f"{n} {s:.2f}" for n, s in zip(names, score(images))))
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -3,35 +3,18 @@
 T. Salimans and J. Ho, "Progressive Distillation for Fast Sampling of Diffusion Models" (2022),
 algorithm 2. The student is trained on samples of the teacher itself.
 
-    python examples/research/progressive_distillation.py --steps 8 --rounds 2
+    python examples/research/progressive_distillation.py --counts 4 2
 """
 
-from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import optax
 import tyro
+from few_steps import PROMPTS, ddim, levels, report, sample
 
 import diffusax
-from diffusax.utils import labelled_grid
-
-PROMPTS = ("a red apple", "a lion", "a pizza", "a fire engine", "a dog face", "a sunflower")
-
-
-def levels(scheduler, t):
-    """Returns (alpha, sigma), n 1 1 1, at timesteps n; a run ends at -1, with the level of 0."""
-    alpha_bar = jnp.asarray(scheduler.alphas_cumprod)[jnp.maximum(t, 0)][:, None, None, None]
-    return jnp.sqrt(alpha_bar), jnp.sqrt(1 - alpha_bar)
-
-
-def ddim(unet, scheduler, x, t, after, context):
-    """Returns x at the timesteps `after`, n, by one step of DDIM from the timesteps t, n."""
-    raw = unet(x, t, context).sample
-    alpha, sigma = levels(scheduler, after)
-    x0 = scheduler.get_predicted_original_sample(raw, t, x)
-    return alpha * x0 + sigma * scheduler.get_predicted_noise(raw, t, x)
 
 
 def target(teacher, scheduler, x, t, stride, context):
@@ -50,21 +33,9 @@ def loss(student, teacher, scheduler, x0, t, noise, stride, context):
     return jnp.mean((wanted - found) ** 2 / levels(scheduler, t)[1] ** 2)
 
 
-@partial(jax.jit, static_argnames=("scheduler", "steps"))
-def sample(unet, scheduler, noise, context, steps):
-    """Returns latents b c h w of the network's own sampler, without noise."""
-    state, table, step = scheduler.functional(steps, noise)
-
-    def body(state, row):
-        return step(state, row, unet(state[0], row.timestep, context).sample), None
-
-    return jax.lax.scan(body, state, table)[0][0]
-
-
 def main(
     model: str = "emoji",
-    steps: int = 8,
-    rounds: int = 2,
+    counts: tuple[int, ...] = (4, 2),
     iterations: int = 300,
     batch: int = 24,
     learning_rate: float = 2e-4,
@@ -74,37 +45,29 @@ def main(
     pipe = diffusax.DiffusionPipeline.from_pretrained(model)
     scheduler, teacher, optimizer = pipe.scheduler, pipe.unet, optax.adam(learning_rate)
     contexts, _ = pipe.encode_prompt([*PROMPTS])
-    side, channels = pipe.unet.config.sample_size, pipe.unet.config.in_channels
+    shape = pipe.unet.config.in_channels, *[pipe.unet.config.sample_size] * 2
 
     @jax.jit
     def update(student, teacher, state, x0, stride, key):
         for_data, for_t, for_noise = jax.random.split(key, 3)
         rows = jax.random.randint(for_data, (batch,), 0, len(x0))
         t = stride * jax.random.randint(for_t, (batch,), 1, 1000 // stride + 1) - 1
-        noise = jax.random.normal(for_noise, (batch, *x0.shape[1:]))
+        noise = jax.random.normal(for_noise, (batch, *shape))
         given = teacher, scheduler, x0[rows], t, noise, stride, contexts[rows % len(contexts)]
-        value, gradients = jax.value_and_grad(loss)(student, *given)
-        updates, state = optimizer.update(gradients, state)
-        return optax.apply_updates(student, updates), state, value
+        updates, state = optimizer.update(jax.grad(loss)(student, *given), state)
+        return optax.apply_updates(student, updates), state
 
-    noise = jax.random.normal(jax.random.key(0), (16 * len(PROMPTS), channels, side, side))
-    context = jnp.tile(contexts, (16, 1, 1))
-    x0 = sample(pipe.unet, scheduler, noise, context, 64)
-    test = jax.random.normal(jax.random.key(1), (len(PROMPTS), channels, side, side))
-    latents = {"teacher, 64": sample(pipe.unet, scheduler, test, contexts, 64)}
-    for count in (steps >> i for i in range(1, rounds + 1)):
-        student, state, stride = teacher, optimizer.init(teacher), 1000 // count
+    noise = jax.random.normal(jax.random.key(0), (16 * len(PROMPTS), *shape))
+    x0 = jnp.array(sample(pipe, teacher, noise, jnp.tile(contexts, (16, 1, 1)), 64))
+    original, networks = teacher, {"teacher, 64": teacher}
+    for count in counts:
+        student, state = teacher, optimizer.init(teacher)
         for key in jax.random.split(jax.random.key(count), iterations):
-            student, state, value = update(student, teacher, state, x0, stride, key)
-        for name, unet in (("teacher", pipe.unet), ("student", student)):
-            found = latents[f"{name}, {count}"] = sample(unet, scheduler, test, contexts, count)
-            error = jnp.mean((found - latents["teacher, 64"]) ** 2)
-            print(f"{name}, {count} steps: squared distance {error:.4f}")
+            student, state = update(student, teacher, state, x0, 1000 // count, key)
+        networks |= {f"teacher, {count}": original, f"student, {count}": student}
         teacher = student
-    images = [pipe.vae.decode(x / pipe.vae.config.scaling_factor).sample for x in latents.values()]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    rows = [pipe.image_processor.postprocess(image) for image in images]
-    labelled_grid(rows, [*latents]).save(output)
+    test = jax.random.normal(jax.random.key(1), (len(PROMPTS), *shape))
+    report(pipe, networks, test, contexts, output)
 
 
 if __name__ == "__main__":

@@ -51,16 +51,13 @@ def sds_loss(scene, unet, vae, scheduler, contexts, weight, t, noise):
     """
     image = render(scene, vae.config.sample_size)
     latents = vae.encode(image[None]).latent_dist.mean * vae.config.scaling_factor
-    latents = jnp.repeat(latents, len(t), 0)
-    x = scheduler.add_noise(latents, noise, t)
-    context = jnp.repeat(contexts, len(t), 0)
-    raw = unet(jnp.concatenate([x, x]), jnp.concatenate([t, t]), context).sample
+    x = scheduler.add_noise(jnp.repeat(latents, len(t), 0), noise, t)
+    raw = unet(jnp.tile(x, (2, 1, 1, 1)), jnp.tile(t, 2), jnp.repeat(contexts, len(t), 0)).sample
     with_prompt, without = jnp.split(raw, 2)
     raw = without + weight * (with_prompt - without)
-    predicted = scheduler.get_predicted_noise(raw, t, x)
     w = 1 - jnp.asarray(scheduler.alphas_cumprod)[t][:, None, None, None]
-    gradient = jax.lax.stop_gradient(w * (predicted - noise))
-    return (gradient * latents).sum() / len(t)
+    gradient = (w * (scheduler.get_predicted_noise(raw, t, x) - noise)).mean(0)
+    return (jax.lax.stop_gradient(gradient) * latents).sum()
 
 
 def main(

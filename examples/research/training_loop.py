@@ -1,7 +1,7 @@
 """Trains a network with optax in a loop of its own, and saves it as diffusers opens it.
 
 J. Ho et al., "Denoising Diffusion Probabilistic Models" (2020), algorithm 1, on latents. A model is
-a pytree: `jax.value_and_grad` of a loss in `pipe.unet` is a model, and so is what optax makes of it.
+a pytree: the gradient of a loss in `pipe.unet` is a model, and so is what optax makes of both.
 
     python examples/research/training_loop.py --save out/striped
 """
@@ -22,11 +22,10 @@ COLOURS |= {"blue": (50, 100, 210), "black": (20, 20, 20), "pink": (250, 150, 19
 
 
 def stripes(rng, side):
-    """Returns (pixels, caption) of stripes, side side 3 in [0, 1], which emoji are not."""
+    """Returns (pixels, caption) of oblique stripes, side side 3 in [0, 1]."""
     first, second = rng.choice([*COLOURS], 2, replace=False)
-    angle, width, phase = rng.uniform(0, np.pi), rng.uniform(12, 20), rng.uniform(0, 20)
-    y, x = np.mgrid[:side, :side]
-    wave = np.sin(2 * np.pi * ((x * np.cos(angle) + y * np.sin(angle)) + phase) / width)
+    y, x = np.mgrid[:side, :side] / side
+    wave = np.sin(2 * np.pi * (rng.uniform(1.5, 2.5) * (x + y) + rng.uniform()))
     share = (0.5 + np.clip(wave * 3, -0.5, 0.5))[..., None]
     pixels = share * np.array(COLOURS[first]) + (1 - share) * np.array(COLOURS[second])
     return pixels / 255, f"{first} and {second} stripes"
@@ -56,7 +55,7 @@ def main(
     images: int = 256,
     iterations: int = 400,
     batch: int = 16,
-    learning_rate: float = 1e-4,
+    learning_rate: float = 2e-4,
     save: Path | None = None,
     output: Path = Path("out/training_loop.png"),
 ):
