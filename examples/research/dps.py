@@ -64,7 +64,7 @@ def main(
     model: str = "emoji",
     truth: tuple[str, ...] = ("a lion", "a fire engine", "a dog face"),
     prompt: str = "",
-    strength: float = 0.3,
+    strength: float = 1.0,
     deviation: float = 0.02,
     steps: int = 100,
     output: Path = Path("out/dps.png"),

@@ -302,7 +302,8 @@ def scheduled(pipe, controlled):
     scheduler, x = diffusax.DDIMScheduler(), np.ones((2, 3), np.float32)
     times = np.array([3, 900])
     velocity = scheduler.get_velocity(x, 2 * x, times)
-    return np.stack([scheduler.add_noise(x, 2 * x, times), velocity])
+    predicted = scheduler.get_predicted_original_sample(velocity, times, x)
+    return np.stack([scheduler.add_noise(x, 2 * x, times), velocity, predicted])
 
 
 CASES = {
