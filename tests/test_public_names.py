@@ -49,8 +49,9 @@ NAMES = {
         StableDiffusionXLControlNetInpaintPipeline StableDiffusionXLControlNetPipeline
         StableDiffusionXLImg2ImgPipeline StableDiffusionXLInpaintPipeline
         StableDiffusionXLInstructPix2PixPipeline StableDiffusionXLPipeline T2IAdapter T5EncoderModel
-        T5Tokenizer TCDScheduler TaylorSeerCacheConfig UNet2DConditionModel UNet2DModel
-        UniPCMultistepScheduler ViTModel
+        T5Tokenizer TCDScheduler TaylorSeerCacheConfig UMT5EncoderModel
+        UNet2DConditionModel UNet2DModel
+        UniPCMultistepScheduler ViTModel WanTransformer3DModel
         ZImageEditPipeline ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline
         ZImageTransformer2DModel __version__ count_compilations initialize kernel_shapes load_image
         load_network int8_activations make_image_grid make_mesh pack_single_file resolve
@@ -128,8 +129,10 @@ NAMES = {
         Qwen3VLTextModel Qwen3VLVisionConfig Qwen3VLVisionModel QwenImage21Transformer2DConfig
         QwenImage21Transformer2DModel QwenImageTransformer2DConfig QwenImageTransformer2DModel
         T2IAdapter T2IAdapterConfig T5Config T5EncoderModel
+        UMT5Config UMT5EncoderModel
         TENSOR_RULES UNet2DConditionConfig UNet2DConditionModel UNet2DConfig UNet2DModel
-        ViTConfig ViTModel ZImageTransformer2DConfig ZImageTransformer2DModel initialize
+        ViTConfig ViTModel WanTransformer3DConfig WanTransformer3DModel
+        ZImageTransformer2DConfig ZImageTransformer2DModel initialize
     """,
     "diffusax.pipelines": """
         Family QwenImage21Pipeline STABLE_DIFFUSION documented noise_source text_to_image

@@ -59,6 +59,7 @@ from diffusax.networks.language_models import Qwen3VLModel as Qwen3VLModel
 from diffusax.networks.language_models import Qwen3VLTextModel as Qwen3VLTextModel
 from diffusax.networks.language_models import Qwen3VLVisionModel as Qwen3VLVisionModel
 from diffusax.networks.language_models import T5EncoderModel as T5EncoderModel
+from diffusax.networks.language_models import UMT5EncoderModel as UMT5EncoderModel
 from diffusax.networks.model import Model as Model
 from diffusax.networks.model import load_network as load_network
 from diffusax.networks.module_methods import AttnProcessor as AttnProcessor
@@ -75,6 +76,7 @@ from diffusax.networks.unet import MultiAdapter as MultiAdapter
 from diffusax.networks.unet import T2IAdapter as T2IAdapter
 from diffusax.networks.unet import UNet2DConditionModel as UNet2DConditionModel
 from diffusax.networks.unet import UNet2DModel as UNet2DModel
+from diffusax.networks.video import WanTransformer3DModel as WanTransformer3DModel
 from diffusax.optimization import get_constant_schedule as get_constant_schedule
 from diffusax.optimization import get_constant_schedule_with_warmup as get_constant_schedule_with_warmup
 from diffusax.optimization import get_cosine_schedule_with_warmup as get_cosine_schedule_with_warmup

@@ -198,6 +198,8 @@ NETWORKS = {
     "Qwen3VLModel": {"text_config": {"num_hidden_layers": 2}, "vision_config": {"depth": 25}},
     "Qwen3VLTextModel": {"num_hidden_layers": 2, "rope_scaling": {"mrope_section": (2, 1, 1)}},
     "T5EncoderModel": {"num_layers": 2, "feed_forward_proj": "gated-gelu"},
+    "UMT5EncoderModel": {"num_layers": 2},
+    "WanTransformer3DModel": {"num_layers": 2, "image_dim": 8, "added_kv_proj_dim": 8},
     "AutoencoderKLFlux2": {"decoder_block_out_channels": (96, 192, 384, 384)},
     "AutoencoderKLQwenImage": {"dim_mult": (1, 2), "temperal_downsample": (True,)},
     "QwenImageTransformer2DModel": {"num_layers": 2, "zero_cond_t": True},

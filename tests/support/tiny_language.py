@@ -121,14 +121,15 @@ TEMPLATE = """\
 
 
 def build(kind: str, **changes: Any) -> Any:
-    """A random model of transformers: Qwen3, Qwen2.5-VL or Qwen3-VL, with a head or not, or T5."""
+    """A random model of transformers: Qwen3, Qwen2.5-VL, Qwen3-VL, with a head or not, T5 or UMT5."""
     return randomize(getattr(transformers, kind)(config_of(kind, **changes)))
 
 
 def config_of(kind: str, **changes: Any) -> Any:
     """The config of `build`'s model; changes of those that see are of their language model."""
-    if kind == "T5EncoderModel":
-        return transformers.T5Config(**{**T5, **changes})
+    if kind.endswith("T5EncoderModel"):
+        config = transformers.UMT5Config if kind.startswith("UM") else transformers.T5Config
+        return config(**{**T5, **changes})
     family = next((name for name in SEEING if kind.startswith(name)), None)
     if family is not None:
         names = ("tie_word_embeddings", "image_token_id")
@@ -143,7 +144,7 @@ def config_of(kind: str, **changes: Any) -> Any:
 
 def build_language_model(folder: Path, kind: str) -> None:
     """Writes a tiny language model beside a tokenizer that fits it."""
-    write = write_t5_tokenizer if kind == "T5EncoderModel" else write_qwen_tokenizer
+    write = write_t5_tokenizer if kind.endswith("T5EncoderModel") else write_qwen_tokenizer
     build(kind, vocab_size=len(write(folder))).save_pretrained(folder)
 
 

@@ -35,6 +35,17 @@ FLUX: dict[str, Any] = {
     "axes_dims_rope": (4, 2, 6),
     "guidance_embeds": True,
 }
+WAN = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 14,
+    "in_channels": 5,
+    "out_channels": 4,
+    "text_dim": 12,
+    "freq_dim": 16,
+    "ffn_dim": 24,
+    "num_layers": 2,
+    "rope_max_seq_len": 32,
+}
 
 
 def flux_transformer(seed: int = 0, **changes: Any) -> Any:

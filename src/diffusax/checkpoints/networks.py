@@ -51,7 +51,11 @@ class LeftOut:
     """The variant of the files that were read."""
 
 
-_ENCODERS = {"T5ForConditionalGeneration": "T5EncoderModel", "T5Model": "T5EncoderModel"}
+_ENCODERS = {
+    f"{name}{kind}": f"{name}EncoderModel"
+    for name in ("T5", "UMT5")
+    for kind in ("ForConditionalGeneration", "Model")
+}
 """Whole models of transformers by the encoder that is read of them."""
 _QUANTISED = ("bitsandbytes", "bfl")
 """The methods in config.json of weights that are read, see `markings`."""

@@ -20,6 +20,7 @@ from diffusax.models.encoders.configs import (
     Dinov2Config,
     Qwen3Config,
     T5Config,
+    UMT5Config,
     ViTConfig,
 )
 from diffusax.models.encoders.qwen2_5_vl_configs import (
@@ -44,6 +45,7 @@ from diffusax.models.transformers.configs import (
     QwenImageTransformer2DConfig,
     ZImageTransformer2DConfig,
 )
+from diffusax.models.transformers.wan import WanTransformer3DConfig
 from diffusax.models.unet.controlnet import ControlNetConfig
 from diffusax.models.unet.t2i_adapter import T2IAdapterConfig
 from diffusax.models.unet.unet import UNet2DConditionConfig
@@ -89,9 +91,11 @@ __all__ = [
     "T2IAdapterConfig",
     "T5Config",
     "TENSOR_RULES",
+    "UMT5Config",
     "UNet2DConditionConfig",
     "UNet2DConfig",
     "ViTConfig",
+    "WanTransformer3DConfig",
     "QwenImage21Transformer2DConfig",
     "QwenImageTransformer2DConfig",
     "ZImageTransformer2DConfig",

@@ -12,6 +12,7 @@ from diffusax.models.encoders.configs import CLIPVisionConfig as CLIPVisionConfi
 from diffusax.models.encoders.configs import Dinov2Config as Dinov2Config
 from diffusax.models.encoders.configs import Qwen3Config as Qwen3Config
 from diffusax.models.encoders.configs import T5Config as T5Config
+from diffusax.models.encoders.configs import UMT5Config as UMT5Config
 from diffusax.models.encoders.configs import ViTConfig as ViTConfig
 from diffusax.models.encoders.qwen2_5_vl_configs import Qwen2_5_VLConfig as Qwen2_5_VLConfig
 from diffusax.models.encoders.qwen2_5_vl_configs import Qwen2_5_VLTextConfig as Qwen2_5_VLTextConfig
@@ -31,6 +32,7 @@ from diffusax.models.transformers.configs import Krea2Transformer2DConfig as Kre
 from diffusax.models.transformers.configs import QwenImage21Transformer2DConfig as QwenImage21Transformer2DConfig
 from diffusax.models.transformers.configs import QwenImageTransformer2DConfig as QwenImageTransformer2DConfig
 from diffusax.models.transformers.configs import ZImageTransformer2DConfig as ZImageTransformer2DConfig
+from diffusax.models.transformers.wan import WanTransformer3DConfig as WanTransformer3DConfig
 from diffusax.models.unet.controlnet import ControlNetConfig as ControlNetConfig
 from diffusax.models.unet.t2i_adapter import T2IAdapterConfig as T2IAdapterConfig
 from diffusax.models.unet.unet import UNet2DConditionConfig as UNet2DConditionConfig
@@ -63,6 +65,7 @@ from diffusax.networks.language_models import Qwen3VLModel as Qwen3VLModel
 from diffusax.networks.language_models import Qwen3VLTextModel as Qwen3VLTextModel
 from diffusax.networks.language_models import Qwen3VLVisionModel as Qwen3VLVisionModel
 from diffusax.networks.language_models import T5EncoderModel as T5EncoderModel
+from diffusax.networks.language_models import UMT5EncoderModel as UMT5EncoderModel
 from diffusax.networks.model import Model as Model
 from diffusax.networks.model import initialize as initialize
 from diffusax.networks.transformers import Krea2Transformer2DModel as Krea2Transformer2DModel
@@ -73,4 +76,5 @@ from diffusax.networks.unet import ControlNetModel as ControlNetModel
 from diffusax.networks.unet import T2IAdapter as T2IAdapter
 from diffusax.networks.unet import UNet2DConditionModel as UNet2DConditionModel
 from diffusax.networks.unet import UNet2DModel as UNet2DModel
+from diffusax.networks.video import WanTransformer3DModel as WanTransformer3DModel
 

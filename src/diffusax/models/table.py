@@ -27,7 +27,7 @@ from diffusax.models.encoders.qwen3_vl import (
     Qwen3VLTextModel,
 )
 from diffusax.models.encoders.qwen3_vl_vision import Qwen3VLVisionModel
-from diffusax.models.encoders.t5 import T5EncoderModel
+from diffusax.models.encoders.t5 import T5EncoderModel, UMT5EncoderModel
 from diffusax.models.encoders.vit import Dinov2Model, ViTModel
 from diffusax.models.transformers.flux import FluxTransformer2DModel
 from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
@@ -36,6 +36,7 @@ from diffusax.models.transformers.flux_controlnet import FluxControlNetModel
 from diffusax.models.transformers.krea2 import Krea2Transformer2DModel
 from diffusax.models.transformers.qwen_image import QwenImageTransformer2DModel
 from diffusax.models.transformers.qwen_image21 import QwenImage21Transformer2DModel
+from diffusax.models.transformers.wan import WanTransformer3DModel
 from diffusax.models.transformers.z_image import ZImageTransformer2DModel
 from diffusax.models.unet.controlnet import ControlNetModel
 from diffusax.models.unet.t2i_adapter import T2IAdapter
@@ -78,9 +79,11 @@ MODELS: dict[str, type[nnx.Module]] = {
         Qwen3VLVisionModel,
         T2IAdapter,
         T5EncoderModel,
+        UMT5EncoderModel,
         UNet2DConditionModel,
         UNet2DModel,
         ViTModel,
+        WanTransformer3DModel,
         ZImageTransformer2DModel,
     )
 }

@@ -41,6 +41,7 @@ from diffusax.networks.language_models import (
     Qwen3VLTextModel,
     Qwen3VLVisionModel,
     T5EncoderModel,
+    UMT5EncoderModel,
 )
 from diffusax.networks.model import Model, load_network
 from diffusax.networks.model import initialize as initialize
@@ -57,6 +58,7 @@ from diffusax.networks.unet import (
     UNet2DConditionModel,
     UNet2DModel,
 )
+from diffusax.networks.video import WanTransformer3DModel
 
 AutoModel = Model
 """diffusers' name of the class that loads any network."""
@@ -96,9 +98,11 @@ __all__ = [
     "QwenImageTransformer2DModel",
     "T2IAdapter",
     "T5EncoderModel",
+    "UMT5EncoderModel",
     "UNet2DConditionModel",
     "UNet2DModel",
     "ViTModel",
+    "WanTransformer3DModel",
     "ZImageTransformer2DModel",
     "load_network",
 ]

@@ -32,14 +32,27 @@ def take_map(name: str, value: Any, channels: int | None) -> Any:
     Raises:
         ValueError: it does not have four axes, or the second one is not the channels.
     """
-    x = as_array(value)
-    if x.ndim == 4 and channels in (None, x.shape[1]):
+    return _channels_second(name, value, channels, "height, width")
+
+
+def take_video(name: str, value: Any, channels: int | None) -> Any:
+    """Converts videos or their latents to an array, and checks the layout b c f h w.
+
+    Arguments and errors as those of `take_map`, with five axes.
+    """
+    return _channels_second(name, value, channels, "frames, height, width")
+
+
+def _channels_second(name: str, value: Any, channels: int | None, sizes: str) -> Any:
+    x, axes = as_array(value), 3 + sizes.count(",")
+    if x.ndim == axes and channels in (None, x.shape[1]):
         return x
     mend = ""
-    if x.ndim == 4 and x.shape[-1] == channels:
-        mend = f"; channels come second here: {name}.transpose(0, 3, 1, 2)"
+    if x.ndim == axes and x.shape[-1] == channels:
+        order = ", ".join(map(str, (0, axes - 1, *range(1, axes - 1))))
+        mend = f"; channels come second here: {name}.transpose({order})"
     raise ValueError(
-        f"{name} must have shape (batch, {channels or 'channels'}, height, width) (got {x.dtype} "
+        f"{name} must have shape (batch, {channels or 'channels'}, {sizes}) (got {x.dtype} "
         f"of shape {tuple(x.shape)}){mend}"
     )
 

@@ -258,6 +258,13 @@ class T5EncoderModel(FromSingleFile, Model):
         return _output(self.run(ids, lengths), output_hidden_states, return_dict, input_ids)
 
 
+class UMT5EncoderModel(T5EncoderModel):
+    """UMT5's encoder, which Wan conditions on."""
+
+    module_class = MODELS["UMT5EncoderModel"]
+    component = "text_encoder"
+
+
 def _encode(model: Model, pixel_values: Any, grids: np.ndarray, **options: Any) -> Any:
     """Encodes images with a network, see `encode_each`.
 

@@ -57,12 +57,13 @@ def assert_close(actual, expected, tolerance=1e-5):
         [
             ("Qwen3ForCausalLM", {"tie_word_embeddings": True, "attention_bias": True}),
             ("T5EncoderModel", {}),
+            ("UMT5EncoderModel", {}),
             ("T5EncoderModel", {"feed_forward_proj": "relu", "layer_norm_epsilon": 1e-3}),
             ("Qwen3Model", {}),
             ("Qwen3ForCausalLM", {"tie_word_embeddings": False, "num_key_value_heads": 6}),
             ("Qwen3VLForConditionalGeneration", {"tie_word_embeddings": True}),
         ],
-        3,
+        4,
     ),
 )
 def test_every_output_equals_transformers(tmp_path, kind, changes):
@@ -214,6 +215,7 @@ def test_config_of_a_language_model_that_is_not_supported_is_an_error(config, ch
         ("Qwen3ForCausalLM", {"tie_word_embeddings": True}),
         ("Qwen3ForCausalLM", {"attention_bias": True}),
         ("T5EncoderModel", {}),
+        ("UMT5EncoderModel", {}),
     ],
 )
 def test_saved_in_several_files_it_opens_in_transformers(tmp_path, kind, changes):

@@ -316,6 +316,8 @@ class T5Config(Keyed):
 
     class_name: ClassVar[str] = "T5EncoderModel"
     fixed: ClassVar[dict[str, Any]] = {"model_type": "t5"}
+    layers_share_biases: ClassVar[bool] = True
+    """Whether all layers use the first one's biases for distances."""
     ignored: ClassVar[frozenset[str]] = IGNORED | {
         "classifier_dropout",
         "dense_act_fn",
@@ -348,3 +350,18 @@ class T5Config(Keyed):
                 f"relative_attention_num_buckets={self.relative_attention_num_buckets} "
                 f"(got {self.relative_attention_max_distance})"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class UMT5Config(T5Config):
+    """The options of transformers' UMT5Config that change what its encoder returns."""
+
+    class_name: ClassVar[str] = "UMT5EncoderModel"
+    fixed: ClassVar[dict[str, Any]] = {"model_type": "umt5"}
+    layers_share_biases: ClassVar[bool] = False
+
+    vocab_size: Tokens = 250112
+    d_ff: Channels = 1024
+    num_layers: Layers = 8
+    num_heads: Heads = 6
+    feed_forward_proj: Literal["relu", "gated-gelu"] = "gated-gelu"

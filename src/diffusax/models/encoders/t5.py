@@ -1,6 +1,6 @@
-"""T5's encoder (Raffel et al. 2020), which FLUX.1 and Stable Diffusion 3 condition on.
+"""T5's encoder (Raffel et al. 2020), which FLUX.1 and Stable Diffusion 3 condition on, and UMT5's.
 
-Upstream: transformers models/t5/modeling_t5.py.
+Upstream: transformers models/t5/modeling_t5.py and models/umt5/modeling_umt5.py.
 """
 
 import math
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from diffusax.models.encoders.configs import T5Config
+from diffusax.models.encoders.configs import T5Config, UMT5Config
 from diffusax.models.encoders.hidden_states import LanguageModel, chosen_states
 from diffusax.models.layers.layers import Embedding, Linear, RMSNorm
 from diffusax.models.ops.activations import gated_approximate_gelu
@@ -51,7 +51,7 @@ def distance_buckets(length: int, buckets: int, max_distance: int) -> np.ndarray
 class T5Attention(nnx.Module):
     """Self-attention with a bias by distance, without a scale, b t c -> b t c.
 
-    biased: whether it has the biases, which those of all later layers use, too.
+    biased: whether it has biases; those of T5's first layer are those of all later ones, too.
     """
 
     def __init__(self, config: T5Config, *, biased: bool, rngs: nnx.Rngs):
@@ -146,15 +146,20 @@ class T5Stack(nnx.Module):
     """The blocks and the final norm. x: b t c -> the hidden states after chosen layers, b t c."""
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
-        count = config.num_layers
-        self.block = nnx.List([T5Block(config, biased=i == 0, rngs=rngs) for i in range(count)])
+        own = [i == 0 or not config.layers_share_biases for i in range(config.num_layers)]
+        self.block = nnx.List([T5Block(config, biased=biased, rngs=rngs) for biased in own])
         self.final_layer_norm = RMSNorm(config.d_model, eps=config.layer_norm_epsilon, rngs=rngs)
 
     def __call__(
         self, x: jax.Array, key_lengths: jax.Array | None, layers: Sequence[int] | None
     ) -> tuple[jax.Array, ...]:
-        bias = self.block[0].layer[0].SelfAttention.biases(x.shape[1])
-        blocks = [partial(block, bias=bias, key_lengths=key_lengths) for block in self.block]
+        attentions = [block.layer[0].SelfAttention for block in self.block]
+        biased = [own for own in attentions if own.relative_attention_bias is not None]
+        biases = [own.biases(x.shape[1]) for own in biased] * (len(attentions) // len(biased))
+        blocks = [
+            partial(block, bias=bias, key_lengths=key_lengths)
+            for block, bias in zip(self.block, biases, strict=True)
+        ]
         return chosen_states(x, blocks, self.final_layer_norm, layers)
 
 
@@ -178,3 +183,9 @@ class T5EncoderModel(LanguageModel):
         self, ids: jax.Array, key_lengths: jax.Array | None, layers: Sequence[int] | None
     ) -> tuple[jax.Array, ...]:
         return self.encoder(self.shared(ids), key_lengths, layers)
+
+
+class UMT5EncoderModel(T5EncoderModel):
+    """UMT5's encoder (Chung et al. 2023), each of whose layers has biases of its own."""
+
+    config_class = UMT5Config

@@ -1,7 +1,7 @@
 """Shifts, scales and gates tokens by what follows from the time (Peebles and Xie 2023)."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -11,13 +11,18 @@ from diffusax.models.ops.norms import normalized, rms_norm
 from diffusax.runtime.devices.lowering import barrier_on
 
 
-def modulate(x: jax.Array, shift: jax.Array, scale: jax.Array) -> LayerInput:
-    """Normalises tokens, then scales and shifts them. x: b t c; shift, scale: b 1 c."""
-    return LayerInput(_modulated, x, shift, scale)
+def modulate(x: jax.Array, shift: jax.Array, scale: jax.Array, *, eps: float = 1e-6) -> LayerInput:
+    """Normalises tokens, then scales and shifts them. x: b t c; shift, scale: b 1 c, or b t c."""
+    return LayerInput(_modulation(eps), x, shift, scale)
 
 
-def _modulated(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
-    return shifted(normalized(x, eps=1e-6), shift, scale)
+@lru_cache
+def _modulation(eps: float) -> Callable[..., jax.Array]:
+    return partial(_modulated, eps=eps)
+
+
+def _modulated(x: jax.Array, shift: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
+    return shifted(normalized(x, eps=eps), shift, scale)
 
 
 def scaled_rms_norm(norm: Any, x: jax.Array, scale: Any) -> LayerInput:

@@ -339,11 +339,15 @@ class GELULayer(nnx.Module):
 
 
 class GELUFeedForward(nnx.Module):
-    """A layer with GELU to four times the width, and a layer back. x: ... c -> ... c."""
+    """A layer with GELU to another width, and a layer back. x: ... c -> ... c.
 
-    def __init__(self, c: int, *, rngs: nnx.Rngs):
+    inner: the width; four times c by default.
+    """
+
+    def __init__(self, c: int, inner: int | None = None, *, rngs: nnx.Rngs):
+        inner = inner or 4 * c
         # The checkpoint numbers the layers 0 and 2; 1 is a dropout without parameters.
-        layers = [GELULayer(c, 4 * c, rngs=rngs), None, Linear(4 * c, c, rngs=rngs)]
+        layers = [GELULayer(c, inner, rngs=rngs), None, Linear(inner, c, rngs=rngs)]
         self.net: Any = nnx.List(layers)
 
     def __call__(self, x: Tokens) -> jax.Array:
