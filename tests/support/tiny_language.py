@@ -121,7 +121,7 @@ TEMPLATE = """\
 
 
 def build(kind: str, **changes: Any) -> Any:
-    """A random model of transformers: Qwen3, Qwen2.5-VL, Qwen3-VL, with a head or not, T5 or UMT5."""
+    """A random model of transformers: Qwen3 or one that sees, with a head or not, T5 or UMT5."""
     return randomize(getattr(transformers, kind)(config_of(kind, **changes)))
 
 

@@ -202,8 +202,9 @@ class _WithOptions:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
-        result, self.kept = self._network.apply(*args, **kwargs, **self._options)
+    def apply(self, params: Params, *args: Any, **kwargs: Any) -> Any:
+        options = {**kwargs, **self._options}
+        result, self.kept = self._network.apply(params, *args, **options)
         return result
 
 

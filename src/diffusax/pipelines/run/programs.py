@@ -174,7 +174,7 @@ def _row_model(
         if cached:
             active = branches.from_branches(active_branches(inputs.weights, len(x)))
             evaluation = Evaluation(plan.cache, memory, active)
-        elif hooked:
+        elif plan.hooks is not None:
             times = branches.from_images(jnp.broadcast_to(timestep, x.shape[:1]))
             evaluation = Hooks(plan.hooks, i, times, branches.k)
         given = x, timestep, conditions, inputs, branches
