@@ -11,6 +11,8 @@ import pytest
 import torch
 from jax.tree_util import Partial
 from support.attention_processors import CrossProcessor, JointProcessor, outputs, processed
+from support.many_devices import run_on_devices
+from support.repository import ROOT
 from support.tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 from support.tiny_transformers import flux_pipeline
 from support.tiny_unconditional import build_unconditional
@@ -18,6 +20,7 @@ from support.tiny_unconditional import build_unconditional
 import diffusax
 from diffusax.runtime.programs.compilations import count_compilations
 
+RUNS = ROOT / "tests" / "support" / "runs"
 TOLERANCE = 1e-4
 CALL = {"prompt": ["a red apple", "a hat"], "num_inference_steps": 4, "output_type": "np"}
 CALL |= {"guidance_scale": 5.0}
@@ -232,6 +235,15 @@ def test_a_running_batch_runs_calls_with_hooks_alone(pipes):
     assert np.abs(found.images - plain).max() > 100 * TOLERANCE
     for name, rows in expected.kept.items():
         close(found.kept[name], rows, 1e-5)
+
+
+@pytest.mark.slow
+def test_hooks_on_meshes_are_those_on_one_device(tmp_path):
+    folder = tmp_path / "sd"
+    unet = {**SMALLEST_UNET, "mid_block_type": "UNetMidBlock2DCrossAttn"}
+    build_stable_diffusion(folder, unet=unet, vae=SMALLEST_VAE)
+    meshes = ("data=4", "data=2,tensor=2", "data=2,context=2")
+    assert run_on_devices(RUNS / "hooks_on_mesh.py", folder, *meshes) == ["equal"]
 
 
 def test_pipelines_without_texts_have_hooks(tmp_path):

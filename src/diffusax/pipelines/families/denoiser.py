@@ -195,7 +195,8 @@ class _WithOptions:
     """A network that returns a pair with some options, which denoisers call as the network."""
 
     def __init__(self, network: Network, options: Mapping[str, Any]):
-        self._network, self._options = network, options
+        self._network: Any = network
+        self._options = options
         self.kept: Any = None
         """The second of the pair, once the network was called."""
 
