@@ -8,6 +8,7 @@ from diffusax.models.autoencoders.kl import AutoencoderKL
 from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImage
 from diffusax.models.autoencoders.qwen_image21 import AutoencoderKLQwenImage21
 from diffusax.models.autoencoders.tiny import AutoencoderTiny
+from diffusax.models.autoencoders.wan import AutoencoderKLWan
 from diffusax.models.encoders.clip import CLIPTextModel, CLIPTextModelWithProjection
 from diffusax.models.encoders.clip_vision import (
     CLIPModel,
@@ -52,6 +53,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         AutoencoderKLFlux2,
         AutoencoderKLQwenImage,
         AutoencoderKLQwenImage21,
+        AutoencoderKLWan,
         AutoencoderTiny,
         CLIPModel,
         CLIPTextModel,

@@ -6,7 +6,7 @@ kernel alone, and layers over frames leave the first one as it is: what is left 
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,18 +43,44 @@ _STD = (
 _EPS = 1e-24
 
 
+class LevelsConfig(Keyed):
+    """What follows from the options of Wan's autoencoder and of those that are made of it."""
+
+    scaling_factor: ClassVar[float] = 1.0
+    shift_factor: ClassVar[None] = None
+    sample_size: ClassVar[int] = 256
+    """The side of tiles in pixels, as in diffusers."""
+
+    @property
+    def widths(self: Any) -> tuple[int, ...]:
+        """The channels of each level of the encoder."""
+        return tuple(self.base_dim * n for n in self.dim_mult)
+
+    @property
+    def decoder_widths(self: Any) -> tuple[int, ...]:
+        """The channels of each level of the decoder, that of the smallest maps first."""
+        base = getattr(self, "decoder_base_dim", None) or self.base_dim
+        return tuple(base * n for n in self.dim_mult[::-1])
+
+    @property
+    def latent_channels(self: Any) -> int:
+        """The channels of latents."""
+        return self.z_dim  # type: ignore[no-any-return]
+
+    @property
+    def downsampling(self: Any) -> int:
+        """The number of pixels per latent in each direction."""
+        return 2 ** (len(self.dim_mult) - 1)  # type: ignore[no-any-return]
+
+
 @dataclasses.dataclass(frozen=True)
-class AutoencoderKLQwenImageConfig(Keyed):
+class AutoencoderKLQwenImageConfig(LevelsConfig):
     """The options of diffusers' AutoencoderKLQwenImage."""
 
     class_name: ClassVar[str] = "AutoencoderKLQwenImage"
     # A list in files. diffusers' encoder fails with attention between its levels.
     fixed: ClassVar[dict[str, Any]] = {"attn_scales": ([], ())}
     ignored: ClassVar[frozenset[str]] = frozenset({"dropout"})
-    scaling_factor: ClassVar[float] = 1.0
-    shift_factor: ClassVar[None] = None
-    sample_size: ClassVar[int] = 256
-    """The side of tiles in pixels, as in diffusers."""
 
     base_dim: Channels = 96
     """The channels of the level of the image's own size."""
@@ -72,26 +98,11 @@ class AutoencoderKLQwenImageConfig(Keyed):
         check_levels(self)
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """The channels of each level."""
-        return tuple(self.base_dim * n for n in self.dim_mult)
-
-    @property
     def in_channels(self) -> int:
         """The channels of images."""
         return self.input_channels
 
     out_channels = in_channels
-
-    @property
-    def latent_channels(self) -> int:
-        """The channels of latents."""
-        return self.z_dim
-
-    @property
-    def downsampling(self) -> int:
-        """The number of pixels per latent in each direction."""
-        return 2 ** (len(self.dim_mult) - 1)
 
 
 def check_levels(config: Any) -> None:
@@ -147,7 +158,7 @@ class ResidualBlock(nnx.Module):
     conv: the class of its convolutions.
     """
 
-    def __init__(self, c: int, d: int, *, conv: Any = FrameConv, rngs: nnx.Rngs):
+    def __init__(self, c: int, d: int, *, conv: Any, rngs: nnx.Rngs):
         self.norm1 = ChannelNorm(c, 3, rngs=rngs)
         self.conv1 = conv(c, d, 3, rngs=rngs)
         self.norm2 = ChannelNorm(d, 3, rngs=rngs)
@@ -176,48 +187,70 @@ class AttentionBlock(nnx.Module):
 
 
 class TimeConv(nnx.Module):
-    """The parameters of a convolution over frames alone, which videos after their first meet.
+    """The parameters of a convolution over frames alone, which leaves the first one as it is.
 
-    They are kept as the checkpoint has them, and play no part in images. size: the last axes of
-    the kernel in checkpoints.
+    They are kept as the checkpoint has them. size: the last axes of the kernel in checkpoints.
     """
+
+    is_first: ClassVar[bool] = True
+    """Whether it is given the first frames of videos."""
 
     def __init__(self, c: int, d: int, size: tuple[int, ...] = (3, 1, 1), *, rngs: nnx.Rngs):
         make, shape = rngs.params, (d, c, *size)
         self.weight = nnx.Param(shaped(lecun_normal())(make(), shape, jnp.float32))
         self.bias = nnx.Param(shaped(zeros)(make(), (d,), jnp.float32))
 
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x
+
+
+class Layers(NamedTuple):
+    """The classes of an autoencoder's layers that see several frames of videos.
+
+    They are built of (the input's channels, the output's), and `conv` of its kernel's size, too.
+    """
+
+    conv: Any
+    """Convolves frames with those before them."""
+    halve: Any
+    """Makes one of two frames."""
+    double: Any
+    """Makes two of one frame."""
+
+
+ONE_FRAME = Layers(FrameConv, TimeConv, TimeConv)
+
 
 class Downsample(nnx.Module):
     """A convolution of stride 2. x: b h w c -> b h/2 w/2 c.
 
-    size: see `TimeConv`.
+    time: the class of the layer that halves the number of frames, too; None where none does.
     """
 
-    def __init__(self, c: int, *, time: bool, size: tuple[int, ...] = (3, 1, 1), rngs: nnx.Rngs):
+    def __init__(self, c: int, *, time: Any, rngs: nnx.Rngs):
         # The checkpoint numbers the layers; 0 is the padding below and to the right.
         conv = Conv2d(c, c, 3, stride=2, padding=((0, 1), (0, 1)), rngs=rngs)
         self.resample: Any = nnx.List([None, conv])
-        self.time_conv = TimeConv(c, c, size, rngs=rngs) if time else None
+        self.time_conv = None if time is None else time(c, c, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.resample[1](x)
+        x = self.resample[1](x)
+        return x if self.time_conv is None else self.time_conv(x)
 
 
 class Upsample(nnx.Module):
     """Repeats pixels, and convolves them. x: b h w c -> b 2h 2w d.
 
-    size: see `TimeConv`.
+    time: the class of the layer that doubles the number of frames, too; None where none does.
     """
 
-    def __init__(
-        self, c: int, d: int, *, time: bool, size: tuple[int, ...] = (3, 1, 1), rngs: nnx.Rngs
-    ):
+    def __init__(self, c: int, d: int, *, time: Any, rngs: nnx.Rngs):
         # The checkpoint numbers the layers; 0 is the enlargement.
         self.resample: Any = nnx.List([None, Conv2d(c, d, 3, rngs=rngs)])
-        self.time_conv = TimeConv(c, 2 * c, size, rngs=rngs) if time else None
+        self.time_conv = None if time is None else time(c, 2 * c, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        x = x if self.time_conv is None else self.time_conv(x)
         return self.resample[1](upsample_nearest(x, (2 * x.shape[1], 2 * x.shape[2])))
 
 
@@ -227,7 +260,7 @@ class MidBlock(nnx.Module):
     conv: the class of the residual blocks' convolutions.
     """
 
-    def __init__(self, c: int, *, conv: Any = FrameConv, rngs: nnx.Rngs):
+    def __init__(self, c: int, *, conv: Any, rngs: nnx.Rngs):
         self.resnets = nnx.List([ResidualBlock(c, c, conv=conv, rngs=rngs) for _ in range(2)])
         self.attentions = nnx.List([AttentionBlock(c, rngs=rngs)])
 
@@ -238,19 +271,27 @@ class MidBlock(nnx.Module):
 class Encoder(nnx.Module):
     """The encoder. x: b H W 3 -> b h w 2z, the mean and log variance side by side."""
 
-    def __init__(self, config: AutoencoderKLQwenImageConfig, *, rngs: nnx.Rngs):
-        c, layers = config.base_dim, list[Any]()
-        self.conv_in: Any = FrameConv(config.input_channels, c, 3, rngs=rngs)
+    layers: ClassVar[Layers] = ONE_FRAME
+
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        conv, last = self.layers.conv, config.widths[-1]
+        self.conv_in: Any = conv(config.in_channels, config.base_dim, 3, rngs=rngs)
+        self.down_blocks: Any = nnx.List(self._levels(config, rngs))
+        self.mid_block = MidBlock(last, conv=conv, rngs=rngs)
+        self.norm_out = ChannelNorm(last, 3, rngs=rngs)
+        self.conv_out: Any = conv(last, 2 * config.z_dim, 3, rngs=rngs)
+
+    def _levels(self, config: Any, rngs: nnx.Rngs) -> list[Any]:
+        """Builds the layers of all levels, in one row."""
+        c, rows = config.base_dim, list[Any]()
         for i, d in enumerate(config.widths):
             for _ in range(config.num_res_blocks):
-                layers.append(ResidualBlock(c, d, rngs=rngs))
+                rows.append(ResidualBlock(c, d, conv=self.layers.conv, rngs=rngs))
                 c = d
             if i < len(config.widths) - 1:
-                layers.append(Downsample(d, time=config.temperal_downsample[i], rngs=rngs))
-        self.down_blocks: Any = nnx.List(layers)
-        self.mid_block = MidBlock(c, rngs=rngs)
-        self.norm_out = ChannelNorm(c, 3, rngs=rngs)
-        self.conv_out: Any = FrameConv(c, 2 * config.z_dim, 3, rngs=rngs)
+                time = self.layers.halve if config.temperal_downsample[i] else None
+                rows.append(Downsample(d, time=time, rngs=rngs))
+        return rows
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = self.conv_in(x)
@@ -265,12 +306,24 @@ class UpBlock(nnx.Module):
     x: b h w c -> b h w d, or b 2h 2w d/2.
     """
 
-    def __init__(self, c: int, d: int, layers: int, *, time: bool | None, rngs: nnx.Rngs):
-        """Builds the layers. time: whether the enlargement is one of frames, too; None for none."""
-        widths = [c, *[d] * layers]
-        self.resnets = nnx.List([ResidualBlock(before, d, rngs=rngs) for before in widths[:-1]])
+    def __init__(
+        self, c: int, d: int, count: int, *, layers: Layers, time: bool | None, rngs: nnx.Rngs
+    ):
+        """Builds the layers.
+
+        Args:
+            c: the input's channels.
+            d: those of the residual blocks.
+            count: how many residual blocks there are.
+            layers: the classes of layers.
+            time: whether the enlargement is one of frames, too; None for no enlargement.
+            rngs: the keys of the parameters.
+        """
+        widths = [c, *[d] * (count - 1)]
+        self.resnets = nnx.List([ResidualBlock(n, d, conv=layers.conv, rngs=rngs) for n in widths])
+        double = layers.double if time else None
         self.upsamplers = (
-            None if time is None else nnx.List([Upsample(d, d // 2, time=time, rngs=rngs)])
+            None if time is None else nnx.List([Upsample(d, d // 2, time=double, rngs=rngs)])
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -282,20 +335,29 @@ class UpBlock(nnx.Module):
 class Decoder(nnx.Module):
     """The decoder. z: b h w z -> b H W 3."""
 
-    def __init__(self, config: AutoencoderKLQwenImageConfig, *, rngs: nnx.Rngs):
-        widths = config.widths[::-1]
-        times = [*config.temperal_downsample[::-1], None]
-        inputs = [widths[0], *(d // 2 for d in widths)]
-        self.conv_in: Any = FrameConv(config.z_dim, widths[0], 3, rngs=rngs)
-        self.mid_block = MidBlock(widths[0], rngs=rngs)
+    layers: ClassVar[Layers] = ONE_FRAME
+    block: ClassVar[Any] = UpBlock
+    """The class of the levels."""
+
+    def __init__(self, config: Any, *, rngs: nnx.Rngs):
+        conv, widths = self.layers.conv, config.decoder_widths
+        times = (*config.temperal_downsample[::-1], None)
+        self.conv_in: Any = conv(config.z_dim, widths[0], 3, rngs=rngs)
+        self.mid_block = MidBlock(widths[0], conv=conv, rngs=rngs)
         self.up_blocks: Any = nnx.List(
             [
-                UpBlock(c, d, config.num_res_blocks + 1, time=time, rngs=rngs)
-                for c, d, time in zip(inputs, widths, times)
+                self.block(
+                    c, d, config.num_res_blocks + 1, layers=self.layers, time=time, rngs=rngs
+                )
+                for c, d, time in zip(self._inputs(widths), widths, times)
             ]
         )
         self.norm_out = ChannelNorm(widths[-1], 3, rngs=rngs)
-        self.conv_out: Any = FrameConv(widths[-1], config.input_channels, 3, rngs=rngs)
+        self.conv_out: Any = conv(widths[-1], config.out_channels, 3, rngs=rngs)
+
+    def _inputs(self, widths: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the channels that each level is given: an enlargement halves them."""
+        return widths[0], *(d // 2 for d in widths)
 
     def __call__(self, z: jax.Array) -> jax.Array:
         x = self.mid_block(self.conv_in(z))
@@ -313,14 +375,14 @@ class OneFrameAutoencoder(nnx.Module):
 
     encoder_class: ClassVar[Any]
     decoder_class: ClassVar[Any]
-    conv_class: ClassVar[Any]
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
         self.config = config
         z = config.z_dim
         self.encoder = self.encoder_class(config, rngs=rngs)
-        self.quant_conv = self.conv_class(2 * z, 2 * z, 1, rngs=rngs)
-        self.post_quant_conv = self.conv_class(z, z, 1, rngs=rngs)
+        conv = self.encoder_class.layers.conv
+        self.quant_conv = conv(2 * z, 2 * z, 1, rngs=rngs)
+        self.post_quant_conv = conv(z, z, 1, rngs=rngs)
         self.decoder = self.decoder_class(config, rngs=rngs)
 
     def encode(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -355,4 +417,4 @@ class AutoencoderKLQwenImage(OneFrameAutoencoder):
     """
 
     config_class = AutoencoderKLQwenImageConfig
-    encoder_class, decoder_class, conv_class = Encoder, Decoder, FrameConv
+    encoder_class, decoder_class = Encoder, Decoder

@@ -7,20 +7,22 @@ which an image has one, after zeros.
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from diffusax.boundary.config import Channels, Keyed, Positive, Repeats, Shift, Widths
+from diffusax.boundary.config import Channels, Positive, Repeats, Shift, Widths
 from diffusax.models.autoencoders import qwen_image
 from diffusax.models.autoencoders.qwen_image import (
-    ChannelNorm,
     Downsample,
-    MidBlock,
+    Layers,
+    LevelsConfig,
     OneFrameAutoencoder,
     ResidualBlock,
+    TimeConv,
     Upsample,
     check_levels,
 )
@@ -49,7 +51,7 @@ _STD = (
 
 
 @dataclasses.dataclass(frozen=True)
-class AutoencoderKLQwenImage21Config(Keyed):
+class AutoencoderKLQwenImage21Config(LevelsConfig):
     """The options of diffusers' AutoencoderKLQwenImage21."""
 
     class_name: ClassVar[str] = "AutoencoderKLQwenImage21"
@@ -62,10 +64,6 @@ class AutoencoderKLQwenImage21Config(Keyed):
     ignored: ClassVar[frozenset[str]] = frozenset(
         {"dropout", "scale_factor_temporal", "scale_factor_spatial"}
     )
-    scaling_factor: ClassVar[float] = 1.0
-    shift_factor: ClassVar[None] = None
-    sample_size: ClassVar[int] = 256
-    """The side of tiles in pixels, as in diffusers."""
 
     base_dim: Channels = 96
     """The channels of the encoder's level of the image's own size."""
@@ -84,22 +82,17 @@ class AutoencoderKLQwenImage21Config(Keyed):
 
     def __post_init__(self) -> None:
         check_levels(self)
-        before, last = self.dim_mult[-2:] if len(self.dim_mult) > 1 else (1, self.dim_mult[0])
-        if before % last:
-            raise ValueError(
-                "dim_mult must not have more channels on the last level than on the one before "
-                f"(got {self.dim_mult})"
-            )
+        check_ways_around(self)
 
-    @property
-    def latent_channels(self) -> int:
-        """The channels of latents."""
-        return self.z_dim
 
-    @property
-    def downsampling(self) -> int:
-        """The number of pixels per latent in each direction."""
-        return 2 ** (len(self.dim_mult) - 1)
+def check_ways_around(config: Any) -> None:
+    """Raises ValueError where means of channels cannot be those of the encoder's last level."""
+    before, last = (1, *config.dim_mult)[-2:]
+    if before % last:
+        raise ValueError(
+            "dim_mult must not have more channels on the last level than on the one before "
+            f"(got {config.dim_mult})"
+        )
 
 
 class DownBlock(nnx.Module):
@@ -108,22 +101,27 @@ class DownBlock(nnx.Module):
     x: b h w c -> b h/2 w/2 d, or b h w d.
     """
 
-    def __init__(self, c: int, d: int, layers: int, *, time: bool | None, rngs: nnx.Rngs):
-        """Builds the layers. time: whether the reduction is one of frames, too; None for none."""
-        widths = [c, *[d] * (layers - 1)]
-        self.resnets = nnx.List([ResidualBlock(n, d, conv=Conv2d, rngs=rngs) for n in widths])
-        self.downsampler = (
-            None if time is None else Downsample(d, time=time, size=(1, 1), rngs=rngs)
-        )
-        self.channels, self.frames = d, 2 if time else 1
+    def __init__(
+        self, c: int, d: int, count: int, *, layers: Layers, time: bool | None, rngs: nnx.Rngs
+    ):
+        """Builds the layers. time: whether the reduction is one of frames, too; None for none.
+
+        The others are those of `qwen_image.UpBlock`.
+        """
+        widths = [c, *[d] * (count - 1)]
+        self.resnets = nnx.List([ResidualBlock(n, d, conv=layers.conv, rngs=rngs) for n in widths])
+        halve = layers.halve if time else None
+        self.downsampler = None if time is None else Downsample(d, time=halve, rngs=rngs)
+        self.channels = d
 
     def __call__(self, x: jax.Array) -> jax.Array:
         h = x
         for resnet in self.resnets:
             h = resnet(h)
         if self.downsampler is None:
-            return h + group_means(x, self.channels, 1, 1)
-        return self.downsampler(h) + group_means(x, self.channels, 2, self.frames)
+            return h + group_means(x, self.channels, side=1, time=None)
+        means = group_means(x, self.channels, side=2, time=self.downsampler.time_conv)
+        return self.downsampler(h) + means
 
 
 class UpBlock(nnx.Module):
@@ -132,12 +130,15 @@ class UpBlock(nnx.Module):
     x: b h w c -> b 2h 2w d, or b h w d.
     """
 
-    def __init__(self, c: int, d: int, layers: int, *, time: bool | None, rngs: nnx.Rngs):
-        """Builds the layers. time: whether the enlargement is one of frames, too; None for none."""
-        widths = [c, *[d] * (layers - 1)]
-        self.resnets = nnx.List([ResidualBlock(n, d, conv=Conv2d, rngs=rngs) for n in widths])
-        self.upsampler = None if time is None else Upsample(d, d, time=time, size=(1, 1), rngs=rngs)
-        self.channels, self.frames = d, 2 if time else 1
+    def __init__(
+        self, c: int, d: int, count: int, *, layers: Layers, time: bool | None, rngs: nnx.Rngs
+    ):
+        """Builds the layers, see `qwen_image.UpBlock`."""
+        widths = [c, *[d] * (count - 1)]
+        self.resnets = nnx.List([ResidualBlock(n, d, conv=layers.conv, rngs=rngs) for n in widths])
+        double = layers.double if time else None
+        self.upsampler = None if time is None else Upsample(d, d, time=double, rngs=rngs)
+        self.channels = d
 
     def __call__(self, x: jax.Array) -> jax.Array:
         h = x
@@ -145,69 +146,71 @@ class UpBlock(nnx.Module):
             h = resnet(h)
         if self.upsampler is None:
             return h
-        return self.upsampler(h) + spread_channels(x, self.channels, self.frames)
+        spread = spread_channels(x, self.channels, time=self.upsampler.time_conv)
+        return self.upsampler(h) + spread
 
 
-def group_means(x: jax.Array, d: int, side: int, frames: int) -> jax.Array:
+def group_means(x: jax.Array, d: int, *, side: int, time: Any) -> jax.Array:
     """Returns means over squares of pixels and groups of channels, b h w c -> b h/side w/side d.
 
-    An image is the last of so many frames, of which the others are zeros. Upstream:
-    autoencoder_kl_wan.py, AvgDown3D.
+    They are over pairs of frames, too, where there is a layer `time` that halves their number; a
+    first frame is the second of its pair, after zeros. Upstream: autoencoder_kl_wan.py, AvgDown3D.
     """
-    b, h, w, c = x.shape
-    squares = x.reshape(b, h // side, side, w // side, side, c).transpose(0, 1, 3, 5, 2, 4)
-    flat = squares.reshape(*squares.shape[:4], 1, side**2)
-    flat = jnp.pad(flat, ((0, 0),) * 4 + ((frames - 1, 0), (0, 0)))
+    _, h, w, c = x.shape
+    frames = 1 if time is None or time.is_first else 2
+    cut = x.reshape(-1, frames, h // side, side, w // side, side, c)
+    cut = cut.transpose(0, 2, 4, 6, 1, 3, 5)
+    flat = cut.reshape(*cut.shape[:4], frames, side**2)
+    if time is not None and time.is_first:
+        flat = jnp.pad(flat, ((0, 0),) * 4 + ((1, 0), (0, 0)))
     groups = flat.reshape(*flat.shape[:3], d, -1).astype(jnp.float32)
     return groups.mean(-1).astype(x.dtype)
 
 
-def spread_channels(x: jax.Array, d: int, frames: int) -> jax.Array:
+def spread_channels(x: jax.Array, d: int, *, time: Any) -> jax.Array:
     """Returns squares of pixels that repeat channels, b h w c -> b 2h 2w d.
 
-    They are those of the last of so many frames. Upstream: autoencoder_kl_wan.py, DupUp3D.
+    They are in two frames where there is a layer `time` that doubles their number, of which a first
+    frame has the second alone. Upstream: autoencoder_kl_wan.py, DupUp3D.
     """
     b, h, w, c = x.shape
-    repeated = jnp.repeat(x, d * frames * 4 // c, axis=-1)
-    last = repeated.reshape(b, h, w, d, frames, 2, 2)[..., -1, :, :]
-    return last.transpose(0, 1, 4, 2, 5, 3).reshape(b, 2 * h, 2 * w, d)
+    frames = 1 if time is None else 2
+    squares = jnp.repeat(x, d * frames * 4 // c, axis=-1).reshape(b, h, w, d, frames, 2, 2)
+    kept = squares[..., -1:, :, :] if time is not None and time.is_first else squares
+    return kept.transpose(0, 4, 1, 5, 2, 6, 3).reshape(-1, 2 * h, 2 * w, d)
+
+
+_time_conv = functools.partial(TimeConv, size=(1, 1))
+ONE_FRAME = Layers(Conv2d, _time_conv, _time_conv)
 
 
 class Encoder(qwen_image.Encoder):
     """The encoder. x: b H W 4 -> b h w 2z, the mean and log variance side by side."""
 
-    def __init__(self, config: AutoencoderKLQwenImage21Config, *, rngs: nnx.Rngs):
-        widths = [config.base_dim * n for n in (1, *config.dim_mult)]
-        times = (*config.temperal_downsample, None)
-        levels = zip(widths, widths[1:], times)
-        self.conv_in = Conv2d(config.in_channels, widths[0], 3, rngs=rngs)
-        self.down_blocks = nnx.List(
-            [DownBlock(c, d, config.num_res_blocks, time=t, rngs=rngs) for c, d, t in levels]
-        )
-        self.mid_block = MidBlock(widths[-1], conv=Conv2d, rngs=rngs)
-        self.norm_out = ChannelNorm(widths[-1], 3, rngs=rngs)
-        self.conv_out = Conv2d(widths[-1], 2 * config.z_dim, 3, rngs=rngs)
+    layers = ONE_FRAME
+
+    def _levels(self, config: Any, rngs: nnx.Rngs) -> list[Any]:
+        widths = config.base_dim, *config.widths
+        times = *config.temperal_downsample, None
+        given: dict[str, Any] = {"layers": self.layers, "rngs": rngs}
+        return [
+            DownBlock(c, d, config.num_res_blocks, time=time, **given)
+            for c, d, time in zip(widths, config.widths, times)
+        ]
 
 
 class Decoder(qwen_image.Decoder):
     """The decoder. z: b h w z -> b H W 4."""
 
-    def __init__(self, config: AutoencoderKLQwenImage21Config, *, rngs: nnx.Rngs):
-        base = config.decoder_base_dim or config.base_dim
-        widths = [base * n for n in (config.dim_mult[-1], *config.dim_mult[::-1])]
-        times = (*config.temperal_downsample[::-1], None)
-        levels = zip(widths, widths[1:], times)
-        self.conv_in = Conv2d(config.z_dim, widths[0], 3, rngs=rngs)
-        self.mid_block = MidBlock(widths[0], conv=Conv2d, rngs=rngs)
-        self.up_blocks = nnx.List(
-            [UpBlock(c, d, config.num_res_blocks + 1, time=t, rngs=rngs) for c, d, t in levels]
-        )
-        self.norm_out = ChannelNorm(widths[-1], 3, rngs=rngs)
-        self.conv_out = Conv2d(widths[-1], config.out_channels, 3, rngs=rngs)
+    layers = ONE_FRAME
+    block = UpBlock
+
+    def _inputs(self, widths: tuple[int, ...]) -> tuple[int, ...]:
+        return widths[0], *widths
 
 
 class AutoencoderKLQwenImage21(OneFrameAutoencoder):
     """Qwen-Image 2.1's autoencoder, of images with an opacity, b H W 4."""
 
     config_class = AutoencoderKLQwenImage21Config
-    encoder_class, decoder_class, conv_class = Encoder, Decoder, Conv2d
+    encoder_class, decoder_class = Encoder, Decoder

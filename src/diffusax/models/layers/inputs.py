@@ -20,15 +20,30 @@ def check_map(name: str, x: Any, channels: int) -> None:
     Raises:
         ValueError: it does not have four axes, or the last one is not the channels.
     """
-    shape = _shape(x)
-    if len(shape) == 4 and shape[-1] == channels:
+    _check_layout(name, x, channels, "batch, height, width")
+
+
+def check_video(name: str, x: Any, channels: int) -> None:
+    """Checks the layout b f h w c of videos or their latents, like `check_map`.
+
+    Raises:
+        ValueError: it does not have five axes, the last one is not the channels, or there is no
+            frame.
+    """
+    _check_layout(name, x, channels, "batch, frames, height, width")
+    if _shape(x)[1] < 1:
+        raise ValueError(f"{name} must have at least one frame (got {_given(x)})")
+
+
+def _check_layout(name: str, x: Any, channels: int, axes: str) -> None:
+    shape, count = _shape(x), axes.count(",") + 2
+    if len(shape) == count and shape[-1] == channels:
         return
     mend = ""
-    if len(shape) == 4 and shape[1] == channels:
-        mend = f"; channels come last here: {name}.transpose(0, 2, 3, 1)"
-    raise ValueError(
-        f"{name} must have shape (batch, height, width, {channels}) (got {_given(x)}){mend}"
-    )
+    if len(shape) == count and shape[1] == channels:
+        order = 0, *range(2, count), 1
+        mend = f"; channels come last here: {name}.transpose{order}"
+    raise ValueError(f"{name} must have shape ({axes}, {channels}) (got {_given(x)}){mend}")
 
 
 def check_video(name: str, x: Any, channels: int) -> None:

@@ -1,4 +1,4 @@
-"""Computes 2-D convolution, channels last, in the fastest form for the platform and shape."""
+"""Computes convolution, channels last, in two axes in the fastest form for platform and shape."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,6 +24,19 @@ def conv2d(x: jax.Array, kernel: Kernel, *, stride: int = 1, padding: Padding) -
     if is_plain():
         return _direct(x, kernel, stride, padding)
     return computed(_by_platform(x, kernel, stride=stride, padding=padding))
+
+
+def conv3d(
+    x: jax.Array, kernel: jax.Array, *, stride: int = 1, padding: tuple[tuple[int, int], ...]
+) -> jax.Array:
+    """Convolves x: b f h w c with kernel: kf kh kw c d -> b f' h' w' d, in x's dtype.
+
+    stride: over frames. padding: of frames, rows and columns.
+    """
+    y = jax.lax.conv_general_dilated(
+        x, kernel, (stride, 1, 1), padding, dimension_numbers=("NDHWC", "DHWIO", "NDHWC")
+    )
+    return computed(y)
 
 
 # As for attention, layers of one shape are traced once.
