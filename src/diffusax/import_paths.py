@@ -51,6 +51,7 @@ PATHS = {
     "models": """modeling_utils attention_processor autoencoders autoencoders.autoencoder_kl
         autoencoders.autoencoder_tiny autoencoders.autoencoder_asym_kl autoencoders.vae
         autoencoders.autoencoder_kl_qwenimage autoencoders.autoencoder_kl_qwenimage21
+        autoencoders.autoencoder_kl_wan
         modeling_outputs autoencoder_kl unet_2d_condition unets unets.unet_2d
         unets.unet_2d_condition controlnets controlnets.controlnet
         controlnets.multicontrolnet controlnets.controlnet_flux

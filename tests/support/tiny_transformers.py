@@ -449,6 +449,31 @@ def qwen_image_autoencoder(seed: int = 1, **changes: Any) -> Any:
     return randomize(vae, seed).requires_grad_(False)
 
 
+WAN_VAE: dict[str, Any] = {k: v for k, v in QWEN_IMAGE_VAE.items() if k != "dim_mult"}
+WAN_VAE |= {"dim_mult": [1, 2, 2, 1]}
+WAN22_VAE: dict[str, Any] = {
+    "base_dim": 4,
+    "decoder_base_dim": 6,
+    "z_dim": 6,
+    "dim_mult": [1, 2, 4, 4],
+    "num_res_blocks": 1,
+    "temperal_downsample": [False, True, True],
+    "is_residual": True,
+    "in_channels": 12,
+    "out_channels": 12,
+    "patch_size": 2,
+    "scale_factor_spatial": 16,
+    "latents_mean": [0.1, -0.3, 0.2, 0.0, 0.5, -0.4],
+    "latents_std": [1.3, 0.8, 1.1, 0.6, 1.7, 0.9],
+}
+
+
+def wan_autoencoder(seed: int = 1, **changes: Any) -> Any:
+    """An autoencoder of videos, Wan 2.1's; Wan 2.2's with the options of `WAN22_VAE`."""
+    vae = diffusers.AutoencoderKLWan(**{**WAN_VAE, **changes})
+    return randomize(vae, seed).requires_grad_(False)
+
+
 KREA2: dict[str, Any] = {
     "in_channels": 16,
     "num_layers": 2,

@@ -13,6 +13,7 @@ from diffusax.models.autoencoders.kl import AutoencoderKLConfig
 from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImageConfig
 from diffusax.models.autoencoders.qwen_image21 import AutoencoderKLQwenImage21Config
 from diffusax.models.autoencoders.tiny import AutoencoderTinyConfig
+from diffusax.models.autoencoders.wan import AutoencoderKLWanConfig
 from diffusax.models.encoders.configs import (
     CLIPConfig,
     CLIPTextConfig,
@@ -66,6 +67,7 @@ __all__ = [
     "AutoencoderKLFlux2Config",
     "AutoencoderKLQwenImage21Config",
     "AutoencoderKLQwenImageConfig",
+    "AutoencoderKLWanConfig",
     "AutoencoderTinyConfig",
     "CLIPConfig",
     "CLIPTextConfig",

@@ -12,6 +12,7 @@ from diffusax.networks.autoencoders import (
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
     AutoencoderKLQwenImage21,
+    AutoencoderKLWan,
     AutoencoderTiny,
 )
 from diffusax.networks.encoders import (
@@ -70,6 +71,7 @@ __all__ = [
     "AutoencoderKLFlux2",
     "AutoencoderKLQwenImage",
     "AutoencoderKLQwenImage21",
+    "AutoencoderKLWan",
     "AutoencoderTiny",
     "CLIPModel",
     "CLIPTextModel",

@@ -12,7 +12,7 @@ from diffusax.models.autoencoders.tiling import (
     tiled_encode,
 )
 from diffusax.models.table import MODELS
-from diffusax.networks.arguments import arrays, check_rows, result, take_map
+from diffusax.networks.arguments import arrays, check_rows, result, take_map, take_video
 from diffusax.networks.model import Model
 from diffusax.networks.outputs import (
     AutoencoderKLOutput,
@@ -234,6 +234,48 @@ class AutoencoderKLQwenImage21(AutoencoderKLQwenImage):
     clips_tiles = True
 
 
+class AutoencoderKLWan(_Autoencoder):
+    """The autoencoder of Wan 2.1 and 2.2, for videos b 3 f H W.
+
+    The first frame is one frame of latents, and four frames that follow are another one.
+    """
+
+    module_class = MODELS["AutoencoderKLWan"]
+
+    def encode(self, x: Any, return_dict: bool = True) -> AutoencoderKLOutput:
+        """Encodes videos: `.latent_dist`, of latents b z f' h w; see `AutoencoderKL.encode`.
+
+        Latents of a diffusion model are these less `config.latents_mean`, over
+        `config.latents_std`.
+
+        Args:
+            x: videos in [-1, 1], b 3 f H W. Of frames after the first those beyond a multiple of
+                four are left out, as in diffusers.
+            return_dict: whether to return an AutoencoderKLOutput instead of a tuple.
+
+        Raises:
+            ValueError: x has another shape.
+        """
+        pixels = take_video("x", x, self.config.pixel_channels)
+        return _encode(self, x, return_dict, pixels=pixels)
+
+    def decode(self, z: Any, return_dict: bool = True) -> DecoderOutput:  # type: ignore[override]
+        """Decodes latents to videos: `.sample`, b 3 F H W in [-1, 1].
+
+        Args:
+            z: latents, b z f h w: those of a diffusion model times `config.latents_std`, plus
+                `config.latents_mean`.
+            return_dict: whether to return a DecoderOutput instead of a tuple.
+
+        Raises:
+            ValueError: z has another shape.
+        """
+        latents = take_video("z", z, self.config.z_dim)
+        videos = _decode(self, z, {}, True, latents=latents).sample
+        output: Any = DecoderOutput(videos.clip(-1, 1))
+        return output if return_dict else output.to_tuple()
+
+
 def _of_one_frame(name: str, value: Any) -> Any:
     """Returns videos b c 1 h w as images b c h w.
 
@@ -249,8 +291,10 @@ def _of_one_frame(name: str, value: Any) -> Any:
     return value[:, :, 0]
 
 
-def _encode(model: Model, x: Any, return_dict: bool) -> Any:
-    pixels = take_map("x", x, model.config.in_channels)
+def _encode(model: Model, x: Any, return_dict: bool, *, pixels: Any = None) -> Any:
+    """Encodes images, in tiles where tiling is on. pixels: x as an array, where it is checked."""
+    if pixels is None:
+        pixels = take_map("x", x, model.config.in_channels)
     if model.tiling and model.class_name in TILED_ENCODERS:
         moments = _encode_tiles(model, pixels)
     else:
@@ -262,11 +306,14 @@ def _encode(model: Model, x: Any, return_dict: bool) -> Any:
 
 def _encode_tiles(model: Model, pixels: Any) -> tuple[np.ndarray, ...]:
     """Encodes images of more than the autoencoder's sample_size in overlapping tiles."""
-    factor = model.config.downsampling
+    factor, patch = model.config.downsampling, getattr(model.config, "patch", 1)
+    tile = tile_of(model.config, factor)
     moments = tiled_encode(
         lambda part: np.concatenate(model.run(part, method="encode"), axis=-1),
         np.moveaxis(np.asarray(pixels), 1, -1),
-        tile=tile_of(model.config, factor),
+        # diffusers counts the sides of tiles in patches, and those of images in pixels.
+        tile=tile * patch,
+        whole=tile,
         factor=factor,
     )
     return tuple(np.split(np.moveaxis(moments, -1, 1), 2, axis=1))
@@ -278,14 +325,30 @@ def _latents(model: Any, sample: Any, sample_posterior: bool, generator: Any) ->
 
 
 def _decode(
-    model: Model, z: Any, shown: dict[str, Any], return_dict: bool, *, name: str = "z"
+    model: Model,
+    z: Any,
+    shown: dict[str, Any],
+    return_dict: bool,
+    *,
+    name: str = "z",
+    latents: Any = None,
 ) -> Any:
-    """Decodes latents, in tiles where tiling is on. shown: an image and a mask, or nothing.
+    """Decodes latents, in tiles where tiling is on.
+
+    Args:
+        model: the autoencoder.
+        z: the latents as they are given.
+        shown: an image and a mask, or nothing.
+        return_dict: whether to return a DecoderOutput instead of a tuple.
+        name: the name of the latents' argument.
+        latents: z as an array, where it is checked.
 
     Raises:
         ValueError: an array has another shape.
     """
-    latents, shown = take_map(name, z, model.config.latent_channels), arrays(shown)
+    if latents is None:
+        latents = take_map(name, z, model.config.latent_channels)
+    shown = arrays(shown)
     for key, value in shown.items():
         check_rows(key, value, latents.shape[0])
     if model.tiling:
@@ -303,5 +366,6 @@ def _decode_tiles(model: Model, latents: Any, shown: list[Any]) -> np.ndarray:
         *(np.moveaxis(np.asarray(x), 1, -1) for x in (latents, *shown)),
         tile=tile_of(model.config, factor),
         factor=factor,
+        patch=getattr(model.config, "patch", 1),
     )
     return np.moveaxis(images, -1, 1)

@@ -268,8 +268,8 @@ class Model(Pretrained, ModuleMethods):
         Args:
             *args: the method's arguments.
             method: the name of the module's method.
-            channels_first: whether images and latents, which are all arrays of four axes, come and
-                go as b c h w instead of b h w c.
+            channels_first: whether images, videos and latents, which are all arrays of four or
+                five axes, come and go as b c h w and b c f h w instead of b h w c and b f h w c.
             hooks: functions that read or change what passes through layers, see `as_hooks`, in
                 which maps are b h w c; the result is then a pair of the method's own and of what
                 they keep by the names of points.
@@ -329,8 +329,8 @@ class Model(Pretrained, ModuleMethods):
     def enable_tiling(self) -> None:
         """Makes an autoencoder take images larger than its sample_size in overlapping tiles.
 
-        AutoencoderKL, AutoencoderKLFlux2 and AutoencoderKLQwenImage encode and decode in tiles,
-        the others decode.
+        AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage and AutoencoderKLWan encode and
+        decode in tiles, the others decode.
         """
         self.switches.tiling = True
 
@@ -418,20 +418,21 @@ def _apply(
     hooks: HookFunctions | None,
 ) -> Any:
     if channels_first:
-        args, kwargs = jax.tree.map(
-            functools.partial(_transpose, axes=(0, 2, 3, 1)), (args, kwargs)
-        )
+        args, kwargs = jax.tree.map(functools.partial(_move_axis, to=-1), (args, kwargs))
     if hooks is not None:
         kwargs = {**kwargs, "hooks": hooks}
     result = network.apply(params, *args, method=method, **kwargs)
     result, kept = (result, None) if hooks is None else result
     if channels_first:
-        result = jax.tree.map(functools.partial(_transpose, axes=(0, 3, 1, 2)), result)
+        result = jax.tree.map(functools.partial(_move_axis, to=1), result)
     return result if hooks is None else (result, kept)
 
 
-def _transpose(x: Any, axes: tuple[int, ...]) -> Any:
-    return x.transpose(axes) if len(x.shape) == len(axes) else x
+def _move_axis(x: Any, to: int) -> Any:
+    """Moves the channels of images and videos from the second place to the last, or back."""
+    axes = [*range(x.ndim)]
+    axes.insert(to % x.ndim, axes.pop(-to)) if x.ndim in (4, 5) else None
+    return x.transpose(axes)
 
 
 def _is_network(value: Any) -> bool:

@@ -1,10 +1,10 @@
 """Wan's autoencoder (Wan Team 2025), which takes videos in chunks of frames.
 
-Upstream: diffusers models/autoencoders/autoencoder_kl_wan.py. Its convolutions see a frame and those
-before it, so that a video is encoded and decoded chunk by chunk, each with what the convolutions
-remember of the one before. The first frame is a chunk of its own, and goes through the network as an
-image does; the others are a loop, whose program does not grow with their number. Between layers the
-frames of a chunk stand with the batch, as rows (b f) h w c.
+Upstream: diffusers models/autoencoders/autoencoder_kl_wan.py. Its convolutions see a frame and
+those before it, so that a video is encoded and decoded chunk by chunk, each with what convolutions
+remember of the one before. The first frame is a chunk of its own, and goes through the network as
+an image does; the others are a loop, whose program does not grow with their number. Between layers
+the frames of a chunk stand with the batch, as rows (b f) h w c.
 """
 
 import dataclasses
@@ -227,7 +227,8 @@ class ResidualDecoder(qwen_image21.Decoder):
 class AutoencoderKLWan(nnx.Module):
     """Converts videos in [-1, 1] to a normal distribution over latents, and back.
 
-    Latents here are the network's own; pipelines normalise them by `latents_mean` and `latents_std`.
+    Latents here are the network's own; pipelines normalise them by `latents_mean` and
+    `latents_std`.
     """
 
     config_class = AutoencoderKLWanConfig
