@@ -36,6 +36,7 @@ from diffusax.networks.autoencoders import AutoencoderKL as AutoencoderKL
 from diffusax.networks.autoencoders import AutoencoderKLFlux2 as AutoencoderKLFlux2
 from diffusax.networks.autoencoders import AutoencoderKLQwenImage as AutoencoderKLQwenImage
 from diffusax.networks.autoencoders import AutoencoderKLQwenImage21 as AutoencoderKLQwenImage21
+from diffusax.networks.autoencoders import AutoencoderKLWan as AutoencoderKLWan
 from diffusax.networks.autoencoders import AutoencoderTiny as AutoencoderTiny
 from diffusax.networks.encoders import CLIPModel as CLIPModel
 from diffusax.networks.encoders import CLIPTextModel as CLIPTextModel

@@ -6,6 +6,7 @@ from diffusax.models.autoencoders.kl import AutoencoderKLConfig as AutoencoderKL
 from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImageConfig as AutoencoderKLQwenImageConfig
 from diffusax.models.autoencoders.qwen_image21 import AutoencoderKLQwenImage21Config as AutoencoderKLQwenImage21Config
 from diffusax.models.autoencoders.tiny import AutoencoderTinyConfig as AutoencoderTinyConfig
+from diffusax.models.autoencoders.wan import AutoencoderKLWanConfig as AutoencoderKLWanConfig
 from diffusax.models.encoders.configs import CLIPConfig as CLIPConfig
 from diffusax.models.encoders.configs import CLIPTextConfig as CLIPTextConfig
 from diffusax.models.encoders.configs import CLIPVisionConfig as CLIPVisionConfig
@@ -42,6 +43,7 @@ from diffusax.networks.autoencoders import AutoencoderKL as AutoencoderKL
 from diffusax.networks.autoencoders import AutoencoderKLFlux2 as AutoencoderKLFlux2
 from diffusax.networks.autoencoders import AutoencoderKLQwenImage as AutoencoderKLQwenImage
 from diffusax.networks.autoencoders import AutoencoderKLQwenImage21 as AutoencoderKLQwenImage21
+from diffusax.networks.autoencoders import AutoencoderKLWan as AutoencoderKLWan
 from diffusax.networks.autoencoders import AutoencoderTiny as AutoencoderTiny
 from diffusax.networks.encoders import CLIPModel as CLIPModel
 from diffusax.networks.encoders import CLIPTextModel as CLIPTextModel

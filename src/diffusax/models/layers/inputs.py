@@ -46,23 +46,6 @@ def _check_layout(name: str, x: Any, channels: int, axes: str) -> None:
     raise ValueError(f"{name} must have shape ({axes}, {channels}) (got {_given(x)}){mend}")
 
 
-def check_video(name: str, x: Any, channels: int) -> None:
-    """Checks the layout b f h w c of videos or their latents; see `check_map`.
-
-    Raises:
-        ValueError: it does not have five axes, or the last one is not the channels.
-    """
-    shape = _shape(x)
-    if len(shape) == 5 and shape[-1] == channels:
-        return
-    mend = ""
-    if len(shape) == 5 and shape[1] == channels:
-        mend = f"; channels come last here: {name}.transpose(0, 2, 3, 4, 1)"
-    raise ValueError(
-        f"{name} must have shape (batch, frames, height, width, {channels}) (got {_given(x)}){mend}"
-    )
-
-
 def check_tokens(name: str, x: Any, widths: set[int] | None) -> None:
     """Checks the layout b s d of a text encoder's outputs.
 
