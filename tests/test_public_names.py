@@ -15,7 +15,8 @@ NAMES = {
     "diffusax": """
         AsymmetricAutoencoderKL AutoModel AutoPipelineForImage2Image AutoPipelineForInpainting
         AutoPipelineForText2Image AutoencoderKL AutoencoderKLFlux2 AutoencoderKLQwenImage
-        AutoencoderKLQwenImage21 AutoencoderTiny CLIPImageProcessor CLIPModel CLIPTextModel
+        AutoencoderKLQwenImage21 AutoencoderKLWan AutoencoderTiny CLIPImageProcessor CLIPModel
+        CLIPTextModel
         CLIPTextModelWithProjection CLIPTokenizer CLIPVisionModel CLIPVisionModelWithProjection
         ControlNetModel DDIMInverseScheduler DDIMPipeline DDIMScheduler DDPMPipeline DDPMScheduler
         DEISMultistepScheduler DPMSolverMultistepInverseScheduler
@@ -114,7 +115,8 @@ NAMES = {
     "diffusax.models": """
         AsymmetricAutoencoderKL AsymmetricAutoencoderKLConfig AutoencoderKL AutoencoderKLConfig
         AutoencoderKLFlux2 AutoencoderKLFlux2Config AutoencoderKLQwenImage AutoencoderKLQwenImage21
-        AutoencoderKLQwenImage21Config AutoencoderKLQwenImageConfig AutoencoderTiny
+        AutoencoderKLQwenImage21Config AutoencoderKLQwenImageConfig AutoencoderKLWan
+        AutoencoderKLWanConfig AutoencoderTiny
         AutoencoderTinyConfig CLIPConfig CLIPModel CLIPTextConfig CLIPTextModel
         CLIPTextModelWithProjection CLIPVisionConfig CLIPVisionModel CLIPVisionModelWithProjection
         ControlNetConfig ControlNetModel Dinov2Config Dinov2Model

@@ -202,6 +202,12 @@ NETWORKS = {
     "WanTransformer3DModel": {"num_layers": 2, "image_dim": 8, "added_kv_proj_dim": 8},
     "AutoencoderKLFlux2": {"decoder_block_out_channels": (96, 192, 384, 384)},
     "AutoencoderKLQwenImage": {"dim_mult": (1, 2), "temperal_downsample": (True,)},
+    "AutoencoderKLWan": {
+        "is_residual": True,
+        "patch_size": 2,
+        "in_channels": 12,
+        "out_channels": 12,
+    },
     "QwenImageTransformer2DModel": {"num_layers": 2, "zero_cond_t": True},
     "Krea2Transformer2DModel": {"num_layers": 2, "axes_dims_rope": (16, 56, 56)},
     "Flux2Transformer2DModel": {"num_layers": 2, "num_single_layers": 2},

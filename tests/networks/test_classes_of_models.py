@@ -75,6 +75,7 @@ CONFIGS = {
     "ViTModel": {**DINO, "intermediate_size": 40},
     "WanTransformer3DModel": tiny_transformers.WAN,
     "AutoencoderKLQwenImage21": tiny_transformers.QWEN_IMAGE21_VAE,
+    "AutoencoderKLWan": tiny_transformers.WAN22_VAE,
     "QwenImageTransformer2DModel": tiny_transformers.QWEN_IMAGE,
     "QwenImage21Transformer2DModel": tiny_transformers.QWEN_IMAGE21,
     "ZImageTransformer2DModel": tiny_transformers.Z_IMAGE,

@@ -31,6 +31,7 @@ from support.tiny_transformers import (
     QWEN_IMAGE21,
     QWEN_IMAGE21_VAE,
     QWEN_IMAGE_VAE,
+    WAN_VAE,
 )
 from support.tiny_transformers import Z_IMAGE as Z_IMAGE
 from support.tiny_unconditional import UNET as UNET_2D
@@ -129,6 +130,7 @@ FORWARD = {
     "AutoencoderTiny": ({}, (MAP,), {"method": "decode"}),
     "AutoencoderKLFlux2": (VAE_FLUX2, (zeros(2, 16, 16, 3),), {"method": "encode"}),
     "AutoencoderKLQwenImage": (QWEN_IMAGE_VAE, (zeros(2, 16, 16, 3),), {"method": "encode"}),
+    "AutoencoderKLWan": (WAN_VAE, (zeros(2, 2, 4, 4, 4),), {"method": "decode"}),
     "AutoencoderKLQwenImage21": (QWEN_IMAGE21_VAE, (MAP_OF_SIX,), {"method": "decode"}),
     "QwenImage21Transformer2DModel": (
         QWEN_IMAGE21,

@@ -88,13 +88,8 @@ def test_encodes_and_decodes_as_diffusers_does(both, frames):
     assert_close(model.decode(z).sample, decoded)
     (as_tuple,) = model.decode(z, return_dict=False)
     assert_close(as_tuple, decoded)
-
-
-@torch.no_grad()
-def test_a_video_is_what_its_latents_decode_to(both):
-    vae, model = both
-    x = videos(5, 2 * factor(vae), 2 * factor(vae), b=1)
-    assert_close(model(x).sample, vae(x).sample)
+    if frames == 5:
+        assert_close(model(x).sample, vae(x).sample)
 
 
 @torch.no_grad()
@@ -120,12 +115,11 @@ def test_frames_do_not_depend_on_those_after_them(both):
 @pytest.mark.parametrize(
     ("options", "size", "pixels"),
     # Wan 2.2's tiles are of 256 pixels for decoding, but of 512 for encoding.
-    [({}, (40, 17), (40, 33)), (WAN22_VAE, (22, 17), (35, 17))],
+    [({}, (33, 26), (33, 9)), (WAN22_VAE, (17, 14), (27, 9))],
     ids=["2.1", "2.2"],
 )
 def test_tiles_and_blending_are_those_of_diffusers(options, size, pixels):
-    few = {"base_dim": 2, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
-    few |= {"decoder_base_dim": None}
+    few = {"base_dim": 4, "dim_mult": [1, 1, 1, 1], "decoder_base_dim": None}
     vae = wan_autoencoder(**{**options, **few})
     model = of_torch(vae)
     vae.enable_tiling()
@@ -161,7 +155,7 @@ def test_bfloat16_is_as_near_to_float32_as_pytorch_is(both):
     half = Model(model.network, cast_params(model.params, "bfloat16"))
     rounded = type(vae)(**vae.config).to(torch.bfloat16)
     rounded.load_state_dict(vae.state_dict())
-    z = latents(vae, 2, 6, 5, b=1)
+    z = latents(vae, 2, 3, 2)
     exact = vae.decode(z).sample
     theirs = (rounded.decode(z.to(torch.bfloat16)).sample.float() - exact).abs().mean()
     ours = (half.decode(z.to(torch.bfloat16)).sample.float() - exact).abs().mean()
@@ -169,8 +163,9 @@ def test_bfloat16_is_as_near_to_float32_as_pytorch_is(both):
     assert 0 < ours < 1.5 * theirs
 
 
-def test_gradients_are_those_of_pytorch(both):
-    vae, model = both
+def test_gradients_are_those_of_pytorch():
+    vae = wan_autoencoder(**WAN22_VAE)
+    model = of_torch(vae)
     z = latents(vae, 3, 2, 2, b=1).requires_grad_()
     weights = np.random.default_rng(2).standard_normal(tuple(vae.decode(z).sample.shape))
     weights = weights.astype(np.float32)
