@@ -46,6 +46,23 @@ WAN = {
     "num_layers": 2,
     "rope_max_seq_len": 32,
 }
+WAN_VAE = {
+    "base_dim": 4,
+    "z_dim": 4,
+    "dim_mult": [1, 2],
+    "num_res_blocks": 1,
+    "temperal_downsample": [True],
+    "latents_mean": [0.1, -0.2, 0.3, 0.0],
+    "latents_std": [1.5, 2.0, 0.8, 1.1],
+    "scale_factor_temporal": 2,
+    "scale_factor_spatial": 2,
+}
+WAN_SCHEDULE = {
+    "prediction_type": "flow_prediction",
+    "use_flow_sigmas": True,
+    "num_train_timesteps": 1000,
+    "flow_shift": 3.0,
+}
 
 
 def flux_transformer(seed: int = 0, **changes: Any) -> Any:
@@ -864,3 +881,35 @@ def qwen_image21_transformer(seed: int = 0, **changes: Any) -> Any:
     network = randomize(network, seed).requires_grad_(False)
     network.txt_in.text_norm.weight -= 1
     return network
+
+
+def wan_transformer(seed: int = 1, **changes: Any) -> Any:
+    """A random transformer of Wan."""
+    own = {"in_channels": 4, "text_dim": 24, **changes}
+    return randomize(diffusers.WanTransformer3DModel(**{**WAN, **own}), seed)
+
+
+def wan_pipeline(folder: Any, kind: str = "WanPipeline", **changes: Any) -> Any:
+    """A tiny pipeline of PyTorch, saved in `folder`. changes: of its other components."""
+    text = {
+        "d_model": 24,
+        "d_kv": 8,
+        "d_ff": 40,
+        "num_layers": 2,
+        "num_heads": 4,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 10,
+        "vocab_size": len(T5_TOKENS),
+    }
+    vae = diffusers.AutoencoderKLWan(**WAN_VAE)
+    pipe = getattr(diffusers, kind)(
+        tokenizer=t5_tokenizer(),
+        text_encoder=randomize(transformers.UMT5EncoderModel(transformers.UMT5Config(**text)), 2),
+        vae=randomize(vae, 3),
+        scheduler=diffusers.UniPCMultistepScheduler(**WAN_SCHEDULE),
+        transformer=wan_transformer(),
+        **changes,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    pipe.save_pretrained(folder)
+    return pipe

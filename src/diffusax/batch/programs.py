@@ -184,7 +184,9 @@ def insert(batch: Batch, entry: Entry, place: Any, lanes: Any) -> Batch:
     def forget(kept: jax.Array) -> jax.Array:
         return jnp.where(_aligned(taken.any(1) & here.any(), kept), 0, kept)
 
-    state = jnp.where(here[None, :, None, None, None], init_state(entry.latents[None]), batch.state)
+    state = jnp.where(
+        _aligned(here, batch.state[0])[None], init_state(entry.latents[None]), batch.state
+    )
     known = jax.tree.map(put, batch.inpainting, entry.inpainting)
     return Batch(
         state,
@@ -244,7 +246,7 @@ def advance_batch(
 
         own = functools.partial(model, row=row, running=running, memory=memory)
         new, memory = step_with_memory(own, state, table, noise, keep_known(batch.inpainting))
-        return jnp.where(running[None, :, None, None, None], new, state), memory
+        return jnp.where(_aligned(running, new[0])[None], new, state), memory
 
     state, memory = jax.lax.fori_loop(0, rows, one, (state, memory))
     return state, jnp.minimum(jnp.asarray(at) + rows, stop), split_lanes(memory)

@@ -28,6 +28,8 @@ class LatentFormat:
     """The autoencoder's latents that are one of these, in each direction."""
     grid: int = 1
     """The number that the tokens in each direction are a multiple of."""
+    frames: int = 0
+    """The frames of a video per frame of latents, of which the first has one; 0 for images."""
 
     @classmethod
     def of(
@@ -53,7 +55,8 @@ class LatentFormat:
         upcast = upcasts and bool(getattr(config, "force_upcast", False))
         fold = _fold(config)
         channels, factor = config.latent_channels * fold**2, config.downsampling * fold
-        return cls(channels, factor, normalize, upcast, patch, packed, fold, grid)
+        frames = getattr(config, "frames_per_latent", 0)
+        return cls(channels, factor, normalize, upcast, patch, packed, fold, grid, frames)
 
     @functools.cached_property
     def multiple(self) -> int:
@@ -61,14 +64,18 @@ class LatentFormat:
         return self.factor * self.patch * self.grid
 
     def outward(self, x: jax.Array) -> jax.Array:
-        """Returns latents b h w c as calls return them: b c h w, or packed b t (c patch patch)."""
+        """Returns latents b ... c as calls return them: b c ..., or packed b t (c patch patch)."""
         if self.packed:
             return patchify(x, self.patch, channels_first=True)
-        return jnp.transpose(x, (0, 3, 1, 2))
+        return jnp.moveaxis(x, -1, 1)
 
-    def shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """h w c of the latents of an image of this height and width in pixels."""
-        return height // self.factor, width // self.factor, self.channels
+    def shape(self, height: int, width: int, frames: int | None = None) -> tuple[int, ...]:
+        """h w c of the latents of an image of this height and width in pixels, of videos f h w c.
+
+        frames: the number of frames of a video; None for one.
+        """
+        sizes = height // self.factor, width // self.factor, self.channels
+        return (1 + ((frames or 1) - 1) // self.frames, *sizes) if self.frames else sizes
 
 
 def scale_latents(
@@ -115,17 +122,18 @@ def latent_statistics(params: Any) -> Any:
 
 def fold_latents(z: jax.Array, n: int) -> jax.Array:
     """Makes each patch of n x n latents one latent, b h w z -> b h/n w/n (z n n)."""
+    if n == 1:
+        return z
     b, h, w, c = z.shape
-    return (
-        z if n == 1 else patchify(z, n, channels_first=True).reshape(b, h // n, w // n, c * n * n)
-    )
+    return patchify(z, n, channels_first=True).reshape(b, h // n, w // n, c * n * n)
 
 
 def unfold_latents(z: jax.Array, n: int) -> jax.Array:
     """Inverts `fold_latents`, b h w (z n n) -> b (h n) (w n) z."""
+    if n == 1:
+        return z
     b, h, w, c = z.shape
-    tokens = z.reshape(b, h * w, c)
-    return z if n == 1 else unpatchify(tokens, n, h * n, w * n, channels_first=True)
+    return unpatchify(z.reshape(b, h * w, c), n, h * n, w * n, channels_first=True)
 
 
 def sample_latents(mean: jax.Array, logvar: jax.Array, noise: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ from diffusax.pipelines.families import (
     QWEN_IMAGE_EDIT,
     STABLE_DIFFUSION,
     STABLE_DIFFUSION_XL,
+    WAN,
     Z_IMAGE,
 )
 from diffusax.pipelines.pipeline.lora_methods import LoraMethods, write_layers
@@ -370,6 +371,34 @@ class ZImage(_LearnsToLook, _TransformerLoRAs, DiffusionPipeline):
 
         The second list is empty without guidance. device changes nothing. options: adapters.
         """
+
+
+class Wan(_TransformerLoRAs, DiffusionPipeline):
+    """Pipelines of Wan."""
+
+    family = WAN
+
+    @encodes_prompts
+    def _encode(
+        self, prompt, negative_prompt, do_classifier_free_guidance, num_images_per_prompt,
+        prompt_embeds, negative_prompt_embeds, max_sequence_length, **options,
+    ):
+        """Returns the embeddings of prompts and of negative prompts, (prompts videos) t d each."""
+
+    def encode_prompt(
+        self, prompt, negative_prompt=None, do_classifier_free_guidance=True,
+        num_videos_per_prompt=1, prompt_embeds=None, negative_prompt_embeds=None,
+        max_sequence_length=226, device=None, dtype=None, **options,
+    ):
+        """Returns the embeddings of prompts and of negative prompts, (prompts videos) t d each.
+
+        They are zeros behind the texts. The second is None without guidance. device and dtype
+        change nothing. options: adapters.
+        """
+        return self._encode(
+            prompt, negative_prompt, do_classifier_free_guidance, num_videos_per_prompt,
+            prompt_embeds, negative_prompt_embeds, max_sequence_length, **options,
+        )
 
 
 class Flux(DiffusionPipeline):

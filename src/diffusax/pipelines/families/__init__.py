@@ -17,6 +17,7 @@ from diffusax.pipelines.families.qwen_image_edit import QWEN_IMAGE_EDIT, QWEN_IM
 from diffusax.pipelines.families.stable_diffusion import STABLE_DIFFUSION
 from diffusax.pipelines.families.stable_diffusion_xl import STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unconditional import UNCONDITIONAL
+from diffusax.pipelines.families.wan import WAN
 from diffusax.pipelines.families.z_image import Z_IMAGE
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "STABLE_DIFFUSION",
     "STABLE_DIFFUSION_XL",
     "UNCONDITIONAL",
+    "WAN",
     "Z_IMAGE",
     "Component",
     "Denoiser",

@@ -53,6 +53,7 @@ class Call:
     pooled_prompt_embeds: Any = None
     negative_pooled_prompt_embeds: Any = None
     num_images_per_prompt: ImageCount | None = 1
+    num_frames: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     batch_size: ImageCount = 1
     clip_skip: Annotated[int, Meta(ge=0, le=100)] | None = None
     max_sequence_length: Annotated[int, Meta(ge=1, le=32_768)] = 512
@@ -277,6 +278,8 @@ def _converted(values: dict[str, Any], defaults: Call) -> Call:
     """Returns `defaults` with these values, each converted to its type, in the place of its own."""
     values = take_keys(values)
     _take_attention_options(values)
+    if "num_videos_per_prompt" in values:
+        values["num_images_per_prompt"] = values.pop("num_videos_per_prompt")
     if "_auto_resize" in values:
         values["auto_resize"] = values.pop("_auto_resize")
     for name in ("cfg_normalization", "cfg_truncation"):

@@ -51,6 +51,10 @@ DESCRIPTIONS = {
     "`negative_prompt_embeds` instead.",
     "num_images_per_prompt": "The number of images for each prompt, which stand together in the "
     "result.",
+    "num_videos_per_prompt": "The number of videos for each prompt, which stand together in the "
+    "result.",
+    "num_frames": "The number of frames of a video, one more than a multiple of the frames that the "
+    "autoencoder makes one of (4).",
     "batch_size": "The number of images.",
     "eta": "The noise in DDIM's steps, from 0 (deterministic) to 1 (as DDPM).",
     "use_clipped_model_output": "Computes the noise in DDIM's steps again from the clipped image, "

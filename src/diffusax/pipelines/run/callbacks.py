@@ -192,7 +192,7 @@ def _take(
 ) -> tuple[jax.Array, PreparedRun]:
     """Returns the state and the run with a value that a callback changed."""
     if name == "latents":
-        return state.at[0].set(check_latents(form, value, *state.shape[1:4])), run
+        return state.at[0].set(check_latents(form, value, *state.shape[1:-1])), run
     plan = run.plan
     if name == "mask" and plan.inpainting is not None:
         mask = _like(name, value, plan.inpainting.mask)

@@ -15,7 +15,7 @@ import numpy as np
 from diffusax.boundary.messages import require_extra
 from diffusax.boundary.tensors import as_tensor
 from diffusax.images.conversion import to_pil
-from diffusax.images.outputs import ImagePipelineOutput
+from diffusax.images.outputs import ImagePipelineOutput, VideoPipelineOutput
 from diffusax.models.autoencoders.latents import LatentFormat, to_unit, unpatchify
 from diffusax.models.autoencoders.tiling import (
     TILED_ENCODERS,
@@ -58,7 +58,7 @@ def to_output(
 
     Args:
         c: the components.
-        latents: b h w c.
+        latents: b h w c; of videos b f h w c.
         decoding: the static options of the decoder.
         condition: see `PreparedRun.decoder_condition`.
         output_type: "pil", "np", "pt", "jax" or "latent".
@@ -83,10 +83,11 @@ def to_output(
         case "jax":
             return images
         case "pil":
-            return to_pil(np.asarray(images))
+            shown = np.asarray(images)
+            return [to_pil(frames) for frames in shown] if shown.ndim == 5 else to_pil(shown)
         case "pt":
             torch = require_extra("torch", "torch")
-            return torch.from_numpy(np.asarray(images).transpose(0, 3, 1, 2).copy())
+            return torch.from_numpy(np.moveaxis(np.asarray(images), -1, -3).copy())
     return np.asarray(images)
 
 
@@ -110,6 +111,8 @@ def result_of(
     images = images if overlay is None else overlay(images)
     if call.tensors and call.output_type == "latent":
         images = as_tensor(images)
+    if call.return_dict and call.num_frames is not None:
+        return VideoPipelineOutput(images, kept)
     if call.return_dict:
         return ImagePipelineOutput(images, kept=kept)
     result = (images, None) if flags else (images,)
@@ -207,14 +210,17 @@ def encode_pixels(
 
 
 def check_latents(
-    form: LatentFormat, latents: Any, b: int, h: int, w: int, *, name: str = "latents"
+    form: LatentFormat, latents: Any, b: int, *sizes: int, name: str = "latents"
 ) -> np.ndarray:
     """Returns latents b c h w, or packed ones b t (c patch patch), as float32, b h w c.
+
+    sizes: h and w; of videos f, h and w, whose latents are b c f h w and become b f h w c.
 
     Raises:
         ValueError: they have another shape, or are not numbers.
     """
-    shape, patch = (b, form.channels, h, w), form.patch
+    (*_, h, w), patch = sizes, form.patch
+    shape = b, form.channels, *sizes
     tokens = (b, (h // patch) * (w // patch), form.channels * patch**2)
     given = tuple(getattr(latents, "shape", ()))
     if given == tokens and form.packed:
@@ -222,8 +228,9 @@ def check_latents(
         return np.asarray(unpatchify(numbers, patch, h, w, channels_first=True))
     if given != shape:
         packed = f", or (images, tokens, width) = {tokens}" if form.packed else ""
+        axes = "videos, channels, frames" if len(sizes) > 2 else "images, channels"
         raise ValueError(
-            f"{name} must have shape (images, channels, height, width) = {shape}{packed} for this "
+            f"{name} must have shape ({axes}, height, width) = {shape}{packed} for this "
             f"call (got {getattr(latents, 'shape', type(latents).__name__)})"
         )
-    return read_numbers(name, latents).transpose(0, 2, 3, 1)
+    return np.moveaxis(read_numbers(name, latents), 1, -1)

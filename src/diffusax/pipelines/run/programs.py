@@ -380,12 +380,13 @@ def decode(
     upcast: bool,
     normalize: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Decodes latents b h w z to images b H W 3 in [0, 1], float32.
+    """Decodes latents b h w z to images b H W 3 in [0, 1], or b f h w z to videos, float32.
 
     Also returns whether each image and its latents are finite, b.
     """
     images = decode_pixels(vae, params, latents, condition, upcast=upcast, normalize=normalize)
-    finite = jnp.isfinite(images).all((1, 2, 3)) & jnp.isfinite(latents).all((1, 2, 3))
+    every = tuple(range(1, images.ndim))
+    finite = jnp.isfinite(images).all(every) & jnp.isfinite(latents).all(every)
     return to_unit(images), finite
 
 

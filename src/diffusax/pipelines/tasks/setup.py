@@ -28,8 +28,8 @@ class Setup:
     """The number of images to generate, b."""
     size: tuple[int, int]
     """The height and width of the images in pixels."""
-    shape: tuple[int, int, int]
-    """h w c of their latents."""
+    shape: tuple[int, ...]
+    """h w c of their latents, of videos f h w c."""
     schedule: Schedule
     """The rows of the sampler to run."""
     noise: Noise
@@ -61,14 +61,15 @@ def set_up(
     """
     prompts = count_prompts(call)
     images = prompts * (call.num_images_per_prompt or 1)
-    check_memory(c, images, *size)
+    check_frames(c, call)
+    check_memory(c, images * (call.num_frames or 1), *size)
     return Setup(
         c,
         call,
         prompts=prompts,
         images=images,
         size=size,
-        shape=c.latents.shape(*size),
+        shape=c.latents.shape(*size, call.num_frames),
         schedule=make_schedule(c, call, size, from_image=from_image, strength=strength),
         noise=_noise(call, images),
         adapters=None if call.adapters is None else call_adapters(c, call, prompts),
@@ -111,6 +112,17 @@ def image_size(c: Components, call: Call) -> tuple[int, int]:
                 f"{name} must be divisible by {factor} (got {value}); use {low} or {low + factor}"
             )
     return size
+
+
+def check_frames(c: Components, call: Call) -> None:
+    """Raises ValueError where latents cannot be of the call's number of frames."""
+    frames, step = call.num_frames, c.latents.frames
+    if frames is not None and step and frames % step != 1 % step:
+        low = max((frames - 1) // step, 0) * step + 1
+        raise ValueError(
+            f"num_frames must be one more than a multiple of {step} (got {frames}); use {low} or "
+            f"{low + step}"
+        )
 
 
 def check_memory(c: Components, b: int, height: int, width: int) -> None:

@@ -310,12 +310,12 @@ def encode(
 
 
 def pure_noise(setup: Setup) -> Any:
-    """Returns the latents at the start of a run from pure noise, given or drawn, b h w c."""
+    """Returns the latents at the start of a run from pure noise, given or drawn, b ... c."""
     given = setup.call.latents
     if given is None:
         x = setup.noise.draw("start", setup.shape)
     else:
-        x = check_latents(setup.c.latents, given, setup.images, *setup.shape[:2])
+        x = check_latents(setup.c.latents, given, setup.images, *setup.shape[:-1])
     return programs.initial_latents(x, np.float32(setup.schedule.init_noise_sigma), None, None)
 
 

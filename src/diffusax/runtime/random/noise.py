@@ -14,7 +14,7 @@ import numpy as np
 from diffusax.boundary.tensors import as_numpy, is_tensor
 from diffusax.runtime.random.torch_random import TorchGenerator
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 Purpose = Literal["start", "image", "masked", "control"]
 # A row's noise has its number + 1, which is far below these.
 _INDEX = {
@@ -50,15 +50,15 @@ class TorchNoise:
 
     def draw(self, purpose: Purpose, shape: Shape, rows: int | None = None) -> Any:
         """Draws the next numbers as rows c h w, and returns rows h w c; one row per image by
-        default.
+        default. Those of videos are c f h w.
         """
-        h, w, c = shape
+        *sizes, c = shape
         rows = self.images if rows is None else rows
         if len(self.generators) == 1:
-            drawn = self.generators[0].randn((rows, c, h, w))
+            drawn = self.generators[0].randn((rows, c, *sizes))
         else:
-            drawn = np.concatenate([g.randn((1, c, h, w)) for g in self.generators[:rows]])
-        return np.ascontiguousarray(drawn.transpose(0, 2, 3, 1))
+            drawn = np.concatenate([g.randn((1, c, *sizes)) for g in self.generators[:rows]])
+        return np.ascontiguousarray(np.moveaxis(drawn, 1, -1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,8 @@ def slerp(share: float, low: Any, high: Any) -> Any:
     turned = jnp.sin((1 - share) * angle) * low + jnp.sin(share * angle) * high
     # There the first noise has the share of the second one, which cannot be told apart from it.
     straight = low * share + high * (1 - share)
-    parallel = jnp.mean(cosine, axis=(1, 2, 3), keepdims=True) > _PARALLEL
+    every = tuple(range(1, cosine.ndim))
+    parallel = jnp.mean(cosine, axis=every, keepdims=True) > _PARALLEL
     return jnp.where(parallel, straight, turned / jnp.sin(angle))
 
 
