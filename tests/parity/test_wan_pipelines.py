@@ -1,9 +1,10 @@
 """Wan's pipelines against diffusers, live, on tiny checkpoints with random weights."""
 
+import diffusers
 import numpy as np
 import pytest
 import torch
-from support.tiny_transformers import wan_pipeline
+from support.tiny_transformers import wan_pipeline, wan_transformer
 
 import diffusax
 from diffusax.runtime.programs.compilations import count_compilations
@@ -46,3 +47,90 @@ def test_every_frame_is_that_of_diffusers(both, call):
     assert found[0] is found.frames
     np.testing.assert_allclose(found.frames, expected, atol=1e-4)
     assert expected.std() > 0.05
+
+
+def test_two_transformers_share_the_steps(tmp_path):
+    theirs = wan_pipeline(tmp_path, transformer_2=wan_transformer(7), boundary_ratio=0.8)
+    ours = diffusax.WanPipeline.from_pretrained(tmp_path)
+    ours.set_progress_bar_config(disable=True)
+    given = {"prompt": PROMPT, "negative_prompt": NEGATIVE, **CALL, "num_inference_steps": 4}
+    given |= {"guidance_scale": 4.0, "guidance_scale_2": 2.0}
+    times = ours.scheduler.schedule(4).timesteps
+    assert times[0] >= 800 > times[-1]
+    expected = theirs(**given, generator=generator()).frames
+    found = ours(**given, generator=generator()).frames
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    for change in ({"guidance_scale_2": None}, {"guidance_scale": 5.0}):
+        other = ours(**{**given, **change}, generator=generator()).frames
+        np.testing.assert_allclose(
+            other, theirs(**{**given, **change}, generator=generator()).frames, atol=1e-4
+        )
+        assert np.abs(other - found).max() > 1e-3
+    ours.save_pretrained(tmp_path / "again")
+    again = diffusers.WanPipeline.from_pretrained(tmp_path / "again")
+    again.set_progress_bar_config(disable=True)
+    drawn = again(**given, generator=generator()).frames
+    np.testing.assert_allclose(drawn, expected, atol=1e-5)
+
+
+def test_nothing_compiles_for_other_prompts_steps_and_scales(both):
+    _, ours = both
+    given = {"prompt": PROMPT, "negative_prompt": NEGATIVE, **CALL}
+    ours(**given, seed=0)
+    with count_compilations() as compiled:
+        ours(
+            **given | {"prompt": NEGATIVE, "num_inference_steps": 5, "guidance_scale": 3.0}, seed=1
+        )
+    assert compiled == []
+
+
+def test_outputs_and_callbacks_have_the_forms_of_diffusers(both):
+    theirs, ours = both
+    given = {"prompt": PROMPT, **CALL, "guidance_scale": 1.0}
+    frames = ours(**given, seed=0).frames
+    videos = ours(**given, seed=0, output_type="pil").frames
+    assert [len(video) for video in videos] == [5]
+    np.testing.assert_allclose(np.asarray(videos[0][3]) / 255, frames[0, 3], atol=1 / 255)
+    tensor = ours(**given, seed=0, output_type="pt").frames
+    assert tensor.shape == (1, 5, 3, 16, 32)
+    np.testing.assert_array_equal(tensor.permute(0, 1, 3, 4, 2), frames)
+    seen = {}
+
+    def called(pipe, step, timestep, tensors):
+        seen.setdefault(type(pipe).__module__.split(".")[0], []).append(
+            np.asarray(tensors["latents"])
+        )
+        return {"latents": 0.9 * tensors["latents"]}
+
+    latents = [
+        np.asarray(
+            pipe(
+                **given,
+                generator=generator(),
+                output_type="latent",
+                callback_on_step_end=called,
+            ).frames
+        )
+        for pipe in (theirs, ours)
+    ]
+    np.testing.assert_allclose(latents[1], latents[0], atol=1e-4)
+    for one, other in zip(seen["diffusax"], seen["diffusers"], strict=True):
+        assert one.shape == other.shape == (1, 4, 3, 8, 16)
+        np.testing.assert_allclose(one, other, atol=1e-4)
+    again = ours(**given, latents=latents[1], seed=0, output_type="latent").frames
+    assert again.shape == latents[1].shape
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_frames": 4}, "num_frames must be one more than a multiple of 2 .*use 3 or 5"),
+        ({"height": 18}, "height must be divisible by 4"),
+        ({"guidance_scale_2": 3.0}, "guidance_scale_2 is for checkpoints with two"),
+        ({"latents": np.zeros((1, 4, 2, 8, 16))}, r"videos, channels, frames, height, width"),
+    ],
+)
+def test_arguments_that_cannot_be_are_errors(both, change, message):
+    _, ours = both
+    with pytest.raises(ValueError, match=message):
+        ours(PROMPT, **{**CALL, **change})

@@ -21,9 +21,9 @@ class WanPipeline(Wan):
     @documented
     def __call__(
         self, prompt=None, negative_prompt=None, height=480, width=832, num_frames=81,
-        num_inference_steps=50, guidance_scale=5.0, num_videos_per_prompt=1, generator=None,
-        latents=None, prompt_embeds=None, negative_prompt_embeds=None, output_type="np",
-        return_dict=True, attention_kwargs=None, callback_on_step_end=None,
+        num_inference_steps=50, guidance_scale=5.0, guidance_scale_2=None, num_videos_per_prompt=1,
+        generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
+        output_type="np", return_dict=True, attention_kwargs=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
         noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):

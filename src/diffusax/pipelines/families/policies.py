@@ -14,7 +14,7 @@ import numpy as np
 
 from diffusax.images.conversion import Box, nearest
 from diffusax.images.references import as_images, reference_image
-from diffusax.pipelines.plan.guidance import above_one
+from diffusax.pipelines.plan.guidance import above_one, weights_by_row
 from diffusax.pipelines.plan.plan import Conditions, DecoderCondition
 
 
@@ -49,6 +49,17 @@ class ClassifierFree:
     def weights(self, components: Any, call: Any) -> tuple[float, ...]:
         """Returns the weights of guidance of a call, empty for none."""
         return self.weigh(self.scale(call)) if self.branches(components) > 1 else ()
+
+    def by_row(
+        self,
+        components: Any,
+        call: Any,
+        weights: Sequence[float],
+        timesteps: np.ndarray,
+        padded: int,
+    ) -> np.ndarray:
+        """Returns the weights of guidance at each row, see `plan.guidance.weights_by_row`."""
+        return weights_by_row(call, weights, timesteps, padded)
 
     def told(self, components: Any) -> tuple[str, ...]:
         """Returns the arguments that change nothing in a network without an input for them."""

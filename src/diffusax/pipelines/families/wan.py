@@ -8,8 +8,8 @@ import dataclasses
 import functools
 import html
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,21 @@ import numpy as np
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.autoencoders.wan import AutoencoderKLWanConfig
-from diffusax.models.network import Params
+from diffusax.models.network import Network, Params
 from diffusax.pipelines.families import policies
 from diffusax.pipelines.families.denoiser import DenoiserInputs
-from diffusax.pipelines.families.family import TEXT_COMPONENTS, Family, diffusers_components
+from diffusax.pipelines.families.family import (
+    TEXT_COMPONENTS,
+    Component,
+    Family,
+    diffusers_components,
+)
 from diffusax.pipelines.families.transformer import TransformerDenoiser, longest_text
 from diffusax.pipelines.plan.plan import Conditions, Encoders, Prompt, StepInputs, Texts, Tokens
 from diffusax.text.language_tokenizer import T5Tokenizer
 
+LOW_NOISE = "transformer_2"
+"""The name of the transformer of the less noisy steps, where there is one."""
 PATCH = 2
 """Latents per token, in each direction."""
 _LONGEST = 512
@@ -35,9 +42,22 @@ _SIZE = 480, 832
 
 @dataclasses.dataclass(frozen=True)
 class WanDenoiser(TransformerDenoiser):
-    """Wan's transformer."""
+    """Wan's transformer, or one for the noisier and one for the other steps."""
+
+    low_noise: Network | None = None
+    """The transformer of the less noisy steps; None where one predicts all."""
 
     sample_size = (60, 104)
+
+    @classmethod
+    def of(cls, networks: Mapping[str, Network]) -> Self:
+        """Returns the denoiser of a checkpoint's networks, which are given by name."""
+        return cls(networks[cls.component], low_noise=networks.get(LOW_NOISE))
+
+    @functools.cached_property
+    def components(self) -> tuple[str, ...]:
+        """The names of the components whose parameters it reads."""
+        return (self.component,) if self.low_noise is None else (self.component, LOW_NOISE)
 
     @property
     def context_dim(self) -> int:
@@ -46,32 +66,105 @@ class WanDenoiser(TransformerDenoiser):
 
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
         """Returns the conditions with what cross-attention reads of the texts."""
-        options = adapter_options(params, "transformer", inputs.adapters)
-        read = self.network.apply(
-            params["transformer"], conditions.context, method="prefix", **options
-        )
-        return conditions._replace(keys={"transformer": read})
+        read = {
+            name: network.apply(
+                params[name],
+                conditions.context,
+                method="prefix",
+                **adapter_options(params, name, inputs.adapters),
+            )
+            for name, network in self._networks.items()
+        }
+        return conditions._replace(keys=read)
 
     def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
         """Predicts the velocity from videos to noise for each branch, b f h w c; see `Denoiser`.
 
-        Of the conditions it reads the texts, b s d. Of the inputs it reads adapters: b a.
+        Of the conditions it reads the texts, b s d, and with two transformers among the added ones
+        "boundary", b, the timestep from which on the first predicts. A transformer that no row
+        needs is left out. Of the inputs it reads adapters: b a.
         """
         x, timestep, conditions, inputs = given
-        options |= adapter_options(params, "transformer", inputs.adapters)
-        if conditions.keys is None:
-            options["text"] = conditions.context
-        else:
-            options["prefix"] = conditions.keys["transformer"]
-        prediction: jax.Array = self.network.apply(params["transformer"], x, timestep, **options)
-        return prediction
+        keys = conditions.keys or self.prepare(params, conditions, inputs).keys or {}
+
+        def predicted(name: str) -> jax.Array:
+            own = options | adapter_options(params, name, inputs.adapters)
+            network = self._networks[name]
+            y: jax.Array = network.apply(params[name], x, timestep, prefix=keys[name], **own)
+            return y
+
+        if self.low_noise is None:
+            return predicted(self.component)
+        noisier = timestep >= (conditions.added or {})["boundary"]
+        like = jax.eval_shape(lambda: predicted(self.component))
+
+        def where(needed: jax.Array, name: str) -> jax.Array:
+            nothing = functools.partial(jnp.zeros, like.shape, like.dtype)
+            y: jax.Array = jax.lax.cond(needed, functools.partial(predicted, name), nothing)
+            return y
+
+        of_both = where(noisier.any(), self.component), where(~noisier.all(), LOW_NOISE)
+        return jnp.where(noisier.reshape(-1, *[1] * (x.ndim - 1)), *of_both)
+
+    @property
+    def _networks(self) -> dict[str, Any]:
+        return dict(zip(self.components, (self.network, self.low_noise)))
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoStages(policies.ClassifierFree):
+    """Classifier-free guidance by a scale for the noisier steps and one for the others."""
+
+    def by_row(
+        self,
+        components: Any,
+        call: Any,
+        weights: Sequence[float],
+        timesteps: np.ndarray,
+        padded: int,
+    ) -> np.ndarray:
+        """Returns the weights of guidance at each row, padded k-1.
+
+        Raises:
+            ValueError: there is a second scale, and one transformer.
+        """
+        table = super().by_row(components, call, weights, timesteps, padded)
+        scale, boundary = call.guidance_scale_2, boundary_of(components)
+        if scale is None:
+            return table
+        if boundary is None:
+            raise ValueError(
+                "guidance_scale_2 is for checkpoints with two transformers and a boundary_ratio; "
+                "leave it out"
+            )
+        later = table[: len(timesteps)]
+        later[(timesteps < boundary)[:, None] & (later != 0)] = scale - 1
+        return table
+
+
+def boundary_of(components: Any) -> float | None:
+    """Returns the timestep from which on the first of two transformers predicts; None for one.
+
+    Raises:
+        ValueError: there are two, and no boundary_ratio.
+    """
+    if LOW_NOISE not in components.denoiser.components:
+        return None
+    ratio = components.options["boundary_ratio"]
+    if ratio is None:
+        raise ValueError("boundary_ratio must be given for a checkpoint with two transformers")
+    return float(ratio) * components.scheduler.num_train_timesteps
 
 
 def conditions(
     components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
 ) -> Conditions:
-    """Returns the texts."""
-    return Conditions(prompt.context)
+    """Returns the texts, and with two transformers the boundary between their steps, b 1."""
+    boundary = boundary_of(components)
+    if boundary is None:
+        return Conditions(prompt.context)
+    rows = np.full((len(prompt.context), 1), boundary, np.float32)
+    return Conditions(prompt.context, added={"boundary": rows})
 
 
 def default_size(components: Any, call: Any) -> tuple[int, int]:
@@ -125,13 +218,16 @@ def encode(
 
 WAN = Family(
     name="Wan",
-    components=diffusers_components(
-        "transformer",
-        ("tokenizer", "text_encoder"),
-        tokenizer=T5Tokenizer,
-        optional=TEXT_COMPONENTS,
+    components=(
+        *diffusers_components(
+            "transformer",
+            ("tokenizer", "text_encoder"),
+            tokenizer=T5Tokenizer,
+            optional=TEXT_COMPONENTS,
+        ),
+        Component(LOW_NOISE, "denoiser", optional=True),
     ),
-    options=(("expand_timesteps", False),),
+    options=(("boundary_ratio", None), ("expand_timesteps", False)),
     tokenize=tokenize,
     tokenize_caption=tokenize_caption,
     encode=encode,
@@ -141,8 +237,9 @@ WAN = Family(
     latents=functools.partial(LatentFormat.of, normalize=True, patch=PATCH),
     batch_key=longest_text,
     default_size=default_size,
+    guidance=TwoStages(),
     start=policies.FlowSteps(),
     encoding=policies.take_mode,
     callback_view=policies.prompts_alone,
 )
-"""Wan 2.1, and 2.2 with one transformer, of text to video."""
+"""Wan 2.1, and 2.2 with one transformer or two, of text to video."""

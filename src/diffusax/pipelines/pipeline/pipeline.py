@@ -96,7 +96,8 @@ class DiffusionPipeline(
         cls.all_components = (*cls.family.components, *cls.extra_components)
         cls.component_names = tuple(component.name for component in cls.all_components)
         steering = [c for c in (CONTROLNET, T2I_ADAPTER) if c in cls.all_components][:1]
-        needed = [c for c in cls.family.components if c.role in ("denoiser", "autoencoder")]
+        kinds = ("denoiser", "autoencoder")
+        needed = [c for c in cls.family.components if c.role in kinds and not c.optional]
         roles = [(c.name, c.role == "autoencoder") for c in needed + steering]
         # What every call needs is missed first.
         cls.needed_components = tuple(sorted(roles, key=lambda role: role[1]))

@@ -92,6 +92,7 @@ class Call:
     negative_ip_adapter_image_embeds: Any = None
 
     guidance_scale: Scale | None = 7.5
+    guidance_scale_2: Scale | None = None
     true_cfg_scale: Scale = 1.0
     image_guidance_scale: Scale = 1.5
     guidance_rescale: Fraction = 0.0

@@ -28,6 +28,8 @@ DESCRIPTIONS = {
     "denoising_end": "The fraction of the steps after which to stop, for another model to go on.",
     "guidance_scale": "The scale of classifier-free guidance, which is off at 1 and less (for "
     "Z-Image and Krea 2 at 0).",
+    "guidance_scale_2": "The scale of the less noisy steps, which another transformer of Wan 2.2 "
+    "predicts; by default the same.",
     "true_cfg_scale": "The scale of classifier-free guidance of FLUX.1, which needs a negative "
     "prompt and is off at 1 and less.",
     "output_resolution": "The square root of the area in pixels to which Qwen-Image 2.1 brings "
@@ -53,8 +55,8 @@ DESCRIPTIONS = {
     "result.",
     "num_videos_per_prompt": "The number of videos for each prompt, which stand together in the "
     "result.",
-    "num_frames": "The number of frames of a video, one more than a multiple of the frames that the "
-    "autoencoder makes one of (4).",
+    "num_frames": "The number of frames of a video, one more than a multiple of those of which the "
+    "autoencoder makes one (4).",
     "batch_size": "The number of images.",
     "eta": "The noise in DDIM's steps, from 0 (deterministic) to 1 (as DDPM).",
     "use_clipped_model_output": "Computes the noise in DDIM's steps again from the clipped image, "

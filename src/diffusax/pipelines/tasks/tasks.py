@@ -210,7 +210,7 @@ def _step_inputs(setup: Setup, weights: tuple[float, ...], padded: int) -> StepI
     rescale = call.cfg_normalization or call.guidance_rescale
     times = setup.schedule.timesteps
     return StepInputs(
-        guidance.weights_by_row(call, weights, times, padded),
+        c.family.guidance.by_row(c, call, weights, times, padded),
         np.full(padded, rescale, np.float32),
         freeu=None if c.freeu is None else freeu_rows(c.freeu, padded),
         adapters=None if adapters is None else _adapter_rows(adapters, call, padded),
