@@ -102,6 +102,12 @@ NETWORKS = {
         "transformer": "QwenImage21Transformer2DModel",
         "vae": "AutoencoderKLQwenImage21",
     },
+    "Wan": {
+        "transformer": "WanTransformer3DModel",
+        "transformer_2": "WanTransformer3DModel",
+        "text_encoder": "UMT5EncoderModel",
+        "vae": "AutoencoderKLWan",
+    },
     "Z-Image": {"transformer": "ZImageTransformer2DModel"},
 }
 """The classes of a family's networks by its name or the longest beginning of it."""

@@ -46,7 +46,7 @@ WAN = {
     "num_layers": 2,
     "rope_max_seq_len": 32,
 }
-WAN_VAE = {
+WAN_SMALL_VAE = {
     "base_dim": 4,
     "z_dim": 4,
     "dim_mult": [1, 2],
@@ -901,7 +901,7 @@ def wan_pipeline(folder: Any, kind: str = "WanPipeline", **changes: Any) -> Any:
         "relative_attention_max_distance": 10,
         "vocab_size": len(T5_TOKENS),
     }
-    vae = diffusers.AutoencoderKLWan(**WAN_VAE)
+    vae = diffusers.AutoencoderKLWan(**WAN_SMALL_VAE)
     pipe = getattr(diffusers, kind)(
         tokenizer=t5_tokenizer(),
         text_encoder=randomize(transformers.UMT5EncoderModel(transformers.UMT5Config(**text)), 2),

@@ -263,6 +263,8 @@ class UMT5EncoderModel(T5EncoderModel):
 
     module_class = MODELS["UMT5EncoderModel"]
     component = "text_encoder"
+    model_type = "umt5"
+    """The kind of model in its config.json, as in transformers."""
 
 
 def _encode(model: Model, pixel_values: Any, grids: np.ndarray, **options: Any) -> Any:

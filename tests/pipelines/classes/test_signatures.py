@@ -38,6 +38,8 @@ NO_COMPONENTS = {
     "safety_checker",
     "requires_safety_checker",
     "add_watermarker",
+    "boundary_ratio",
+    "expand_timesteps",
     "force_zeros_for_empty_prompt",
     "requires_aesthetics_score",
     "is_cosxl_edit",
@@ -65,7 +67,7 @@ def test_calls_have_the_arguments_of_diffusers_in_its_order_with_its_defaults(na
     own = {k: p.default for k, p in ours.items() if p.kind is p.KEYWORD_ONLY}
     if name in WITHOUT_TEXT:
         assert own == OWN_WITHOUT_TEXT
-    elif name.startswith(("ZImage", "Flux", "Krea2", "QwenImage")):
+    elif name.startswith(("ZImage", "Flux", "Krea2", "QwenImage", "Wan")):
         # What the others call the scale is another name of Qwen-Image 2.1's.
         more = {"guidance_scale": None} if name == "QwenImage21Pipeline" else {}
         assert own == {k: v for k, v in OWN.items() if k not in OF_CLIP} | more
@@ -101,6 +103,7 @@ def test_every_pipeline_of_diffusers_for_these_families_is_here():
     wanted |= {f"Flux{task}Pipeline" for task in (*tasks[:3], "Fill", "Kontext", "ControlNet")}
     wanted |= {f"Flux2Klein{task}Pipeline" for task in ("", "Inpaint", "KV")} | {"Krea2Pipeline"}
     wanted |= {f"QwenImage{task}Pipeline" for task in (*tasks[:3], "21", "Edit", "EditPlus")}
+    wanted |= {"WanPipeline"}
     assert set(NAMES) == wanted | set(WITHOUT_TEXT)
 
 

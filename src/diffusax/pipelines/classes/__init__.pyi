@@ -12,10 +12,11 @@ from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.networks import (
     AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage, AutoencoderKLQwenImage21,
-    CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionModelWithProjection,
+    AutoencoderKLWan, CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionModelWithProjection,
     Flux2Transformer2DModel, Flux3Transformer2DModel, FluxTransformer2DModel,
     Krea2Transformer2DModel, QwenImage21Transformer2DModel, QwenImageTransformer2DModel,
-    T5EncoderModel, UNet2DConditionModel, UNet2DModel, ZImageTransformer2DModel,
+    T5EncoderModel, UMT5EncoderModel, UNet2DConditionModel, UNet2DModel, WanTransformer3DModel,
+    ZImageTransformer2DModel,
 )
 from diffusax.pipelines.components.attributes import ComponentAttribute
 from diffusax.pipelines.pipeline import diffusers_methods
@@ -43,8 +44,8 @@ __all__ = [
     "StableDiffusionXLAdapterPipeline", "StableDiffusionXLControlNetImg2ImgPipeline",
     "StableDiffusionXLControlNetInpaintPipeline", "StableDiffusionXLControlNetPipeline",
     "StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline",
-    "StableDiffusionXLInstructPix2PixPipeline", "StableDiffusionXLPipeline", "ZImageEditPipeline",
-    "ZImageImg2ImgPipeline", "ZImageInpaintPipeline", "ZImagePipeline",
+    "StableDiffusionXLInstructPix2PixPipeline", "StableDiffusionXLPipeline", "WanPipeline",
+    "ZImageEditPipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline", "ZImagePipeline",
 ]
 
 class _Tensor(Protocol):
@@ -1169,6 +1170,41 @@ class StableDiffusionXLPipeline(StableDiffusionXL):
         callback_on_step_end_tensor_inputs: Sequence[str] | None = ['latents'], *,
         seed: _Seed | None = None, noise: Literal['jax', 'torch'] = 'jax',
         long_prompt: bool = False, prompt_weighting: bool = False, guidance_start: float = 0.0,
+        guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
+    ) -> ImagePipelineOutput: ...
+
+class Wan(_TransformerLoRAs, DiffusionPipeline):
+    vae: ComponentAttribute[AutoencoderKLWan]
+    text_encoder: ComponentAttribute[UMT5EncoderModel]
+    tokenizer: ComponentAttribute[T5Tokenizer]
+    transformer: ComponentAttribute[WanTransformer3DModel]
+    scheduler: ComponentAttribute[Scheduler]
+    transformer_2: ComponentAttribute[WanTransformer3DModel]
+    def encode_prompt(
+        self, prompt: str | Sequence[str] | None,
+        negative_prompt: str | Sequence[str] | None = None,
+        do_classifier_free_guidance: bool = True, num_videos_per_prompt: Any = 1,
+        prompt_embeds: _Arrays | None = None, negative_prompt_embeds: _Arrays | None = None,
+        max_sequence_length: int = 226, device: Any = None, dtype: Any = None, *,
+        adapters: _Adapters | None = None,
+    ) -> Any: ...
+
+class WanPipeline(Wan):
+    def __call__(
+        self, prompt: str | Sequence[str] | None = None,
+        negative_prompt: str | Sequence[str] | None = None, height: int | None = 480,
+        width: int | None = 832, num_frames: int | None = 81, num_inference_steps: int | None = 50,
+        guidance_scale: float | None = 5.0, guidance_scale_2: float | None = None,
+        num_videos_per_prompt: Any = 1, generator: _Generators | None = None,
+        latents: _Arrays | None = None, prompt_embeds: _Arrays | None = None,
+        negative_prompt_embeds: _Arrays | None = None,
+        output_type: Literal['pil', 'np', 'jax', 'pt', 'latent'] = 'np', return_dict: bool = True,
+        attention_kwargs: Mapping[str, Any] | None = None,
+        callback_on_step_end: _Callback | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] | None = ['latents'],
+        max_sequence_length: int = 512, *, seed: _Seed | None = None,
+        noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
         hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
     ) -> ImagePipelineOutput: ...

@@ -162,8 +162,11 @@ def _decode_tiles(
             return programs.decode_pixels(c.autoencoder, params, *given, **options)
 
     tile = tile_of(c.autoencoder.config, factor)
-    images = tiled_decode(decode_tile, latents, *(condition or ()), tile=tile, factor=factor)
-    return to_unit(jnp.asarray(images)), np.isfinite(images).all((1, 2, 3))
+    patch = getattr(c.autoencoder.config, "patch", 1)
+    given = latents, *(condition or ())
+    images = tiled_decode(decode_tile, *given, tile=tile, factor=factor, patch=patch)
+    finite = np.isfinite(images).all(tuple(range(1, images.ndim)))
+    return to_unit(jnp.asarray(images)), finite
 
 
 def _not_finite(c: Components, what: str) -> str:
