@@ -4,10 +4,15 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+from support.lora_files import pair
 from support.tiny_transformers import wan_pipeline, wan_transformer
 
 import diffusax
+from diffusax.offline.requests import Requests, Settings
 from diffusax.runtime.programs.compilations import count_compilations
+from diffusax.serving.catalogue.entries import describe_model
+from diffusax.training.recipes.base_model import BaseModel
 
 SIZE = {"height": 16, "width": 32, "num_frames": 5}
 CALL = {**SIZE, "num_inference_steps": 3, "max_sequence_length": 24}
@@ -134,3 +139,52 @@ def test_arguments_that_cannot_be_are_errors(both, change, message):
     _, ours = both
     with pytest.raises(ValueError, match=message):
         ours(PROMPT, **{**CALL, **change})
+
+
+def test_a_call_as_a_function_and_in_a_running_batch(both):
+    _, ours = both
+    given = {"prompt": PROMPT, "negative_prompt": NEGATIVE, **CALL, "seed": 0}
+    expected = ours(**given).frames
+    found = ours.generate_fn(ours.params, ours.prepare_inputs(**given))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    with diffusax.RunningBatch(ours, lanes=4) as batch:
+        other = batch.submit(**{**given, "seed": 1, "num_inference_steps": 5})
+        same = batch.submit(**given).result().frames
+        np.testing.assert_allclose(same, expected, atol=1e-5)
+        assert np.abs(other.result().frames - expected).max() > 1e-2
+
+
+def test_loras_are_those_of_diffusers(both, tmp_path):
+    theirs, ours = both
+    layers = dict(theirs.transformer.named_modules())
+    ends = "attn1.to_q", "attn1.to_k", "attn1.to_v", "attn2.to_v"
+    names = [name for name in layers if name.endswith(ends)]
+    names += ["blocks.0.ffn.net.0.proj", "blocks.1.attn2.to_out.0", "condition_embedder.time_proj"]
+    random = torch.Generator().manual_seed(3)
+    tensors = {
+        f"transformer.{name}.lora_{part}.weight": x
+        for name in names
+        for part, x in zip("AB", pair(layers[name].weight, 4, random))
+    }
+    save_file(tensors, tmp_path / "lora.safetensors")
+    given = {"prompt": PROMPT, "negative_prompt": NEGATIVE, **CALL}
+    plain = ours(**given, generator=generator()).frames
+    for pipe in both:
+        pipe.load_lora_weights(str(tmp_path / "lora.safetensors"), adapter_name="own")
+    expected = theirs(**given, generator=generator()).frames
+    found = ours(**given, generator=generator()).frames
+    for pipe in both:
+        pipe.unload_lora_weights()
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert np.abs(expected - plain).max() > 1e-2
+
+
+def test_what_is_for_images_refuses_videos(both, tmp_path):
+    theirs, ours = both
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="which generates videos"):
+        describe_model(tmp_path, "wan", "Wan")
+    with pytest.raises(ValueError, match="WanPipeline videos"):
+        Requests(ours, Settings())
+    with pytest.raises(ValueError, match="of videos, which none trains here"):
+        BaseModel.open(str(tmp_path))

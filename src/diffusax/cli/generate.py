@@ -65,6 +65,10 @@ class Generate(generation.ToFile):
     """Width in pixels; by default the image's or the model's own."""
     num_images: ImageCount = 1
     """The number of images to generate for each prompt."""
+    frames: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, OWN] = None
+    """The number of frames of a video, for models that generate videos; 81 for Wan by default."""
+    fps: Annotated[int, Meta(ge=1, le=240)] = 16
+    """The frames per second of a video."""
     grid: Annotated[tuple[str, ...], OWN] = ()
     """Generate a labelled grid over one or two of sampler, steps, guidance, seed, strength and
     clip-skip, such as sampler=euler,dpm++2m steps=10,20: columns, then rows.
@@ -126,7 +130,7 @@ class Generate(generation.ToFile):
 
     def run(self) -> list[Path]:
         """Generates the images and returns the files written, the contact sheet first."""
-        output = generation.output_file(self.output)
+        output = generation.output_file(self.output, *generation.VIDEOS)
         prompts = generation.lines_of_input() if self.prompt == "-" else [self.prompt]
         seed = generation.seed_or_random(self.seed)
         axes = grid.read_axes(self.grid, self)
@@ -139,6 +143,8 @@ class Generate(generation.ToFile):
             for found, own in generate(self, runs, seed):
                 images += found
                 texts += own
+        if images and isinstance(images[0], list):
+            return generation.save_videos(output, images, seed, self.fps)
         sheet = grid.draw_sheet(images, axes) if axes else None
         return generation.save(output, images, texts, seed, sheet=sheet)
 
@@ -171,8 +177,9 @@ def _opened(
 
     names = [name for run in runs for name in read_tags(run.prompt)[1]]
     pipe = _load(dataclasses.replace(options, sampler=None), _texts(runs), names)
+    _check_frames(options, pipe)
     inputs = _fitted(options, pipe, inputs)
-    own = pipe.scheduler
+    own, videos = pipe.scheduler, generation.is_of_videos(pipe)
     schedulers = {
         name: own if name is None else scheduler_from_name(name, own)
         for name in {run.sampler for run in runs}
@@ -183,6 +190,7 @@ def _opened(
         loras.load_named(pipe, options.lora_dir, read_tags(options.prompt)[1])
         prompt, adapters = loras.adapters_of(pipe, options.prompt)
         size = _size(options, pipe, inputs)
+        count = "num_videos_per_prompt" if videos else "num_images_per_prompt"
         images = generation.call(
             pipe,
             prompt=prompt,
@@ -190,7 +198,7 @@ def _opened(
             negative_prompt=options.negative_prompt,
             num_inference_steps=options.steps,
             guidance_scale=options.guidance,
-            num_images_per_prompt=options.num_images,
+            num_frames=options.frames,
             strength=options.strength,
             padding_mask_crop=options.mask_crop,
             seed=seed,
@@ -198,14 +206,29 @@ def _opened(
             clip_skip=options.clip_skip,
             long_prompt=options.long_prompt or None,
             prompt_weighting=options.prompt_weighting or None,
+            **{count: options.num_images},
             **inputs,
             **size,
             **_scales(options),
         )
+        if videos:
+            return images, []
         given = _fields(options, pipe, images[0], size)
         return images, generation.describe(pipe, options, images, seed, given, _files(options))
 
     return generate
+
+
+def _check_frames(options: Generate, pipe: Any) -> None:
+    """Raises ValueError where options of videos are given for images, or the other way around."""
+    kind, suffix = type(pipe).__name__, Path(options.output or "").suffix.lower()
+    if generation.is_of_videos(pipe):
+        if suffix == ".png" or options.grid:
+            raise ValueError(
+                f"{kind} generates videos; give --output as .mp4 or .gif, and no --grid"
+            )
+    elif suffix in generation.VIDEOS or options.frames is not None:
+        raise ValueError(f"{kind} generates images; give --output as .png, and no --frames")
 
 
 def _texts(runs: Sequence[Generate]) -> list[str]:

@@ -121,14 +121,25 @@ class ToFile(GenerationOptions):
     output: Annotated[str | None, OWN] = None
     """Write the image to this .png file, replacing an older one; by default to out.png or the first
     of out-1.png, out-2.png, ... that does not exist. Several images are numbered, and this file is
-    their contact sheet."""
+    their contact sheet. Videos are written to .mp4 or .gif files."""
 
 
-def output_file(text: str | None) -> Path | None:
+VIDEOS = (".mp4", ".gif")
+"""The files that videos are written to."""
+
+
+def is_of_videos(pipe: Any) -> bool:
+    """Returns whether calls of a pipeline generate videos."""
+    return "num_frames" in inspect.signature(type(pipe).__call__).parameters
+
+
+def output_file(text: str | None, *others: str) -> Path | None:
     """Returns the PNG to write, and makes its folder; returns None where no file is named.
 
+    others: further suffixes that it may have.
+
     Raises:
-        ValueError: the text cannot name a PNG file.
+        ValueError: the text cannot name such a file.
         OSError: its folder cannot be made.
     """
     if text is None:
@@ -137,8 +148,8 @@ def output_file(text: str | None) -> Path | None:
     if not path.name or text.endswith(("/", "\\")) or path.is_dir():
         raise ValueError(f"--output must be a file, not a folder (got {text})")
     path = path.with_suffix(path.suffix or ".png")
-    if path.suffix.lower() != ".png":
-        raise ValueError(f"--output must be a .png file (got {text})")
+    if path.suffix.lower() not in (".png", *others):
+        raise ValueError(f"--output must be a {' or '.join(('.png', *others))} file (got {text})")
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -149,7 +160,7 @@ def seed_or_random(seed: int | None) -> int:
 
 
 def call(pipe: Any, **options: Any) -> list[Any]:
-    """Calls the pipeline with the options that are not None, and returns its images.
+    """Calls the pipeline with the options that are not None, and returns its images, or videos.
 
     Raises:
         ValueError: the pipeline does not know an option, or refuses its value.
@@ -169,7 +180,7 @@ def call(pipe: Any, **options: Any) -> list[Any]:
     if sentence := size_warning(pipe.parts, given.get("height"), given.get("width")):
         warnings.warn(sentence, stacklevel=2)
     own = {name: value for name, value in pipe.call_defaults.items() if name in names}
-    return pipe(**{**own, **given}).images
+    return pipe(**{**own, **given, "output_type": "pil"})[0]
 
 
 def describe(
@@ -292,14 +303,37 @@ def save(
     return files
 
 
+def save_videos(output: Path | None, videos: Sequence[Any], seed: int, fps: int) -> list[Path]:
+    """Writes videos, numbered if there are several, and prints the files' names.
+
+    Arguments:
+        output: the file; None takes the first free name.
+        videos: the frames of each, PIL images.
+        seed: the seed of the run.
+        fps: the frames per second.
+    """
+    from diffusax.utils.export_utils import export_to_gif, export_to_video
+
+    count = len(videos)
+    files = _free_files(count, VIDEOS[0]) if output is None else _files(output, count)
+    files = files[1:] or files
+    for file, frames in zip(files, videos, strict=True):
+        if file.suffix.lower() == ".gif":
+            export_to_gif(frames, file, fps=fps)
+        else:
+            export_to_video(frames, file, fps=fps)
+        print(f"{escaped(file)} ({len(frames)} frames, seed {seed})")
+    return files
+
+
 def _files(output: Path, count: int) -> list[Path]:
     """Returns the files that `count` images are written to: one, or a sheet and the images."""
     numbered = [output.with_stem(f"{output.stem}-{i}") for i in range(count)]
     return [output, *(numbered if count > 1 else ())]
 
 
-def _free_files(count: int) -> list[Path]:
+def _free_files(count: int, suffix: str = ".png") -> list[Path]:
     """Returns the files of the first name of which none exists."""
-    names = itertools.chain(["out.png"], (f"out-{i}.png" for i in itertools.count(1)))
+    names = itertools.chain([f"out{suffix}"], (f"out-{i}{suffix}" for i in itertools.count(1)))
     candidates = (_files(Path(name), count) for name in names)
     return next(files for files in candidates if not any(file.exists() for file in files))

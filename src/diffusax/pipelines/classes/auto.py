@@ -102,7 +102,7 @@ class _Auto:
 
 def _looks_at_images(pipe: DiffusionPipeline) -> bool:
     """Returns whether a network of text to image, or a LoRA of it, has learned to look at some."""
-    (name,) = pipe.family.names("denoiser")
+    name = pipe.family.names("denoiser")[0]
     network = pipe.parts.networks.get(name)
     learned = network is not None and learned_layout(network) is not None
     return learned or lora_layout(pipe.adapters) is not None

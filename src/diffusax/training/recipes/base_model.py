@@ -98,6 +98,10 @@ class BaseModel:
                 f"{path_or_repo} is {family.name}, which reads no texts; use "
                 "`diffusax train unconditional`"
             )
+        if getattr(family.usual_autoencoder, "frames_per_latent", 0):
+            raise ValueError(
+                f"{path_or_repo} is {family.name}, of videos, which nothing here trains"
+            )
         _, listed, stored = read_model_index(folder)
         names = family.names("denoiser", "autoencoder", "text_encoder")
         tokenizers = [c for c in family.components if c.role == "tokenizer"]

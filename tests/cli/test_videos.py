@@ -1,0 +1,60 @@
+"""Videos from the command line."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.tiny_transformers import wan_pipeline
+
+import diffusax
+from diffusax.cli import main
+
+SIZE = ["--height", "16", "--width", "32", "--steps", "2", "--guidance", "1"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wan") / "tiny"
+    wan_pipeline(folder)
+    return folder
+
+
+def test_generate_writes_the_frames_that_python_draws(model, tmp_path, capsys):
+    output = tmp_path / "clip.gif"
+    given = ["--model", str(model), *SIZE, "--frames", "5", "--fps", "10", "--seed", "3"]
+    main(["generate", "a cat", *given, "--num-images", "2", "--output", str(output)])
+    files = [tmp_path / "clip-0.gif", tmp_path / "clip-1.gif"]
+    assert f"{files[1]} (5 frames, seed 3)" in capsys.readouterr().out
+    pipe = diffusax.WanPipeline.from_pretrained(model)
+    size = {"height": 16, "width": 32, "num_frames": 5, "num_inference_steps": 2}
+    more = {"guidance_scale": 1.0, "num_videos_per_prompt": 2, "seed": 3}
+    expected = pipe("a cat", **size, **more).frames
+    for file, frames in zip(files, expected, strict=True):
+        clip = Image.open(file)
+        assert (clip.n_frames, clip.size, clip.info["duration"]) == (5, (32, 16), 100)
+        clip.seek(4)
+        # GIF has 256 colours.
+        shown = np.asarray(clip.convert("RGB")) / 255
+        assert np.abs(shown - frames[4]).mean() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--output", "clip.png"], "WanPipeline generates videos; give --output as .mp4 or .gif"),
+        (["--frames", "4"], "num_frames must be one more than a multiple of 2"),
+        (["--output", "clip.avi"], "--output must be a .png or .mp4 or .gif file"),
+    ],
+)
+def test_what_cannot_be_is_an_error(model, tmp_path, monkeypatch, capsys, args, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["generate", "a cat", "--model", str(model), *SIZE, *args])
+    assert message in capsys.readouterr().err
+
+
+def test_images_have_no_frames(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for args in (["--frames", "5"], ["--output", "image.gif"]):
+        with pytest.raises(SystemExit):
+            main(["generate", "a cat", "--steps", "1", *args])
+        assert "StableDiffusionPipeline generates images" in capsys.readouterr().err
