@@ -579,7 +579,7 @@ def test_version_is_printed(capsys):
         (["generate", "a", "--image", "{folder}/no.png"], "No such file"),
         (["generate", "a", "--image", "/dev/zero"], "'/dev/zero': it is not a regular file"),
         (["generate", "a", "--image", "a\x1b[31m.png"], r"a\x1b[31m.png"),
-        (["generate", "a", "--output", "a\x1b[31m.gif"], r"a\x1b[31m.gif"),
+        (["generate", "a", "--output", "a\x1b[31m.jpg"], r"a\x1b[31m.jpg"),
         (["edit", "{folder}/no.png", "a"], "No such file"),
         (["info", "{folder}"], "model_index.json"),
         (["compile", "emoji", "--mesh", "data=3"], "mesh data=3,fsdp=1,tensor=1 does not fit"),
