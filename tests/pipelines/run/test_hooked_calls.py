@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from jax.tree_util import Partial
+from safetensors.torch import save_file
 from support.attention_processors import CrossProcessor, JointProcessor, outputs, processed
+from support.ip_adapters import EMBED, tensors_of
 from support.many_devices import run_on_devices
 from support.repository import ROOT
 from support.tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
@@ -235,6 +237,22 @@ def test_a_running_batch_runs_calls_with_hooks_alone(pipes):
     assert np.abs(found.images - plain).max() > 100 * TOLERANCE
     for name, rows in expected.kept.items():
         close(found.kept[name], rows, 1e-5)
+
+
+def test_hooks_see_the_words_beside_an_ip_adapters_images(pipes, tmp_path):
+    theirs, ours = pipes
+    save_file(tensors_of(theirs.unet, "plain"), tmp_path / "plain.safetensors")
+    pipe = diffusax.StableDiffusionPipeline.from_pipe(ours)
+    pipe.set_progress_bar_config(disable=True)
+    pipe.load_ip_adapter(tmp_path / "plain.safetensors")
+    embeds = [np.random.default_rng(0).standard_normal((4, 1, EMBED)).astype(np.float32)]
+    call = {**CALL, "seed": 0, "ip_adapter_image_embeds": embeds, "num_inference_steps": 2}
+    found = pipe(**call, hooks={CROSS: lambda probs, at: (1 * probs, probs)})
+    close(found.images, pipe(**call).images, 1e-5)
+    assert (
+        np.abs(found.images - ours(**{**call, "ip_adapter_image_embeds": None}).images).max() > 0.01
+    )
+    assert {maps.shape[-1] for maps in found.kept.values()} == {77}
 
 
 @pytest.mark.slow
