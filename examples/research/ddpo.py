@@ -66,7 +66,7 @@ def policy_loss(unet, scheduler, text, latents, old, advantages):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", default="ddpo.png")
-    parser.add_argument("--iterations", type=int, default=25)
+    parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--steps", type=int, default=5)
     args = parser.parse_args()
     pipe = diffusax.DiffusionPipeline.from_pretrained("emoji")
