@@ -223,10 +223,12 @@ def test_a_network_takes_arrays_that_are_split_over_explicit_axes(name):
     def place(x):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows)
 
-    with jax.sharding.use_abstract_mesh(mesh):
-        found = forward(name, place).out_avals
-    assert [x.shape for x in found] == [x.shape for x in forward(name).out_avals]
-    assert {x.sharding.spec[0] for x in found if x.shape[:1] == (2,)} == {"x"}
+    # The mesh is set, or it is the arrays' alone.
+    for context in (jax.sharding.use_abstract_mesh(mesh), contextlib.nullcontext()):
+        with context:
+            found = forward(name, place).out_avals
+        assert [x.shape for x in found] == [x.shape for x in forward(name).out_avals]
+        assert {x.sharding.spec[0] for x in found if x.shape[:1] == (2,)} == {"x"}
 
 
 @pytest.fixture(scope="module")
@@ -308,6 +310,29 @@ def scheduled(pipe, controlled):
     return np.stack([scheduler.add_noise(x, 2 * x, times), velocity, predicted])
 
 
+def gradients(pipe, controlled):
+    """To a model, through its call, which a user's function jits."""
+    context = np.ones((1, 5, pipe.unet.config.cross_attention_dim), np.float32)
+    x = np.random.default_rng(0).standard_normal((1, 4, 8, 8)).astype(np.float32)
+    given = jax.device_put((x, np.float32(5.0), context))
+
+    def loss(unet, x, t, context):
+        return jnp.square(unet(x, t, context).sample).mean()
+
+    return jax.jit(jax.grad(loss))(pipe.unet, *given).params["conv_in"]["kernel"]
+
+
+def training(pipe, controlled):
+    """A step of one's own loop."""
+    step, given = traced_training(pipe)
+    state, metrics = jax.jit(step)(*jax.device_put(given))
+    return jnp.stack([metrics["loss"], state.params["unet"]["conv_in"]["kernel"].sum()])
+
+
+def random_keys(pipe, controlled):
+    return pipe("a cat", **{**CALL, "seed": KEY}, **SMALL, output_type="np").images
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -317,6 +342,9 @@ CASES = {
         functional,
         by_hand,
         scheduled,
+        gradients,
+        training,
+        random_keys,
     )
 }
 

@@ -3,18 +3,27 @@
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import flax.serialization
 import jax
+import jax.export
 import numpy as np
 from jax.sharding import AxisType
 from jax.tree_util import GetAttrKey
 
 from diffusax.boundary.messages import NETWORK, hinting
 from diffusax.boundary.tensors import for_reader
-from diffusax.checkpoints.networks import LeftOut, check_saveable, read_parameters
+from diffusax.checkpoints.networks import (
+    LeftOut,
+    check_saveable,
+    config_of,
+    network_of,
+    read_parameters,
+)
 from diffusax.models.adapters.freeu import FreeU, check_freeu
 from diffusax.models.caches.configs import as_config
 from diffusax.models.hooks import HookFunctions
@@ -441,7 +450,10 @@ def _is_network(value: Any) -> bool:
 
 
 def _register(cls: type[Model]) -> None:
-    """Makes the instances of a class pytrees, whose leaves are the parameters."""
+    """Makes the instances of a class pytrees, whose leaves are the parameters.
+
+    `jax.export` and `flax.serialization` write them, too, by the class's name and the config.
+    """
 
     def static(model: Model) -> tuple[Any, ...]:
         return model.network, *vars(model.switches).values()
@@ -456,6 +468,33 @@ def _register(cls: type[Model]) -> None:
         return cls._holding(own[0], children[0], Switches(*own[1:]))
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    # A class that is defined again, as in a notebook, has the name of the first one.
+    with contextlib.suppress(ValueError):
+        jax.export.register_pytree_node_serialization(
+            cls,
+            serialized_name=f"{cls.__module__}.{cls.__qualname__}",
+            serialize_auxdata=_to_bytes,
+            deserialize_auxdata=_from_bytes,
+        )
+    flax.serialization.register_serialization_state(
+        cls,
+        lambda model: flax.serialization.to_state_dict(model.params),
+        lambda model, state: unflatten(static(model), (fit(model.network, state),)),
+        override=True,
+    )
+
+
+def _to_bytes(static: tuple[Any, ...]) -> bytes:
+    """Writes what is static in a model: its config and switches; no cache of steps is on in it."""
+    network, tiling, freeu, *rest, _ = static
+    return json.dumps([config_of(network), network.class_name, tiling, freeu, *rest]).encode()
+
+
+def _from_bytes(data: bytes) -> tuple[Any, ...]:
+    config, name, tiling, freeu, *rest = json.loads(data)
+    options = {k: v for k, v in config.items() if k not in ("architectures", "dtype")}
+    network = network_of(name, options, source="the exported function")
+    return network, tiling, None if freeu is None else FreeU(*freeu), *rest, None
 
 
 _register(Model)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
+import msgspec
 
 from diffusax.models.adapters.image_prompts import ImageLayers
 from diffusax.models.adapters.low_rank import Layers
@@ -20,8 +22,11 @@ from diffusax.pipelines.plan.plan import (
     DecoderCondition,
     Decoding,
     HiddenLayers,
+    ImageSpans,
+    Inpainting,
     Plan,
     Prompt,
+    StepInputs,
     TextImages,
     Tokens,
 )
@@ -44,6 +49,7 @@ from diffusax.runtime.switches import (
     is_traced,
     standard_promotion,
 )
+from diffusax.samplers import Table
 
 
 class Inputs(NamedTuple):
@@ -74,6 +80,21 @@ class Inputs(NamedTuple):
     ip_adapters: tuple[ImageLayers, ...] = ()
     layers: HiddenLayers | None = None
     images: TextImages | None = None
+
+
+for _tuple in (
+    *(Inputs, Plan, Conditions, Table, StepInputs, Inpainting, DecoderCondition, TextImages),
+):
+    jax.export.register_namedtuple_serialization(
+        _tuple, serialized_name=f"diffusax.{_tuple.__name__}"
+    )
+for _static in (Decoding, HiddenLayers, ImageSpans):
+    jax.export.register_pytree_node_serialization(
+        _static,
+        serialized_name=f"diffusax.{_static.__name__}",
+        serialize_auxdata=msgspec.json.encode,
+        deserialize_auxdata=functools.partial(msgspec.json.decode, type=_static),
+    )
 
 
 def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
