@@ -9,7 +9,7 @@ PROMPTS = ("a red apple", "a lion", "a pizza", "a fire engine", "a dog face", "a
 
 def levels(scheduler, t):
     """Returns (alpha, sigma), n 1 1 1, at timesteps n; a run ends at -1, with the level of 0."""
-    alpha_bar = jnp.asarray(scheduler.alphas_cumprod)[jnp.maximum(t, 0)][:, None, None, None]
+    alpha_bar = scheduler.alphas_cumprod[jnp.maximum(t, 0)][:, None, None, None]
     return jnp.sqrt(alpha_bar), jnp.sqrt(1 - alpha_bar)
 
 

@@ -46,7 +46,7 @@ def guided(unet, vae, scheduler, score, scale, x, t, context):
         return score(vae.decode(x0 / vae.config.scaling_factor).sample).sum(), prediction
 
     gradient, prediction = jax.grad(score_of, has_aux=True)(x)
-    alpha_bar = jnp.asarray(scheduler.alphas_cumprod)[t]
+    alpha_bar = scheduler.alphas_cumprod[t]
     factor = scale * jnp.sqrt(1 - alpha_bar)
     if scheduler.prediction_type == "v_prediction":  # (noise - sigma_t x) / alpha_t
         factor = jnp.where(alpha_bar > 0, factor / jnp.sqrt(alpha_bar), 0)

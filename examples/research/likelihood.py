@@ -22,7 +22,7 @@ LAST = 940
 
 def noise_at(unet, scheduler, y, log_sigma, text):
     """Returns the noise that a network for v predicts in y, b h w c, at a log sigma."""
-    alphas = jnp.asarray(scheduler.alphas_cumprod)[: LAST + 1]
+    alphas = scheduler.alphas_cumprod[: LAST + 1]
     t = jnp.interp(log_sigma, 0.5 * jnp.log((1 - alphas) / alphas), jnp.arange(LAST + 1.0))
     sigma = jnp.exp(log_sigma)
     scale = jnp.sqrt(1 + sigma**2)

@@ -55,7 +55,7 @@ def sds_loss(scene, unet, vae, scheduler, contexts, weight, t, noise):
     raw = unet(jnp.tile(x, (2, 1, 1, 1)), jnp.tile(t, 2), jnp.repeat(contexts, len(t), 0)).sample
     with_prompt, without = jnp.split(raw, 2)
     raw = without + weight * (with_prompt - without)
-    w = 1 - jnp.asarray(scheduler.alphas_cumprod)[t][:, None, None, None]
+    w = 1 - scheduler.alphas_cumprod[t][:, None, None, None]
     gradient = (w * (scheduler.get_predicted_noise(raw, t, x) - noise)).mean(0)
     return (jax.lax.stop_gradient(gradient) * latents).sum()
 
