@@ -147,8 +147,8 @@ class CausalConv(Remembering):
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel: Any = self.kernel[...]
         bias: Any = self.bias[...]
-        x, (frames, *sides, _, _) = x.astype(kernel.dtype), kernel.shape
-        pad = tuple((n // 2, n // 2) for n in sides)
+        x, (frames, rows, columns, _, _) = x.astype(kernel.dtype), kernel.shape
+        pad = (rows // 2, rows // 2), (columns // 2, columns // 2)
         if frames == 1:
             return conv2d(x, kernel[0], padding=pad) + bias
         if self.is_first:

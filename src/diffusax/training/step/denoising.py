@@ -275,7 +275,7 @@ class DenoisingLoss:
             return None
         return jnp.ones((b, 1, len(nets[0].shapes["controlnet_down_blocks"]) + 1), jnp.float32)
 
-    def _latent_shape(self, batch: Batch) -> tuple[int, int, int]:
+    def _latent_shape(self, batch: Batch) -> tuple[int, ...]:
         if self._autoencoder is None:
             _, h, w, channels = batch["pixel_values"].shape
             return h, w, channels
@@ -285,7 +285,7 @@ class DenoisingLoss:
             return h // form.fold, w // form.fold, form.channels
         return form.shape(*batch["pixel_values"].shape[1:3])
 
-    def _process_for(self, shape: tuple[int, int, int]) -> Process:
+    def _process_for(self, shape: tuple[int, ...]) -> Process:
         """Returns the process for latents h w c."""
         if self.shift_of is None or not isinstance(self.process, Flow):
             return self.process
