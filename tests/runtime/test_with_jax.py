@@ -133,9 +133,8 @@ def test_a_key_stands_for_a_seed(pipe):
     assert np.abs(others - of_seven).max() > 1e-2
 
 
-@pytest.mark.parametrize(
-    "case", few(["a_model", "mapped_shards", "shards", "pipelines"], "mapped_shards")
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["a_model", "mapped_shards", "shards", "pipelines"])
 def test_a_mesh_of_ones_own(folder, case):
     assert run_on_devices(RUNS / "own_meshes_run.py", folder, case) == [case]
 
