@@ -32,6 +32,7 @@ from support.tiny_transformers import klein_pipeline as build_klein
 from support.tiny_transformers import krea2_pipeline as build_krea2
 from support.tiny_transformers import qwen_image21_pipeline as build_qwen_image21
 from support.tiny_transformers import qwen_image_pipeline as build_qwen_image
+from support.tiny_transformers import wan_image_components
 from support.tiny_transformers import wan_pipeline as build_wan
 from support.tiny_transformers import z_image_pipeline as build_z_image
 from support.tiny_unconditional import build_unconditional
@@ -84,6 +85,7 @@ LANGUAGE_MODELS = {"Qwen/Qwen3-4B": "Qwen3ForCausalLM", "google/t5-v1_1-xxl": "T
 DDPM = "google/ddpm-cat-256"
 Z_IMAGE = "Tongyi-MAI/Z-Image-Turbo"
 WAN = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+WAN_IMAGE = "Wan-AI/Wan2.2-I2V-A14B-Diffusers"
 KREA2, QWEN_IMAGE21 = "krea/Krea-2-Raw", "Qwen/Qwen-Image-2.1"
 QWEN_IMAGE, QWEN_IMAGE_EDIT = "Qwen/Qwen-Image", "Qwen/Qwen-Image-Edit-2511"
 FLUX = {
@@ -166,6 +168,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
             build_z_image(folder)
         elif repo == WAN:
             build_wan(folder)
+        elif repo == WAN_IMAGE:
+            build_wan(folder, "WanImageToVideoPipeline", **wan_image_components())
         elif repo == KREA2:
             build_krea2(folder)
         elif repo == QWEN_IMAGE_EDIT:
@@ -224,6 +228,7 @@ def repositories(stand_in, monkeypatch):
             DDPM,
             Z_IMAGE,
             WAN,
+            WAN_IMAGE,
             KREA2,
             QWEN_IMAGE,
             QWEN_IMAGE_EDIT,

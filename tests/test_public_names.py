@@ -52,7 +52,8 @@ NAMES = {
         StableDiffusionXLInstructPix2PixPipeline StableDiffusionXLPipeline T2IAdapter T5EncoderModel
         T5Tokenizer TCDScheduler TaylorSeerCacheConfig UMT5EncoderModel
         UNet2DConditionModel UNet2DModel
-        UniPCMultistepScheduler ViTModel WanPipeline WanTransformer3DModel
+        UniPCMultistepScheduler ViTModel WanImageToVideoPipeline
+        WanPipeline WanTransformer3DModel
         ZImageEditPipeline ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline
         ZImageTransformer2DModel __version__ count_compilations initialize kernel_shapes load_image
         load_network int8_activations make_image_grid make_mesh pack_single_file resolve

@@ -124,6 +124,7 @@ from diffusax.pipelines.classes import StableDiffusionXLImg2ImgPipeline as Stabl
 from diffusax.pipelines.classes import StableDiffusionXLInpaintPipeline as StableDiffusionXLInpaintPipeline
 from diffusax.pipelines.classes import StableDiffusionXLInstructPix2PixPipeline as StableDiffusionXLInstructPix2PixPipeline
 from diffusax.pipelines.classes import StableDiffusionXLPipeline as StableDiffusionXLPipeline
+from diffusax.pipelines.classes import WanImageToVideoPipeline as WanImageToVideoPipeline
 from diffusax.pipelines.classes import WanPipeline as WanPipeline
 from diffusax.pipelines.classes import ZImageEditPipeline as ZImageEditPipeline
 from diffusax.pipelines.classes import ZImageImg2ImgPipeline as ZImageImg2ImgPipeline

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from PIL import Image
-from support.tiny_transformers import wan_pipeline
+from support.pairs import picture
+from support.tiny_transformers import wan_pipeline, wan_transformer
 
 import diffusax
 from diffusax.cli import main
@@ -58,3 +59,13 @@ def test_images_have_no_frames(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit):
             main(["generate", "a cat", "--steps", "1", *args])
         assert "StableDiffusionPipeline generates images" in capsys.readouterr().err
+
+
+def test_generate_begins_a_video_with_an_image(tmp_path):
+    components = {"transformer": wan_transformer(4, in_channels=10)}
+    wan_pipeline(tmp_path / "tiny", "WanImageToVideoPipeline", **components)
+    picture(0, 48, 24).save(tmp_path / "in.png")
+    given = ["--model", str(tmp_path / "tiny"), "--image", str(tmp_path / "in.png"), *SIZE]
+    main(["generate", "a cat", *given, "--frames", "3", "--output", str(tmp_path / "clip.gif")])
+    clip = Image.open(tmp_path / "clip.gif")
+    assert (clip.n_frames, clip.size) == (3, (32, 16))

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.lora_files import pair
-from support.tiny_transformers import wan_pipeline, wan_transformer
+from support.pairs import picture
+from support.tiny_transformers import wan_image_components, wan_pipeline, wan_transformer
 
 import diffusax
 from diffusax.offline.requests import Requests, Settings
@@ -177,6 +178,40 @@ def test_loras_are_those_of_diffusers(both, tmp_path):
         pipe.unload_lora_weights()
     np.testing.assert_allclose(found, expected, atol=1e-4)
     assert np.abs(expected - plain).max() > 1e-2
+
+
+IMAGE_TO_VIDEO = {
+    "first": lambda: wan_image_components(),
+    "first and last": lambda: wan_image_components(places=10),
+    "two transformers": lambda: {
+        "transformer": wan_transformer(4, in_channels=10),
+        "transformer_2": wan_transformer(7, in_channels=10),
+        "boundary_ratio": 0.8,
+    },
+    "times of tokens": lambda: {"expand_timesteps": True},
+}
+
+
+@pytest.mark.parametrize("kind", IMAGE_TO_VIDEO)
+def test_videos_from_images_are_those_of_diffusers(tmp_path, kind):
+    theirs = wan_pipeline(tmp_path, "WanImageToVideoPipeline", **IMAGE_TO_VIDEO[kind]())
+    ours = diffusax.DiffusionPipeline.from_pretrained(tmp_path)
+    assert isinstance(ours, diffusax.WanImageToVideoPipeline)
+    ours.set_progress_bar_config(disable=True)
+    image, last = (picture(seed, 48, 24) for seed in (0, 1))
+    given = {"prompt": PROMPT, "negative_prompt": NEGATIVE, **CALL, "image": image}
+    # diffusers takes all but the last 512 tokens of what is attended to for an image's.
+    given["max_sequence_length"] = 512
+    if kind == "first and last":
+        given["last_image"] = last
+    expected = theirs(**given, generator=generator()).frames
+    found = ours(**given, generator=generator()).frames
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    other = ours(**{**given, "image": last}, generator=generator()).frames
+    assert np.abs(other - found).max() > 1e-2
+    with count_compilations() as compiled:
+        ours(**{**given, "image": last, "num_inference_steps": 5}, generator=generator())
+    assert compiled == []
 
 
 def test_what_is_for_images_refuses_videos(both, tmp_path):

@@ -889,8 +889,31 @@ def wan_transformer(seed: int = 1, **changes: Any) -> Any:
     return randomize(diffusers.WanTransformer3DModel(**{**WAN, **own}), seed)
 
 
+def wan_image_components(*, places: int | None = None) -> dict[str, Any]:
+    """What a pipeline of image to video has of its own: a transformer and what reads images.
+
+    places: the tokens of a first and a last image that have embeddings of their places.
+    """
+    config = transformers.CLIPVisionConfig(
+        hidden_size=12,
+        intermediate_size=20,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        image_size=16,
+        patch_size=8,
+    )
+    read = {"image_dim": 12, "added_kv_proj_dim": 28, "pos_embed_seq_len": places}
+    return {
+        "transformer": wan_transformer(4, in_channels=10, **read),
+        "image_encoder": randomize(transformers.CLIPVisionModel(config), 5),
+        "image_processor": transformers.CLIPImageProcessorPil(
+            size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}
+        ),
+    }
+
+
 def wan_pipeline(folder: Any, kind: str = "WanPipeline", **changes: Any) -> Any:
-    """A tiny pipeline of PyTorch, saved in `folder`. changes: of its other components."""
+    """A tiny pipeline of PyTorch, saved in `folder`. changes: of its components."""
     text = {
         "d_model": 24,
         "d_kv": 8,
@@ -907,8 +930,7 @@ def wan_pipeline(folder: Any, kind: str = "WanPipeline", **changes: Any) -> Any:
         text_encoder=randomize(transformers.UMT5EncoderModel(transformers.UMT5Config(**text)), 2),
         vae=randomize(vae, 3),
         scheduler=diffusers.UniPCMultistepScheduler(**WAN_SCHEDULE),
-        transformer=wan_transformer(),
-        **changes,
+        **{"transformer": wan_transformer(), **changes},
     )
     pipe.set_progress_bar_config(disable=True)
     pipe.save_pretrained(folder)

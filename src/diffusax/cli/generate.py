@@ -320,8 +320,9 @@ def _fitted(options: Generate, pipe: Any, inputs: dict[str, Any]) -> dict[str, A
 def _is_looked_at(options: Generate, pipe: Any) -> bool:
     """Returns whether the image is none to start from, and so keeps its own size."""
     from diffusax.pipelines.tasks.tasks import edit, image_to_image
+    from diffusax.pipelines.tasks.videos import image_to_video
 
-    looks = image_to_image in pipe.more_tasks or pipe.task is edit
+    looks = image_to_image in pipe.more_tasks or pipe.task in (edit, image_to_video)
     return bool(options.image and not options.mask and looks)
 
 

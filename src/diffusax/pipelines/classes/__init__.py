@@ -50,7 +50,7 @@ from diffusax.pipelines.classes.t2i_adapter import (
     StableDiffusionXLAdapterPipeline,
 )
 from diffusax.pipelines.classes.unconditional import DDIMPipeline, DDPMPipeline
-from diffusax.pipelines.classes.wan import WanPipeline
+from diffusax.pipelines.classes.wan import WanImageToVideoPipeline, WanPipeline
 from diffusax.pipelines.classes.z_image import (
     ZImageEditPipeline,
     ZImageImg2ImgPipeline,
@@ -98,6 +98,7 @@ __all__ = [
     "StableDiffusionXLInpaintPipeline",
     "StableDiffusionXLInstructPix2PixPipeline",
     "StableDiffusionXLPipeline",
+    "WanImageToVideoPipeline",
     "WanPipeline",
     "ZImageEditPipeline",
     "ZImageImg2ImgPipeline",

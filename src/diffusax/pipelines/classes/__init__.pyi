@@ -44,8 +44,9 @@ __all__ = [
     "StableDiffusionXLAdapterPipeline", "StableDiffusionXLControlNetImg2ImgPipeline",
     "StableDiffusionXLControlNetInpaintPipeline", "StableDiffusionXLControlNetPipeline",
     "StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline",
-    "StableDiffusionXLInstructPix2PixPipeline", "StableDiffusionXLPipeline", "WanPipeline",
-    "ZImageEditPipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline", "ZImagePipeline",
+    "StableDiffusionXLInstructPix2PixPipeline", "StableDiffusionXLPipeline",
+    "WanImageToVideoPipeline", "WanPipeline", "ZImageEditPipeline", "ZImageImg2ImgPipeline",
+    "ZImageInpaintPipeline", "ZImagePipeline",
 ]
 
 class _Tensor(Protocol):
@@ -1189,6 +1190,34 @@ class Wan(_TransformerLoRAs, DiffusionPipeline):
         max_sequence_length: int = 226, device: Any = None, dtype: Any = None, *,
         adapters: _Adapters | None = None,
     ) -> Any: ...
+
+class WanImageToVideoPipeline(Wan):
+    vae: ComponentAttribute[AutoencoderKLWan]
+    text_encoder: ComponentAttribute[UMT5EncoderModel]
+    tokenizer: ComponentAttribute[T5Tokenizer]
+    transformer: ComponentAttribute[WanTransformer3DModel]
+    scheduler: ComponentAttribute[Scheduler]
+    transformer_2: ComponentAttribute[WanTransformer3DModel]
+    image_encoder: ComponentAttribute[CLIPVisionModelWithProjection]
+    image_processor: ComponentAttribute[CLIPImageProcessor]
+    def __call__(
+        self, image: _Images | None, prompt: str | Sequence[str] | None = None,
+        negative_prompt: str | Sequence[str] | None = None, height: int | None = 480,
+        width: int | None = 832, num_frames: int | None = 81, num_inference_steps: int | None = 50,
+        guidance_scale: float | None = 5.0, guidance_scale_2: float | None = None,
+        num_videos_per_prompt: Any = 1, generator: _Generators | None = None,
+        latents: _Arrays | None = None, prompt_embeds: _Arrays | None = None,
+        negative_prompt_embeds: _Arrays | None = None, image_embeds: _Arrays | None = None,
+        last_image: Any = None, output_type: Literal['pil', 'np', 'jax', 'pt', 'latent'] = 'np',
+        return_dict: bool = True, attention_kwargs: Mapping[str, Any] | None = None,
+        callback_on_step_end: _Callback | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] | None = ['latents'],
+        max_sequence_length: int = 512, *, seed: _Seed | None = None,
+        noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
+        guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
+    ) -> ImagePipelineOutput: ...
+    image_processor = diffusers_methods.image_processor
 
 class WanPipeline(Wan):
     def __call__(

@@ -10,7 +10,7 @@ from diffusax.pipelines.components.foreign import own_pipeline
 from diffusax.pipelines.components.loading import EDITORS, class_for
 from diffusax.pipelines.components.references import learned_layout, lora_layout
 from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
-from diffusax.pipelines.tasks import flux, inpainting, steering, tasks
+from diffusax.pipelines.tasks import flux, inpainting, steering, tasks, videos
 
 
 def looks_at_images(
@@ -126,7 +126,7 @@ class AutoPipelineForImage2Image(_Auto):
     task = staticmethod(tasks.image_to_image)
     controlled = (steering.control_image_to_image,)
     distilled = staticmethod(tasks.consistency_image_to_image)
-    served_by = (flux.kontext, tasks.edit)
+    served_by = (flux.kontext, tasks.edit, videos.image_to_video)
 
 
 class AutoPipelineForInpainting(_Auto):

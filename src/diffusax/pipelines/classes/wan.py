@@ -4,9 +4,11 @@ The calls' arguments, their order and defaults are diffusers'; those after the s
 """
 
 from diffusax.pipelines.classes.bases import Wan
+from diffusax.pipelines.families import WAN_IMAGE_TO_VIDEO
 from diffusax.pipelines.pipeline.call import documented
 from diffusax.pipelines.plan.arguments import TENSORS
 from diffusax.pipelines.tasks.tasks import text_to_image
+from diffusax.pipelines.tasks.videos import image_to_video
 
 # `documented` (pipeline/call.py) makes each call from its declaration: it checks the arguments by
 # their types (plan/arguments.py), and generates the videos.
@@ -28,3 +30,25 @@ class WanPipeline(Wan):
         noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
     ):
         """Generates videos for the prompts; the result has `frames`."""
+
+
+class WanImageToVideoPipeline(Wan):
+    """Generates videos that begin with an image (Wan 2.1 and 2.2, Team Wan 2025)."""
+
+    family = WAN_IMAGE_TO_VIDEO
+    task = staticmethod(image_to_video)
+
+    @documented
+    def __call__(
+        self, image, prompt=None, negative_prompt=None, height=480, width=832, num_frames=81,
+        num_inference_steps=50, guidance_scale=5.0, guidance_scale_2=None, num_videos_per_prompt=1,
+        generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
+        image_embeds=None, last_image=None, output_type="np", return_dict=True,
+        attention_kwargs=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None, hooks=None,
+    ):
+        """Generates videos from the image and the prompts; the result has `frames`.
+
+        The image is also needed beside its `image_embeds`.
+        """

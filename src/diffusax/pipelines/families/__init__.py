@@ -17,7 +17,7 @@ from diffusax.pipelines.families.qwen_image_edit import QWEN_IMAGE_EDIT, QWEN_IM
 from diffusax.pipelines.families.stable_diffusion import STABLE_DIFFUSION
 from diffusax.pipelines.families.stable_diffusion_xl import STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unconditional import UNCONDITIONAL
-from diffusax.pipelines.families.wan import WAN
+from diffusax.pipelines.families.wan import WAN, WAN_IMAGE_TO_VIDEO
 from diffusax.pipelines.families.z_image import Z_IMAGE
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "STABLE_DIFFUSION_XL",
     "UNCONDITIONAL",
     "WAN",
+    "WAN_IMAGE_TO_VIDEO",
     "Z_IMAGE",
     "Component",
     "Denoiser",

@@ -15,12 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.images.image_processor import CLIPImageProcessor
+from diffusax.images.reading import load_image
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.autoencoders.wan import AutoencoderKLWanConfig
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families import policies
 from diffusax.pipelines.families.denoiser import DenoiserInputs
+from diffusax.pipelines.families.embeddings import check_embeds
 from diffusax.pipelines.families.family import (
     TEXT_COMPONENTS,
     Component,
@@ -29,6 +32,7 @@ from diffusax.pipelines.families.family import (
 )
 from diffusax.pipelines.families.transformer import TransformerDenoiser, longest_text
 from diffusax.pipelines.plan.plan import Conditions, Encoders, Prompt, StepInputs, Texts, Tokens
+from diffusax.runtime.programs.program import Program
 from diffusax.text.language_tokenizer import T5Tokenizer
 
 LOW_NOISE = "transformer_2"
@@ -65,37 +69,50 @@ class WanDenoiser(TransformerDenoiser):
         return int(self.network.config.text_dim)
 
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
-        """Returns the conditions with what cross-attention reads of the texts."""
-        read = {
-            name: network.apply(
-                params[name],
-                conditions.context,
-                method="prefix",
-                **adapter_options(params, name, inputs.adapters),
-            )
-            for name, network in self._networks.items()
-        }
-        return conditions._replace(keys=read)
+        """Returns the conditions with what cross-attention reads of the texts, and of images."""
+        images = (conditions.added or {}).get("images")
+
+        def read(name: str, network: Network) -> Any:
+            options = adapter_options(params, name, inputs.adapters)
+            seen = None
+            if network.config.image_dim is not None and images is not None:
+                # A first and a last image are rows of their own.
+                several = 2 if network.config.pos_embed_seq_len else 1
+                seen = images.reshape(len(images) * several, -1, images.shape[-1])
+            given = params[name], conditions.context, seen
+            return network.apply(*given, method="prefix", **options)
+
+        keys = {name: read(name, network) for name, network in self._networks.items()}
+        return conditions._replace(keys=keys)
 
     def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
         """Predicts the velocity from videos to noise for each branch, b f h w c; see `Denoiser`.
 
-        Of the conditions it reads the texts, b s d, and with two transformers among the added ones
-        "boundary", b, the timestep from which on the first predicts. A transformer that no row
-        needs is left out. Of the inputs it reads adapters: b a.
+        Of the conditions it reads the texts, b s d, further channels, b f h w c, and among the
+        added ones "images", b i d, CLIP's hidden states; "first_frame", b 1 h w c, latents in the
+        place of the first frame's; and with two transformers "boundary", b, the timestep from which
+        on the first predicts. A transformer that no row needs is left out. Of the inputs it reads
+        adapters: b a.
         """
         x, timestep, conditions, inputs = given
+        added = conditions.added or {}
+        if conditions.channels is not None:
+            x = jnp.concatenate([x, conditions.channels.astype(x.dtype)], axis=-1)
+        times = timestep
+        if "first_frame" in added:
+            x = jnp.concatenate([added["first_frame"].astype(x.dtype), x[:, 1:]], axis=1)
+            times = _of_tokens(timestep, x.shape[1:4], self.network.config.patch_size)
         keys = conditions.keys or self.prepare(params, conditions, inputs).keys or {}
 
         def predicted(name: str) -> jax.Array:
             own = options | adapter_options(params, name, inputs.adapters)
             network = self._networks[name]
-            y: jax.Array = network.apply(params[name], x, timestep, prefix=keys[name], **own)
+            y: jax.Array = network.apply(params[name], x, times, prefix=keys[name], **own)
             return y
 
         if self.low_noise is None:
             return predicted(self.component)
-        noisier = timestep >= (conditions.added or {})["boundary"]
+        noisier = timestep >= added["boundary"]
         like = jax.eval_shape(lambda: predicted(self.component))
 
         def where(needed: jax.Array, name: str) -> jax.Array:
@@ -109,6 +126,16 @@ class WanDenoiser(TransformerDenoiser):
     @property
     def _networks(self) -> dict[str, Any]:
         return dict(zip(self.components, (self.network, self.low_noise)))
+
+
+def _of_tokens(timestep: jax.Array, size: Sequence[int], patch: Sequence[int]) -> jax.Array:
+    """Returns a time for each token, b t: zero for those of the first frame.
+
+    size: the frames, rows and columns of latents.
+    """
+    frames, rows, columns = (n // own for n, own in zip(size, patch))
+    noisy = jnp.arange(frames * rows * columns) >= rows * columns
+    return timestep[:, None] * noisy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +192,48 @@ def conditions(
         return Conditions(prompt.context)
     rows = np.full((len(prompt.context), 1), boundary, np.float32)
     return Conditions(prompt.context, added={"boundary": rows})
+
+
+def conditions_of_images(
+    components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
+) -> Conditions:
+    """Returns those of texts, and CLIP's hidden states of the call's images where they are read.
+
+    Raises:
+        ValueError: the image encoder is missing, or what is given is no image.
+    """
+    found = conditions(components, call, prompt, size, scales)
+    if components.denoiser.network.config.image_dim is None:
+        return found
+    if call.image_embeds is not None:
+        states = check_embeds("image_embeds", call.image_embeds, 3)
+    else:
+        last = [] if call.last_image is None else [call.last_image]
+        states = hidden_states(components, [call.image, *last])
+    seen = states.reshape(1, 1, -1, states.shape[-1])
+    rows = jnp.broadcast_to(seen, (len(prompt.context), *seen.shape[1:]))
+    return found._replace(added={**(found.added or {}), "images": rows})
+
+
+def hidden_states(components: Any, images: Sequence[Any]) -> jax.Array:
+    """Returns CLIP's last but one hidden states of images, n i d.
+
+    Raises:
+        ValueError: the image encoder is missing, or what is given is no image.
+    """
+    components.require("image_encoder")
+    network, params = components.networks["image_encoder"], components.ready("image_encoder")
+    processor = components.tokenizers.get("image_processor")
+    process = processor or CLIPImageProcessor.of_size(network.config.image_size)
+    pixels = np.stack([process.pixels(load_image(image)) for image in images])
+    states: jax.Array = _encode_images(network, params, pixels)
+    return states
+
+
+@functools.partial(Program, static=("network",), shape_of="images")
+def _encode_images(network: Network, params: Params, images: jax.Array) -> jax.Array:
+    states: jax.Array = network.apply(params, images).hidden_states[-2]
+    return states
 
 
 def default_size(components: Any, call: Any) -> tuple[int, int]:
@@ -243,3 +312,14 @@ WAN = Family(
     callback_view=policies.prompts_alone,
 )
 """Wan 2.1, and 2.2 with one transformer or two, of text to video."""
+WAN_IMAGE_TO_VIDEO = dataclasses.replace(
+    WAN,
+    name="Wan image to video",
+    components=(
+        *WAN.components,
+        Component("image_encoder", "image_encoder", optional=True),
+        Component("image_processor", "image_processor", CLIPImageProcessor, optional=True),
+    ),
+    conditions=conditions_of_images,
+)
+"""Wan 2.1 and 2.2 of image to video."""

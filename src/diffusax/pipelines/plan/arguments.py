@@ -65,6 +65,8 @@ class Call:
     output_resolution: Pixels | None = None
     use_kv_cache: bool = True
     image_reference: Any = None
+    last_image: Any = None
+    image_embeds: Any = None
     mask_image: Any = None
     control_image: Any = None
     masked_image_latents: Any = None

@@ -11,6 +11,8 @@ DESCRIPTIONS = {
     "arrays with values in [0, 1].",
     "image_reference": "Further images that the model looks at, of the size of the first: one or "
     "several for all results, or one for each.",
+    "last_image": "The image that a video ends with, for networks that were trained with one.",
+    "image_embeds": "CLIP's last but one hidden states of the image, n i d, in the image's place.",
     "mask_image": "The mask: white where the image is generated anew, black where it is kept.",
     "control_image": "The image that the ControlNet sees; for several ControlNets a list with one "
     "entry for each.",
