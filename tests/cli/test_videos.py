@@ -66,6 +66,6 @@ def test_generate_begins_a_video_with_an_image(tmp_path):
     wan_pipeline(tmp_path / "tiny", "WanImageToVideoPipeline", **components)
     picture(0, 48, 24).save(tmp_path / "in.png")
     given = ["--model", str(tmp_path / "tiny"), "--image", str(tmp_path / "in.png"), *SIZE]
-    main(["generate", "a cat", *given, "--frames", "3", "--output", str(tmp_path / "clip.gif")])
+    main(["generate", "a cat", *given, "--frames", "5", "--output", str(tmp_path / "clip.gif")])
     clip = Image.open(tmp_path / "clip.gif")
-    assert (clip.n_frames, clip.size) == (3, (32, 16))
+    assert (clip.n_frames, clip.size) == (5, (32, 16))

@@ -221,5 +221,5 @@ def test_what_is_for_images_refuses_videos(both, tmp_path):
         describe_model(tmp_path, "wan", "Wan")
     with pytest.raises(ValueError, match="WanPipeline videos"):
         Requests(ours, Settings())
-    with pytest.raises(ValueError, match="of videos, which none trains here"):
+    with pytest.raises(ValueError, match="is Wan, of videos"):
         BaseModel.open(str(tmp_path))
