@@ -25,14 +25,13 @@ from support.repository import ROOT
 from support.tiny import build_asymmetric, randomize
 from support.tiny_flux3 import flux3_pipeline
 from support.tiny_language import build_language_model
-from support.tiny_transformers import FLUX_FILL
+from support.tiny_transformers import FLUX_FILL, wan_image_components
 from support.tiny_transformers import flux_controlnet as flux_controlnet
 from support.tiny_transformers import flux_pipeline as build_flux
 from support.tiny_transformers import klein_pipeline as build_klein
 from support.tiny_transformers import krea2_pipeline as build_krea2
 from support.tiny_transformers import qwen_image21_pipeline as build_qwen_image21
 from support.tiny_transformers import qwen_image_pipeline as build_qwen_image
-from support.tiny_transformers import wan_image_components
 from support.tiny_transformers import wan_pipeline as build_wan
 from support.tiny_transformers import z_image_pipeline as build_z_image
 from support.tiny_unconditional import build_unconditional

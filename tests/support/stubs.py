@@ -17,6 +17,7 @@ import diffusax
 from diffusax import import_paths
 from diffusax.pipelines import classes
 from diffusax.pipelines.families.family import NUMBERED_ROLES
+from diffusax.pipelines.pipeline.diffusers_methods import DiffusersMethods
 from diffusax.pipelines.plan.arguments import _HINTS, _OLDER
 from support.repository import ROOT
 
@@ -70,7 +71,9 @@ NAMED = {
     "ip_adapter_image": "_Images | None",
     "joint_attention_kwargs": "Mapping[str, Any] | None",
     "lora_scale": "float | None",
+    "last_image": "_Images | None",
     "mask_image": "_Images | None",
+    "num_videos_per_prompt": "int | None",
     "seed": "_Seed | None",
     "sigmas": "_Numbers | None",
     "timesteps": "_Numbers | None",
@@ -172,7 +175,7 @@ def pipelines() -> str:
         "from PIL import Image",
         "",
         "from diffusax.images.image_processor import CLIPImageProcessor",
-        "from diffusax.images.outputs import ImagePipelineOutput",
+        "from diffusax.images.outputs import ImagePipelineOutput, VideoPipelineOutput",
         *_wrapped("from diffusax.networks import (", of_networks, ")", 4),
         "from diffusax.pipelines.components.attributes import ComponentAttribute",
         "from diffusax.pipelines.pipeline import diffusers_methods",
@@ -200,14 +203,17 @@ def _class(cls: Any) -> Iterator[str]:
 
 
 def _members(cls: Any) -> Iterator[str]:
-    for name, kind in _components(cls):
-        yield f"    {name}: ComponentAttribute[{kind}]"
+    components = dict(_components(cls))
+    for name, kind in components.items():
+        # The name may be that of another thing in pipelines of images.
+        other = "  # type: ignore[assignment]" if hasattr(DiffusersMethods, name) else ""
+        yield f"    {name}: ComponentAttribute[{kind}]{other}"
     for name, value in vars(cls).items():
         is_plain = not isinstance(value, staticmethod)
         function = inspect.unwrap(getattr(value, "__func__", value)) if is_plain else None
         if isinstance(value, property) and value.fget.__module__.startswith(classes.__name__):
             yield from _property(name, value)
-        elif name.startswith("_") and name not in ("__init__", "__call__"):
+        elif name in components or (name.startswith("_") and name not in ("__init__", "__call__")):
             continue
         elif inspect.isfunction(function) and function.__module__.startswith(classes.__name__):
             yield from _method(name, function, is_class=isinstance(value, classmethod))
@@ -259,7 +265,8 @@ def _method(name: str, function: Callable[..., Any], *, is_class: bool) -> Itera
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
             arguments, star = [*arguments, "*"], True
         arguments.append(_argument(parameter))
-    result = {"__call__": "ImagePipelineOutput", "__init__": "None", "from_pipe": "Self"}
+    output = "VideoPipelineOutput" if "num_frames" in known else "ImagePipelineOutput"
+    result = {"__call__": output, "__init__": "None", "from_pipe": "Self"}
     returned = result.get(name, "None" if name.startswith("save_") else "Any")
     if is_class:
         yield "    @classmethod"

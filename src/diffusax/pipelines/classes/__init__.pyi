@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from diffusax.images.image_processor import CLIPImageProcessor
-from diffusax.images.outputs import ImagePipelineOutput
+from diffusax.images.outputs import ImagePipelineOutput, VideoPipelineOutput
 from diffusax.networks import (
     AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage, AutoencoderKLQwenImage21,
     AutoencoderKLWan, CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionModelWithProjection,
@@ -1185,7 +1185,7 @@ class Wan(_TransformerLoRAs, DiffusionPipeline):
     def encode_prompt(
         self, prompt: str | Sequence[str] | None,
         negative_prompt: str | Sequence[str] | None = None,
-        do_classifier_free_guidance: bool = True, num_videos_per_prompt: Any = 1,
+        do_classifier_free_guidance: bool = True, num_videos_per_prompt: int | None = 1,
         prompt_embeds: _Arrays | None = None, negative_prompt_embeds: _Arrays | None = None,
         max_sequence_length: int = 226, device: Any = None, dtype: Any = None, *,
         adapters: _Adapters | None = None,
@@ -1199,25 +1199,25 @@ class WanImageToVideoPipeline(Wan):
     scheduler: ComponentAttribute[Scheduler]
     transformer_2: ComponentAttribute[WanTransformer3DModel]
     image_encoder: ComponentAttribute[CLIPVisionModelWithProjection]
-    image_processor: ComponentAttribute[CLIPImageProcessor]
+    image_processor: ComponentAttribute[CLIPImageProcessor]  # type: ignore[assignment]
     def __call__(
         self, image: _Images | None, prompt: str | Sequence[str] | None = None,
         negative_prompt: str | Sequence[str] | None = None, height: int | None = 480,
         width: int | None = 832, num_frames: int | None = 81, num_inference_steps: int | None = 50,
         guidance_scale: float | None = 5.0, guidance_scale_2: float | None = None,
-        num_videos_per_prompt: Any = 1, generator: _Generators | None = None,
+        num_videos_per_prompt: int | None = 1, generator: _Generators | None = None,
         latents: _Arrays | None = None, prompt_embeds: _Arrays | None = None,
         negative_prompt_embeds: _Arrays | None = None, image_embeds: _Arrays | None = None,
-        last_image: Any = None, output_type: Literal['pil', 'np', 'jax', 'pt', 'latent'] = 'np',
-        return_dict: bool = True, attention_kwargs: Mapping[str, Any] | None = None,
+        last_image: _Images | None = None,
+        output_type: Literal['pil', 'np', 'jax', 'pt', 'latent'] = 'np', return_dict: bool = True,
+        attention_kwargs: Mapping[str, Any] | None = None,
         callback_on_step_end: _Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = ['latents'],
         max_sequence_length: int = 512, *, seed: _Seed | None = None,
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
         hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
-    ) -> ImagePipelineOutput: ...
-    image_processor = diffusers_methods.image_processor
+    ) -> VideoPipelineOutput: ...
 
 class WanPipeline(Wan):
     def __call__(
@@ -1225,7 +1225,7 @@ class WanPipeline(Wan):
         negative_prompt: str | Sequence[str] | None = None, height: int | None = 480,
         width: int | None = 832, num_frames: int | None = 81, num_inference_steps: int | None = 50,
         guidance_scale: float | None = 5.0, guidance_scale_2: float | None = None,
-        num_videos_per_prompt: Any = 1, generator: _Generators | None = None,
+        num_videos_per_prompt: int | None = 1, generator: _Generators | None = None,
         latents: _Arrays | None = None, prompt_embeds: _Arrays | None = None,
         negative_prompt_embeds: _Arrays | None = None,
         output_type: Literal['pil', 'np', 'jax', 'pt', 'latent'] = 'np', return_dict: bool = True,
@@ -1236,7 +1236,7 @@ class WanPipeline(Wan):
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
         hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
-    ) -> ImagePipelineOutput: ...
+    ) -> VideoPipelineOutput: ...
 
 class ZImage(_LearnsToLook, _TransformerLoRAs, DiffusionPipeline):
     vae: ComponentAttribute[AutoencoderKL]
