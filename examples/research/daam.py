@@ -53,7 +53,9 @@ def places(tokenizer, prompt, word):
 def overlay(image, heat):
     """Returns an image, darkened where there is little heat, side side."""
     heat = (heat - heat.min()) / (heat.max() - heat.min() + 1e-8)
-    mask = Image.fromarray(np.uint8(255 * np.asarray(heat))).resize(image.size, Image.BICUBIC)
+    mask = Image.fromarray(np.uint8(255 * np.asarray(heat))).resize(
+        image.size, Image.Resampling.BICUBIC
+    )
     return Image.composite(image, Image.new("RGB", image.size), mask)
 
 
@@ -76,7 +78,7 @@ def main(
         cells.append(overlay(image, own))
         row, column = np.unravel_index(own.argmax(), own.shape)
         print(f"{word}: hottest in row {row}, column {column} of {len(own)}")
-    large = [cell.resize((160, 160), Image.LANCZOS) for cell in cells]
+    large = [cell.resize((160, 160), Image.Resampling.LANCZOS) for cell in cells]
     output.parent.mkdir(parents=True, exist_ok=True)
     labelled_grid([large], (), [prompt, *words]).save(output)
 

@@ -71,7 +71,7 @@ def main():
     args = parser.parse_args()
     pipe = diffusax.DiffusionPipeline.from_pretrained("emoji")
     text = jnp.repeat(jnp.concatenate([pipe.encode_prompt(words)[0] for words in WORDS]), SHARED, 0)
-    policy, adam, first = pipe.unet, optax.adam(5e-4), None
+    policy, adam, drawn = pipe.unet, optax.adam(5e-4), []
     memory, rollout = adam.init(policy), jax.jit(sample, static_argnums=(1, 4))
 
     @jax.jit
@@ -88,10 +88,10 @@ def main():
         print(f"iteration {i}: mean reward {rewards.mean():.4f}", flush=True)
         # The advantage over the other images of the prompt (section 4.3, per-prompt statistics).
         scores = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, keepdims=True) + 1e-6)
-        first = images if first is None else first
+        drawn.append(images)
         for _ in range(2):
             policy, memory = improve(policy, memory, latents, old, scores.ravel())
-    rows = np.asarray(jnp.concatenate([first, images]) * 255).round().astype(np.uint8)
+    rows = np.asarray(jnp.concatenate([drawn[0], drawn[-1]]) * 255).round().astype(np.uint8)
     contact_sheet([Image.fromarray(row) for row in rows], columns=len(text)).save(args.output)
 
 

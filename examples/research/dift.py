@@ -51,7 +51,7 @@ def matches(features, points, side):
 
 def marked(image, points, scale):
     """Returns an image, enlarged, with points n 2 in colours."""
-    large = image.resize((image.width * scale, image.height * scale), Image.LANCZOS)
+    large = image.resize((image.width * scale, image.height * scale), Image.Resampling.LANCZOS)
     draw = ImageDraw.Draw(large)
     for (x, y), colour in zip(np.asarray(points), COLOURS):
         draw.circle(((x + 0.5) * scale, (y + 0.5) * scale), 7, fill=colour, outline="white")

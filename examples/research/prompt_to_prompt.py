@@ -84,7 +84,7 @@ def main(
     images += [edited(weighted, weighted, {word: weight}) for weight in weights]
     names = [source, target, f"{target}, prompt-to-prompt"]
     names += [f"{weighted}, {word} times {weight:g}" for weight in weights]
-    large = [image.resize((128, 128), Image.LANCZOS) for image in images]
+    large = [image.resize((128, 128), Image.Resampling.LANCZOS) for image in images]
     output.parent.mkdir(parents=True, exist_ok=True)
     labelled_grid([large], (), names).save(output)
 

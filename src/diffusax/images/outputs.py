@@ -38,7 +38,7 @@ class ImagePipelineOutput(PipelineOutput):
 
     images: Any
     nsfw_content_detected: list[bool] | None = None
-    kept: dict[str, Any] | None = None
+    kept: Any = None
 
     def _repr_html_(self) -> str | None:
         """Shows the images in a notebook."""
@@ -57,4 +57,4 @@ class VideoPipelineOutput(PipelineOutput):
     """
 
     frames: Any
-    kept: dict[str, Any] | None = None
+    kept: Any = None

@@ -19,7 +19,7 @@ class UNet2DConditionOutput(Output):
     """
 
     sample: Any
-    kept: dict[str, Any] | None = None
+    kept: Any = None
 
 
 @flax.struct.dataclass
@@ -30,7 +30,7 @@ class UNet2DOutput(Output):
     """
 
     sample: Any
-    kept: dict[str, Any] | None = None
+    kept: Any = None
 
 
 @flax.struct.dataclass
@@ -41,7 +41,7 @@ class Transformer2DModelOutput(Output):
     """
 
     sample: Any
-    kept: dict[str, Any] | None = None
+    kept: Any = None
 
 
 @flax.struct.dataclass
