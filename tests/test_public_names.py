@@ -53,7 +53,7 @@ NAMES = {
         T5Tokenizer TCDScheduler TaylorSeerCacheConfig UMT5EncoderModel
         UNet2DConditionModel UNet2DModel
         UniPCMultistepScheduler ViTModel WanImageToVideoPipeline
-        WanPipeline WanTransformer3DModel
+        WanPipeline WanTransformer3DModel WanVideoToVideoPipeline
         ZImageEditPipeline ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline
         ZImageTransformer2DModel __version__ count_compilations initialize kernel_shapes load_image
         load_network int8_activations make_image_grid make_mesh pack_single_file resolve
@@ -142,7 +142,8 @@ NAMES = {
     """,
     "diffusax.utils": """
         BaseOutput PIL_INTERPOLATION captioned contact_sheet deprecate export_to_gif export_to_video
-        get_logger labelled_grid load_image logging make_image_grid numpy_to_pil pt_to_pil
+        get_logger labelled_grid load_image load_video logging make_image_grid numpy_to_pil
+        pt_to_pil
         randn_tensor
     """,
     "diffusax.image_processor": """

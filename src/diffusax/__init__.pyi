@@ -126,6 +126,7 @@ from diffusax.pipelines.classes import StableDiffusionXLInstructPix2PixPipeline 
 from diffusax.pipelines.classes import StableDiffusionXLPipeline as StableDiffusionXLPipeline
 from diffusax.pipelines.classes import WanImageToVideoPipeline as WanImageToVideoPipeline
 from diffusax.pipelines.classes import WanPipeline as WanPipeline
+from diffusax.pipelines.classes import WanVideoToVideoPipeline as WanVideoToVideoPipeline
 from diffusax.pipelines.classes import ZImageEditPipeline as ZImageEditPipeline
 from diffusax.pipelines.classes import ZImageImg2ImgPipeline as ZImageImg2ImgPipeline
 from diffusax.pipelines.classes import ZImageInpaintPipeline as ZImageInpaintPipeline

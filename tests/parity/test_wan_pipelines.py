@@ -14,6 +14,7 @@ from diffusax.offline.requests import Requests, Settings
 from diffusax.runtime.programs.compilations import count_compilations
 from diffusax.serving.catalogue.entries import describe_model
 from diffusax.training.recipes.base_model import BaseModel
+from diffusax.utils import export_to_gif, load_video
 
 SIZE = {"height": 16, "width": 32, "num_frames": 5}
 CALL = {**SIZE, "num_inference_steps": 3, "max_sequence_length": 24}
@@ -212,6 +213,32 @@ def test_videos_from_images_are_those_of_diffusers(tmp_path, kind):
     with count_compilations() as compiled:
         ours(**{**given, "image": last, "num_inference_steps": 5}, generator=generator())
     assert compiled == []
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.5])
+def test_videos_from_videos_are_those_of_diffusers(both, tmp_path, strength):
+    parts = {k: v for k, v in both[0].components.items() if k != "transformer_2"}
+    theirs = diffusers.WanVideoToVideoPipeline(**parts)
+    theirs.set_progress_bar_config(disable=True)
+    ours = diffusax.WanVideoToVideoPipeline.from_pipe(both[1])
+    video = [picture(seed, 48, 24) for seed in range(5)]
+    size = {"height": 16, "width": 32, "num_inference_steps": 5, "max_sequence_length": 24}
+    given = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "strength": strength, **size}
+    expected = theirs(video=video, **given, generator=generator()).frames
+    found = ours(video=video, **given, generator=generator()).frames
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    # As an array, and several.
+    array = np.stack([np.asarray(frame.resize((32, 16))) for frame in video]) / 255
+    same = ours(video=array, **given, seed=0).frames
+    several = {**given, "prompt": [PROMPT] * 2, "negative_prompt": [NEGATIVE] * 2}
+    two = ours(video=np.stack([array, array[::-1]]), **several, seed=[0, 1]).frames
+    np.testing.assert_allclose(two[:1], same, atol=1e-5)
+    assert np.abs(two[1] - two[0]).max() > 1e-2
+    with pytest.raises(ValueError, match=r"number of frames of video must be .*got 4"):
+        ours(video=video[:4], **given)
+    export_to_gif(video, tmp_path / "clip.gif", fps=20)
+    frames, fps = load_video(tmp_path / "clip.gif", return_fps=True)
+    assert ([frame.size for frame in frames], fps) == ([(48, 24)] * 5, 20)
 
 
 def test_what_is_for_images_refuses_videos(both, tmp_path):

@@ -14,6 +14,7 @@ from diffusax.boundary.tensors import as_numpy, is_tensor
 from diffusax.images.reading import load_image
 from diffusax.images.sheets import captioned, contact_sheet, labelled_grid, make_image_grid
 from diffusax.images.vae_image_processor import VaeImageProcessor
+from diffusax.images.videos import load_video
 from diffusax.utils import logging
 from diffusax.utils.export_utils import export_to_gif, export_to_video
 from diffusax.utils.logging import get_logger
@@ -48,6 +49,7 @@ __all__ = [
     "get_logger",
     "labelled_grid",
     "load_image",
+    "load_video",
     "logging",
     "make_image_grid",
     "numpy_to_pil",

@@ -103,7 +103,7 @@ def test_every_pipeline_of_diffusers_for_these_families_is_here():
     wanted |= {f"Flux{task}Pipeline" for task in (*tasks[:3], "Fill", "Kontext", "ControlNet")}
     wanted |= {f"Flux2Klein{task}Pipeline" for task in ("", "Inpaint", "KV")} | {"Krea2Pipeline"}
     wanted |= {f"QwenImage{task}Pipeline" for task in (*tasks[:3], "21", "Edit", "EditPlus")}
-    wanted |= {"WanPipeline", "WanImageToVideoPipeline"}
+    wanted |= {f"Wan{task}Pipeline" for task in ("", "ImageToVideo", "VideoToVideo")}
     assert set(NAMES) == wanted | set(WITHOUT_TEXT)
 
 

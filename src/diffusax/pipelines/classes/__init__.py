@@ -50,7 +50,11 @@ from diffusax.pipelines.classes.t2i_adapter import (
     StableDiffusionXLAdapterPipeline,
 )
 from diffusax.pipelines.classes.unconditional import DDIMPipeline, DDPMPipeline
-from diffusax.pipelines.classes.wan import WanImageToVideoPipeline, WanPipeline
+from diffusax.pipelines.classes.wan import (
+    WanImageToVideoPipeline,
+    WanPipeline,
+    WanVideoToVideoPipeline,
+)
 from diffusax.pipelines.classes.z_image import (
     ZImageEditPipeline,
     ZImageImg2ImgPipeline,
@@ -100,6 +104,7 @@ __all__ = [
     "StableDiffusionXLPipeline",
     "WanImageToVideoPipeline",
     "WanPipeline",
+    "WanVideoToVideoPipeline",
     "ZImageEditPipeline",
     "ZImageImg2ImgPipeline",
     "ZImageInpaintPipeline",

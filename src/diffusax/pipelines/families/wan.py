@@ -307,7 +307,6 @@ WAN = Family(
     batch_key=longest_text,
     default_size=default_size,
     guidance=TwoStages(),
-    start=policies.FlowSteps(),
     encoding=policies.take_mode,
     callback_view=policies.prompts_alone,
 )

@@ -66,6 +66,7 @@ class Call:
     use_kv_cache: bool = True
     image_reference: Any = None
     last_image: Any = None
+    video: Any = None
     image_embeds: Any = None
     mask_image: Any = None
     control_image: Any = None

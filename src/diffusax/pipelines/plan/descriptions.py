@@ -13,6 +13,8 @@ DESCRIPTIONS = {
     "several for all results, or one for each.",
     "last_image": "The image that a video ends with, for networks that were trained with one.",
     "image_embeds": "CLIP's last but one hidden states of the image, n i d, in the image's place.",
+    "video": "The video to start from: its frames as a list of PIL images or paths, or as an array "
+    "f h w 3 with values in [0, 1], or several of these, one for each prompt.",
     "mask_image": "The mask: white where the image is generated anew, black where it is kept.",
     "control_image": "The image that the ControlNet sees; for several ControlNets a list with one "
     "entry for each.",

@@ -111,7 +111,7 @@ def result_of(
     images = images if overlay is None else overlay(images)
     if call.tensors and call.output_type == "latent":
         images = as_tensor(images)
-    if call.return_dict and call.num_frames is not None:
+    if call.return_dict and (call.num_frames is not None or call.video is not None):
         return VideoPipelineOutput(images, kept)
     if call.return_dict:
         return ImagePipelineOutput(images, kept=kept)

@@ -119,8 +119,9 @@ def check_frames(c: Components, call: Call) -> None:
     frames, step = call.num_frames, c.latents.frames
     if frames is not None and step and frames % step != 1 % step:
         low = max((frames - 1) // step, 0) * step + 1
+        name = "num_frames" if call.video is None else "the number of frames of video"
         raise ValueError(
-            f"num_frames must be one more than a multiple of {step} (got {frames}); use {low} or "
+            f"{name} must be one more than a multiple of {step} (got {frames}); use {low} or "
             f"{low + step}"
         )
 

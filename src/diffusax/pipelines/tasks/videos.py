@@ -1,6 +1,6 @@
-"""Videos from images, as Wan generates them (Team Wan 2025).
+"""Videos from images and from videos, as Wan generates them (Team Wan 2025).
 
-Upstream: pipelines/wan/pipeline_wan_i2v.py.
+Upstream: pipelines/wan/pipeline_wan_i2v.py and pipeline_wan_video2video.py.
 """
 
 import dataclasses
@@ -9,13 +9,21 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.images.conversion import to_pixels
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import Inpainting, PreparedRun
 from diffusax.pipelines.run import programs
-from diffusax.pipelines.run.images import encode_pixels
-from diffusax.pipelines.tasks.setup import Setup, image_size, set_up
-from diffusax.pipelines.tasks.tasks import check_count, prepare_run, pure_noise, read_pixels
+from diffusax.pipelines.run.images import check_latents, encode_pixels
+from diffusax.pipelines.tasks.setup import Setup, image_size, require_channels, set_up
+from diffusax.pipelines.tasks.tasks import (
+    check_count,
+    noised,
+    prepare_run,
+    pure_noise,
+    read_pixels,
+    required,
+)
 
 
 def image_to_video(c: Components, call: Call) -> PreparedRun:
@@ -76,6 +84,40 @@ def _from_first_frame(setup: Setup, first: np.ndarray) -> PreparedRun:
     added = {**(conditions.added or {}), "first_frame": latents[:, None]}
     plan = run.plan._replace(conditions=conditions._replace(added=added))
     return dataclasses.replace(run, plan=plan)
+
+
+def video_to_video(c: Components, call: Call) -> PreparedRun:
+    """Prepares a run that starts from videos, noised to the level that the strength gives.
+
+    Raises:
+        ValueError: a video is missing, cannot be read, or has a number of frames that cannot be.
+    """
+    require_channels(c, c.latents.channels, "video to video")
+    size, videos = image_size(c, call), _as_videos(required(call, "video"))
+    options: dict[str, Any] = {"factor": c.latents.multiple, "latent_channels": c.latents.channels}
+    frames = [to_pixels(video, *size, **options) for video in videos]
+    counts = {len(own) for own in frames}
+    if len(counts) > 1:
+        raise ValueError(f"video must be of one number of frames (got {sorted(counts)})")
+    setup = set_up(c, dataclasses.replace(call, num_frames=counts.pop()), size, from_image=True)
+    if call.latents is not None:
+        x: Any = check_latents(c.latents, call.latents, setup.images, *setup.shape[:-1])
+        return prepare_run(setup, x)
+    pixels = np.stack(frames)
+    check_count(pixels, setup.images, "video")
+    x = _encode(c, pixels, setup.images)
+    return prepare_run(setup, noised(setup.schedule, x, setup.noise.draw("start", setup.shape)))
+
+
+def _as_videos(given: Any) -> list[Any]:
+    """Returns the frames of each video: of one, of a list of some, or of an array of them."""
+    shape = tuple(getattr(given, "shape", ()))
+    several = len(shape) == 5 or (
+        isinstance(given, list | tuple)
+        and bool(given)
+        and (isinstance(given[0], list | tuple) or len(getattr(given[0], "shape", ())) == 4)
+    )
+    return list(given) if several else [given]
 
 
 def _encode(c: Components, videos: np.ndarray, b: int) -> Any:
