@@ -53,7 +53,8 @@ NAMES = {
         T5Tokenizer TCDScheduler TaylorSeerCacheConfig UMT5EncoderModel
         UNet2DConditionModel UNet2DModel
         UniPCMultistepScheduler ViTModel WanImageToVideoPipeline
-        WanPipeline WanTransformer3DModel WanVideoToVideoPipeline
+        WanPipeline WanTransformer3DModel WanVACEPipeline WanVACETransformer3DModel
+        WanVideoToVideoPipeline
         ZImageEditPipeline ZImageImg2ImgPipeline ZImageInpaintPipeline ZImagePipeline
         ZImageTransformer2DModel __version__ count_compilations initialize kernel_shapes load_image
         load_network int8_activations make_image_grid make_mesh pack_single_file resolve
@@ -135,6 +136,7 @@ NAMES = {
         UMT5Config UMT5EncoderModel
         TENSOR_RULES UNet2DConditionConfig UNet2DConditionModel UNet2DConfig UNet2DModel
         ViTConfig ViTModel WanTransformer3DConfig WanTransformer3DModel
+        WanVACETransformer3DConfig WanVACETransformer3DModel
         ZImageTransformer2DConfig ZImageTransformer2DModel initialize
     """,
     "diffusax.pipelines": """

@@ -78,6 +78,7 @@ from diffusax.networks.unet import T2IAdapter as T2IAdapter
 from diffusax.networks.unet import UNet2DConditionModel as UNet2DConditionModel
 from diffusax.networks.unet import UNet2DModel as UNet2DModel
 from diffusax.networks.video import WanTransformer3DModel as WanTransformer3DModel
+from diffusax.networks.video import WanVACETransformer3DModel as WanVACETransformer3DModel
 from diffusax.optimization import get_constant_schedule as get_constant_schedule
 from diffusax.optimization import get_constant_schedule_with_warmup as get_constant_schedule_with_warmup
 from diffusax.optimization import get_cosine_schedule_with_warmup as get_cosine_schedule_with_warmup
@@ -126,6 +127,7 @@ from diffusax.pipelines.classes import StableDiffusionXLInstructPix2PixPipeline 
 from diffusax.pipelines.classes import StableDiffusionXLPipeline as StableDiffusionXLPipeline
 from diffusax.pipelines.classes import WanImageToVideoPipeline as WanImageToVideoPipeline
 from diffusax.pipelines.classes import WanPipeline as WanPipeline
+from diffusax.pipelines.classes import WanVACEPipeline as WanVACEPipeline
 from diffusax.pipelines.classes import WanVideoToVideoPipeline as WanVideoToVideoPipeline
 from diffusax.pipelines.classes import ZImageEditPipeline as ZImageEditPipeline
 from diffusax.pipelines.classes import ZImageImg2ImgPipeline as ZImageImg2ImgPipeline

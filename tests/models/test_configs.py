@@ -200,6 +200,7 @@ NETWORKS = {
     "T5EncoderModel": {"num_layers": 2, "feed_forward_proj": "gated-gelu"},
     "UMT5EncoderModel": {"num_layers": 2},
     "WanTransformer3DModel": {"num_layers": 2, "image_dim": 8, "added_kv_proj_dim": 8},
+    "WanVACETransformer3DModel": {"num_layers": 36, "image_dim": 8, "added_kv_proj_dim": 8},
     "AutoencoderKLFlux2": {"decoder_block_out_channels": (96, 192, 384, 384)},
     "AutoencoderKLQwenImage": {"dim_mult": (1, 2), "temperal_downsample": (True,)},
     "AutoencoderKLWan": {

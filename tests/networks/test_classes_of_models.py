@@ -74,6 +74,7 @@ CONFIGS = {
     "UNet2DModel": tiny_unconditional.UNET,
     "ViTModel": {**DINO, "intermediate_size": 40},
     "WanTransformer3DModel": tiny_transformers.WAN,
+    "WanVACETransformer3DModel": {**tiny_transformers.WAN, **tiny_transformers.WAN_VACE},
     "AutoencoderKLQwenImage21": tiny_transformers.QWEN_IMAGE21_VAE,
     "AutoencoderKLWan": tiny_transformers.WAN22_VAE,
     "QwenImageTransformer2DModel": tiny_transformers.QWEN_IMAGE,

@@ -7,7 +7,12 @@ import torch
 from safetensors.torch import save_file
 from support.lora_files import pair
 from support.pairs import picture
-from support.tiny_transformers import wan_image_components, wan_pipeline, wan_transformer
+from support.tiny_transformers import (
+    wan_image_components,
+    wan_pipeline,
+    wan_transformer,
+    wan_vace_transformer,
+)
 
 import diffusax
 from diffusax.offline.requests import Requests, Settings
@@ -239,6 +244,89 @@ def test_videos_from_videos_are_those_of_diffusers(both, tmp_path, strength):
     export_to_gif(video, tmp_path / "clip.gif", fps=20)
     frames, fps = load_video(tmp_path / "clip.gif", return_fps=True)
     assert ([frame.size for frame in frames], fps) == ([(48, 24)] * 5, 20)
+
+
+CONTROL = {
+    "nothing": {},
+    "video": {"video": True},
+    "mask": {"video": True, "mask": True, "conditioning_scale": [0.6, 1.4]},
+    "images": {"reference_images": [(48, 24), (18, 20)], "conditioning_scale": 0.5},
+    "all": {"video": True, "mask": True, "reference_images": [(15, 40)]},
+}
+
+
+@pytest.fixture(scope="module")
+def vace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vace")
+    theirs = wan_pipeline(folder, "WanVACEPipeline", transformer=wan_vace_transformer())
+    ours = diffusax.DiffusionPipeline.from_pretrained(folder)
+    ours.set_progress_bar_config(disable=True)
+    return theirs, ours
+
+
+def shown(video=False, mask=False, reference_images=(), **rest):
+    """Arguments of a call of VACE: frames, masks with soft edges, images of these sizes."""
+    frames = [picture(seed, 32, 16) for seed in range(5)]
+    given = dict(rest)
+    if video:
+        given["video"] = frames
+    if mask:
+        given["mask"] = [frame.convert("L") for frame in reversed(frames)]
+    if reference_images:
+        sizes = enumerate(reference_images)
+        given["reference_images"] = [picture(10 + i, *size) for i, size in sizes]
+    return given
+
+
+@pytest.mark.parametrize("kind", CONTROL)
+def test_controlled_videos_are_those_of_diffusers(vace, kind):
+    theirs, ours = vace
+    assert isinstance(ours, diffusax.WanVACEPipeline)
+    given = {"prompt": PROMPT, "negative_prompt": NEGATIVE, **CALL, **shown(**CONTROL[kind])}
+    expected = theirs(**given, generator=generator()).frames
+    found = ours(**given, generator=generator()).frames
+    assert found.shape == expected.shape == (1, 5, 16, 32, 3)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    changed = {**given, "conditioning_scale": [1.1, 0.2]}
+    with count_compilations() as compiled:
+        other = ours(**changed, generator=generator()).frames
+    assert compiled == []
+    assert np.abs(other - found).max() > 1e-2
+    latents = [
+        np.asarray(pipe(**given, generator=generator(), output_type="latent").frames)
+        for pipe in vace
+    ]
+    np.testing.assert_allclose(latents[1], latents[0], atol=2e-4)
+
+
+def test_controlled_videos_come_by_all_ways(vace, both):
+    _, ours = vace
+    given = {"prompt": PROMPT, "negative_prompt": NEGATIVE, **CALL, **shown(**CONTROL["all"])}
+    expected = ours(**given, seed=0).frames
+    # The video tells the number of frames; nested lists and arrays are taken as well.
+    del given["num_frames"]
+    other = {**given, "video": np.stack([np.asarray(x) for x in given["video"]]) / 255}
+    other["reference_images"] = [given["reference_images"]]
+    np.testing.assert_allclose(ours(**other, seed=0).frames, expected, atol=1e-5)
+    two = ours(**{**given, "prompt": [PROMPT] * 2, "negative_prompt": [NEGATIVE] * 2}, seed=[0, 1])
+    np.testing.assert_allclose(two.frames[:1], expected, atol=1e-5)
+    found = ours.generate_fn(ours.params, ours.prepare_inputs(**given, seed=0))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    with diffusax.RunningBatch(ours, lanes=4) as batch:
+        jobs = batch.submit(**given, seed=0), batch.submit(**given, seed=1)
+        np.testing.assert_allclose(jobs[0].result().frames, expected, atol=1e-5)
+        np.testing.assert_allclose(jobs[1].result().frames, two.frames[1:], atol=1e-5)
+    for change, message in (
+        ({"num_frames": 3}, "num_frames must be that of video, 5"),
+        ({"video": None}, "mask must be with a video"),
+        ({"mask": given["mask"][:3]}, "must have the 5 frames of video .got 3"),
+        ({"conditioning_scale": [1.0, 2.0, 3.0]}, "conditioning_scale has 3 entries for 2 layers"),
+        ({"video": given["video"][:4], "mask": None}, "num_frames|number of frames of video"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ours(**{**given, **change})
+    with pytest.raises(ValueError, match="needs a WanVACETransformer3DModel"):
+        diffusax.WanVACEPipeline.from_pipe(both[1])(**given)
 
 
 def test_what_is_for_images_refuses_videos(both, tmp_path):

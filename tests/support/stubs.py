@@ -74,6 +74,7 @@ NAMED = {
     "last_image": "_Images | None",
     "mask_image": "_Images | None",
     "num_videos_per_prompt": "int | None",
+    "reference_images": "_Images | None",
     "seed": "_Seed | None",
     "sigmas": "_Numbers | None",
     "timesteps": "_Numbers | None",

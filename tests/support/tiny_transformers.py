@@ -46,6 +46,7 @@ WAN = {
     "num_layers": 2,
     "rope_max_seq_len": 32,
 }
+WAN_VACE = {"num_layers": 3, "vace_layers": (0, 2), "vace_in_channels": 12}
 WAN_SMALL_VAE = {
     "base_dim": 4,
     "z_dim": 4,
@@ -887,6 +888,12 @@ def wan_transformer(seed: int = 1, **changes: Any) -> Any:
     """A random transformer of Wan."""
     own = {"in_channels": 4, "text_dim": 24, **changes}
     return randomize(diffusers.WanTransformer3DModel(**{**WAN, **own}), seed)
+
+
+def wan_vace_transformer(seed: int = 6, **changes: Any) -> Any:
+    """A random transformer of Wan's VACE, for latents of 4 channels and 2x2 pixels."""
+    own = {"in_channels": 4, "text_dim": 24, **WAN_VACE, **changes}
+    return randomize(diffusers.WanVACETransformer3DModel(**{**WAN, **own}), seed)
 
 
 def wan_image_components(*, places: int | None = None) -> dict[str, Any]:

@@ -77,8 +77,9 @@ PIPELINE = _hints(
         _SINGLE_FILE: _words("from_ckpt"),
         _PIECES: _words(
             "prepare_latents _encode_prompt decode_latents prepare_image prepare_control_image "
-            "prepare_mask_latents prepare_image_latents check_image check_conditions "
-            "prepare_position_ids get_text_hidden_states"
+            "prepare_mask_latents prepare_image_latents prepare_video_latents prepare_masks "
+            "preprocess_conditions check_image check_conditions prepare_position_ids "
+            "get_text_hidden_states"
         ),
         _CONFIG: _words(
             "config_name extract_init_dict from_config get_config_dict has_compatibles "

@@ -47,6 +47,7 @@ from diffusax.models.transformers.configs import (
     ZImageTransformer2DConfig,
 )
 from diffusax.models.transformers.wan import WanTransformer3DConfig
+from diffusax.models.transformers.wan_vace import WanVACETransformer3DConfig
 from diffusax.models.unet.controlnet import ControlNetConfig
 from diffusax.models.unet.t2i_adapter import T2IAdapterConfig
 from diffusax.models.unet.unet import UNet2DConditionConfig
@@ -98,6 +99,7 @@ __all__ = [
     "UNet2DConfig",
     "ViTConfig",
     "WanTransformer3DConfig",
+    "WanVACETransformer3DConfig",
     "QwenImage21Transformer2DConfig",
     "QwenImageTransformer2DConfig",
     "ZImageTransformer2DConfig",

@@ -34,6 +34,7 @@ from diffusax.models.transformers.configs import QwenImage21Transformer2DConfig 
 from diffusax.models.transformers.configs import QwenImageTransformer2DConfig as QwenImageTransformer2DConfig
 from diffusax.models.transformers.configs import ZImageTransformer2DConfig as ZImageTransformer2DConfig
 from diffusax.models.transformers.wan import WanTransformer3DConfig as WanTransformer3DConfig
+from diffusax.models.transformers.wan_vace import WanVACETransformer3DConfig as WanVACETransformer3DConfig
 from diffusax.models.unet.controlnet import ControlNetConfig as ControlNetConfig
 from diffusax.models.unet.t2i_adapter import T2IAdapterConfig as T2IAdapterConfig
 from diffusax.models.unet.unet import UNet2DConditionConfig as UNet2DConditionConfig
@@ -79,4 +80,5 @@ from diffusax.networks.unet import T2IAdapter as T2IAdapter
 from diffusax.networks.unet import UNet2DConditionModel as UNet2DConditionModel
 from diffusax.networks.unet import UNet2DModel as UNet2DModel
 from diffusax.networks.video import WanTransformer3DModel as WanTransformer3DModel
+from diffusax.networks.video import WanVACETransformer3DModel as WanVACETransformer3DModel
 

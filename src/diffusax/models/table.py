@@ -38,6 +38,7 @@ from diffusax.models.transformers.krea2 import Krea2Transformer2DModel
 from diffusax.models.transformers.qwen_image import QwenImageTransformer2DModel
 from diffusax.models.transformers.qwen_image21 import QwenImage21Transformer2DModel
 from diffusax.models.transformers.wan import WanTransformer3DModel
+from diffusax.models.transformers.wan_vace import WanVACETransformer3DModel
 from diffusax.models.transformers.z_image import ZImageTransformer2DModel
 from diffusax.models.unet.controlnet import ControlNetModel
 from diffusax.models.unet.t2i_adapter import T2IAdapter
@@ -86,6 +87,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         UNet2DModel,
         ViTModel,
         WanTransformer3DModel,
+        WanVACETransformer3DModel,
         ZImageTransformer2DModel,
     )
 }

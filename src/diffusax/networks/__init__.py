@@ -59,7 +59,7 @@ from diffusax.networks.unet import (
     UNet2DConditionModel,
     UNet2DModel,
 )
-from diffusax.networks.video import WanTransformer3DModel
+from diffusax.networks.video import WanTransformer3DModel, WanVACETransformer3DModel
 
 AutoModel = Model
 """diffusers' name of the class that loads any network."""
@@ -105,6 +105,7 @@ __all__ = [
     "UNet2DModel",
     "ViTModel",
     "WanTransformer3DModel",
+    "WanVACETransformer3DModel",
     "ZImageTransformer2DModel",
     "load_network",
 ]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from support.tiny import randomize
-from support.tiny_transformers import WAN
+from support.tiny_transformers import WAN, WAN_VACE
 
 import diffusax
-from diffusax.models import WanTransformer3DConfig
+from diffusax.models import WanTransformer3DConfig, WanVACETransformer3DConfig
 
 IMAGE = {"image_dim": 10, "added_kv_proj_dim": 28}
 CASES = {
@@ -86,6 +86,56 @@ def test_saved_parameters_are_those_of_diffusers(tmp_path):
     back = diffusers.WanTransformer3DModel.from_pretrained(tmp_path / "ours")
     for name, value in theirs.state_dict().items():
         assert torch.equal(back.state_dict()[name], value), name
+
+
+VACE = {**WAN, **WAN_VACE}
+
+
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_what_a_network_is_shown_counts_as_in_diffusers(tmp_path, kind):
+    config = {**VACE, **CASES[kind]}
+    theirs = randomize(diffusers.WanVACETransformer3DModel(**config), seed=1).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = diffusax.AutoModel.from_pretrained(tmp_path / "theirs")
+    assert isinstance(ours, diffusax.WanVACETransformer3DModel)
+    rng = np.random.default_rng(1)
+    given = inputs(kind)
+    given["control_hidden_states"] = rng.standard_normal((2, 12, 4, 6, 4), np.float32)
+    given["control_hidden_states_scale"] = np.float32([0.7, 1.6])
+    expected, found = theirs_of(theirs, given), ours(**given).sample
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+    for name, x in given.items():
+        changed = theirs_of(theirs, {**given, name: x[..., ::-1].copy()})
+        assert np.abs(changed - expected).max() > 1e-2 * np.abs(expected).max(), name
+    del given["control_hidden_states_scale"]
+    whole = theirs_of(theirs, given)
+    assert np.abs(ours(**given).sample - whole).max() <= 1e-4 * np.abs(whole).max()
+    ours.save_pretrained(tmp_path / "ours")
+    back = diffusers.WanVACETransformer3DModel.from_pretrained(tmp_path / "ours")
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"control_hidden_states": None}, "control_hidden_states must be given"),
+        ({"control_hidden_states": np.zeros((2, 11, 4, 6, 4), np.float32)}, "batch, 12, frames"),
+        ({"control_hidden_states": np.zeros((2, 12, 4, 4, 4), np.float32)}, "rows and columns of"),
+        ({"control_hidden_states_scale": np.ones(3)}, "must have 2 numbers"),
+    ],
+)
+def test_controls_that_do_not_fit_are_errors(change, message):
+    ours = diffusax.WanVACETransformer3DModel(WanVACETransformer3DConfig(**VACE))
+    shown = {"control_hidden_states": np.zeros((2, 12, 4, 6, 4), np.float32)}
+    with pytest.raises(ValueError, match=message):
+        ours(**{**inputs(), **shown, **change})
+
+
+@pytest.mark.parametrize("layers", [(1, 2), (0, 3), (0, 2, 1)])
+def test_layers_of_a_control_are_ascending_and_there(layers):
+    with pytest.raises(ValueError, match="vace_layers must be ascending"):
+        WanVACETransformer3DConfig(**{**VACE, "vace_layers": layers})
 
 
 @pytest.mark.parametrize(

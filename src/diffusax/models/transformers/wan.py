@@ -111,7 +111,7 @@ class Prefix(NamedTuple):
     """What cross-attention reads of a text and of images in each block, the same in all steps."""
 
     text: tuple[KeysValues, ...]
-    """Keys and values, b s h d each."""
+    """Keys and values, b s h d each; those of VACE's blocks stand behind the others."""
     images: tuple[KeysValues, ...]
     """Those of images, b i h d each; empty where the network reads none."""
 
@@ -122,9 +122,9 @@ class PatchEmbedding(nnx.Module):
     adapters: LowRank | Mixed | None = None
     """The layer's adapters, or those in training, while a network is traced with some."""
 
-    def __init__(self, config: WanTransformer3DConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: WanTransformer3DConfig, channels: int, *, rngs: nnx.Rngs):
         make, d = rngs.params, config.width
-        shape = (*config.patch_size, config.in_channels, d)
+        shape = (*config.patch_size, channels, d)
         self.kernel = nnx.Param(shaped(lecun_normal())(make(), shape, jnp.float32))
         self.bias = nnx.Param(shaped(zeros)(make(), (d,), jnp.float32))
 
@@ -318,7 +318,7 @@ class WanTransformer3DModel(nnx.Module):
     def __init__(self, config: WanTransformer3DConfig, *, rngs: nnx.Rngs):
         self.config = config
         c = config.width
-        self.patch_embedding = PatchEmbedding(config, rngs=rngs)
+        self.patch_embedding = PatchEmbedding(config, config.in_channels, rngs=rngs)
         self.condition_embedder = WanTimeTextImageEmbedding(config, rngs=rngs)
         self.blocks = nnx.List(
             [WanTransformerBlock(config, rngs=rngs) for _ in range(config.num_layers)]
@@ -353,6 +353,26 @@ class WanTransformer3DModel(nnx.Module):
         Raises:
             ValueError: an input has another shape, or is missing.
         """
+        prefix = self._known(text, images, prefix)
+        return self._predict(x, timestep, prefix, gradient_checkpointing != "none")
+
+    def _known(
+        self, text: jax.Array | None, images: jax.Array | None, prefix: Prefix | None
+    ) -> Prefix:
+        if prefix is not None:
+            return prefix
+        if text is None:
+            raise ValueError("text must be given, or the prefix of one")
+        return self.prefix(text, images)
+
+    def _predict(
+        self,
+        x: jax.Array,
+        timestep: jax.Array,
+        prefix: Prefix,
+        remat: bool,
+        control: Any = None,
+    ) -> jax.Array:
         check_video("x", x, self.config.in_channels)
         size = grid(x.shape[1:4], self.config)
         if timestep.shape not in ((len(x),), (len(x), math.prod(size))):
@@ -360,17 +380,15 @@ class WanTransformer3DModel(nnx.Module):
                 f"timestep must have one number for each of {len(x)} videos, or one for each of "
                 f"their {math.prod(size)} tokens (got shape {timestep.shape})"
             )
-        if prefix is None:
-            if text is None:
-                raise ValueError("text must be given, or the prefix of one")
-            prefix = self.prefix(text, images)
         temb, each = self.condition_embedder.of_time(timestep)
         rotation = token_rotation(size, self.config)
         y = split_tokens(self.patch_embedding(x))
-        remat = gradient_checkpointing != "none"
-        of_images = prefix.images or (None,) * len(self.blocks)
-        for block, *known in zip(self.blocks, prefix.text, of_images, strict=True):
-            y = rematerialized(block, remat)(y, each, rotation, *known)
+        images = prefix.images or (None,) * len(prefix.text)
+        known = list(zip(prefix.text, images, strict=True))
+        gains = {} if control is None else self._gains(control, y, each, rotation, known, remat)
+        for i, (block, own) in enumerate(zip(self.blocks, known)):
+            y = rematerialized(block, remat)(y, each, rotation, *own)
+            y = y + gains[i] if i in gains else y
         shift, scale = _parts(self.scale_shift_table, temb.astype(jnp.float32)[:, :, None], y)
         y = self.proj_out(modulate(y, shift, scale, eps=self.config.eps))
         return video(y, size, self.config.patch_size)
@@ -385,7 +403,7 @@ class WanTransformer3DModel(nnx.Module):
         check_tokens("text", text, {config.text_dim})
         dtype = embed.time_proj.kernel.get_value().dtype
         tokens = embed.text_embedder(text.astype(dtype))
-        attentions = [block.attn2 for block in self.blocks]
+        attentions = [block.attn2 for block in self._readers()]
         of_text = tuple(own.read(tokens) for own in attentions)
         if embed.image_embedder is None:
             if images is not None:
@@ -396,6 +414,14 @@ class WanTransformer3DModel(nnx.Module):
         check_tokens("images", images, {config.image_dim or 0})
         seen = embed.image_embedder(images.astype(dtype))
         return Prefix(of_text, tuple(own.read_images(seen) for own in attentions))
+
+    def _readers(self) -> list[WanTransformerBlock]:
+        """Returns the blocks that read the text, in the order of `Prefix`."""
+        return [*self.blocks]
+
+    def _gains(self, *given: Any) -> dict[int, jax.Array]:
+        """Returns what the outputs of blocks gain from a control, which this network reads none."""
+        return {}
 
 
 def _table(count: int, c: int, rngs: nnx.Rngs) -> nnx.Param[Any]:

@@ -53,6 +53,7 @@ from diffusax.pipelines.classes.unconditional import DDIMPipeline, DDPMPipeline
 from diffusax.pipelines.classes.wan import (
     WanImageToVideoPipeline,
     WanPipeline,
+    WanVACEPipeline,
     WanVideoToVideoPipeline,
 )
 from diffusax.pipelines.classes.z_image import (
@@ -104,6 +105,7 @@ __all__ = [
     "StableDiffusionXLPipeline",
     "WanImageToVideoPipeline",
     "WanPipeline",
+    "WanVACEPipeline",
     "WanVideoToVideoPipeline",
     "ZImageEditPipeline",
     "ZImageImg2ImgPipeline",

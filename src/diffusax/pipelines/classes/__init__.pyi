@@ -45,8 +45,8 @@ __all__ = [
     "StableDiffusionXLControlNetInpaintPipeline", "StableDiffusionXLControlNetPipeline",
     "StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline",
     "StableDiffusionXLInstructPix2PixPipeline", "StableDiffusionXLPipeline",
-    "WanImageToVideoPipeline", "WanPipeline", "WanVideoToVideoPipeline", "ZImageEditPipeline",
-    "ZImageImg2ImgPipeline", "ZImageInpaintPipeline", "ZImagePipeline",
+    "WanImageToVideoPipeline", "WanPipeline", "WanVACEPipeline", "WanVideoToVideoPipeline",
+    "ZImageEditPipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline", "ZImagePipeline",
 ]
 
 class _Tensor(Protocol):
@@ -1228,6 +1228,26 @@ class WanPipeline(Wan):
         num_videos_per_prompt: int | None = 1, generator: _Generators | None = None,
         latents: _Arrays | None = None, prompt_embeds: _Arrays | None = None,
         negative_prompt_embeds: _Arrays | None = None,
+        output_type: Literal['pil', 'np', 'jax', 'pt', 'latent'] = 'np', return_dict: bool = True,
+        attention_kwargs: Mapping[str, Any] | None = None,
+        callback_on_step_end: _Callback | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] | None = ['latents'],
+        max_sequence_length: int = 512, *, seed: _Seed | None = None,
+        noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
+        guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
+        hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
+    ) -> VideoPipelineOutput: ...
+
+class WanVACEPipeline(Wan):
+    def __call__(
+        self, prompt: str | Sequence[str] | None = None,
+        negative_prompt: str | Sequence[str] | None = None, video: Any = None, mask: Any = None,
+        reference_images: _Images | None = None, conditioning_scale: float | Sequence[float] = 1.0,
+        height: int | None = 480, width: int | None = 832, num_frames: int | None = 81,
+        num_inference_steps: int | None = 50, guidance_scale: float | None = 5.0,
+        guidance_scale_2: float | None = None, num_videos_per_prompt: int | None = 1,
+        generator: _Generators | None = None, latents: _Arrays | None = None,
+        prompt_embeds: _Arrays | None = None, negative_prompt_embeds: _Arrays | None = None,
         output_type: Literal['pil', 'np', 'jax', 'pt', 'latent'] = 'np', return_dict: bool = True,
         attention_kwargs: Mapping[str, Any] | None = None,
         callback_on_step_end: _Callback | None = None,

@@ -21,6 +21,7 @@ from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.autoencoders.wan import AutoencoderKLWanConfig
 from diffusax.models.network import Network, Params
+from diffusax.models.transformers.wan_vace import Control
 from diffusax.pipelines.families import policies
 from diffusax.pipelines.families.denoiser import DenoiserInputs
 from diffusax.pipelines.families.embeddings import check_embeds
@@ -88,15 +89,19 @@ class WanDenoiser(TransformerDenoiser):
     def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
         """Predicts the velocity from videos to noise for each branch, b f h w c; see `Denoiser`.
 
-        Of the conditions it reads the texts, b s d, further channels, b f h w c, and among the
-        added ones "images", b i d, CLIP's hidden states; "first_frame", b 1 h w c, latents in the
-        place of the first frame's; and with two transformers "boundary", b, the timestep from which
-        on the first predicts. A transformer that no row needs is left out. Of the inputs it reads
-        adapters: b a.
+        Of the conditions it reads the texts, b s d, further channels, b f h w c, which VACE's
+        networks take for their control, and among the added ones "control_scale", b n, the weights
+        of VACE's layers; "images", b i d, CLIP's hidden states; "first_frame", b 1 h w c, latents
+        in the place of the first frame's; and with two transformers "boundary", b, the timestep
+        from which on the first predicts. A transformer that no row needs is left out. Of the inputs
+        it reads adapters: b a.
         """
         x, timestep, conditions, inputs = given
         added = conditions.added or {}
-        if conditions.channels is not None:
+        shown: tuple[Any, ...] = ()
+        if "control_scale" in added:
+            shown = None, None, Control(conditions.channels, added["control_scale"])
+        elif conditions.channels is not None:
             x = jnp.concatenate([x, conditions.channels.astype(x.dtype)], axis=-1)
         times = timestep
         if "first_frame" in added:
@@ -107,7 +112,8 @@ class WanDenoiser(TransformerDenoiser):
         def predicted(name: str) -> jax.Array:
             own = options | adapter_options(params, name, inputs.adapters)
             network = self._networks[name]
-            y: jax.Array = network.apply(params[name], x, times, prefix=keys[name], **own)
+            given = params[name], x, times, *shown
+            y: jax.Array = network.apply(*given, prefix=keys[name], **own)
             return y
 
         if self.low_noise is None:

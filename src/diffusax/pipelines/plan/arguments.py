@@ -67,6 +67,9 @@ class Call:
     image_reference: Any = None
     last_image: Any = None
     video: Any = None
+    mask: Any = None
+    reference_images: Any = None
+    conditioning_scale: Scale | list[Scale] = 1.0
     image_embeds: Any = None
     mask_image: Any = None
     control_image: Any = None

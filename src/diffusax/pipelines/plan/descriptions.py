@@ -40,6 +40,12 @@ DESCRIPTIONS = {
     "images to look at, and that of the result where height and width are left out.",
     "use_kv_cache": "Without effect: what does not change from step to step is always computed "
     "once.",
+    "mask": "What is to change of each frame of `video`: one image for each frame, white where new "
+    "pixels are generated; by default all.",
+    "reference_images": "Images of things or persons that the video shows, one or a list; each is "
+    "fitted into the frame on white.",
+    "conditioning_scale": "How much `video`, `mask` and `reference_images` control the result, for "
+    "all layers or a list with a number for each of the network's vace_layers.",
     "image_guidance_scale": "How closely the result keeps to the image that is edited.",
     "guidance_rescale": "How much guidance is rescaled against overexposure (Lin et al. 2024, "
     "section 3.4).",

@@ -217,6 +217,8 @@ class Decoding:
     """Whether float16 parameters are cast to float32."""
     normalize: bool
     """Whether the autoencoder's latents_mean and latents_std are applied."""
+    skip: int = 0
+    """The first frames of latents, which stand for images to look at and are not decoded."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -370,7 +370,7 @@ def _sampled(
     return scale_latents(vae.config, z, normalize=normalize, statistics=statistics)
 
 
-@functools.partial(Program, static=("vae", "upcast", "normalize"), shape_of="latents")
+@functools.partial(Program, static=("vae", "upcast", "normalize", "skip"), shape_of="latents")
 def decode(
     vae: Network,
     params: Params,
@@ -379,18 +379,20 @@ def decode(
     *,
     upcast: bool,
     normalize: bool,
+    skip: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """Decodes latents b h w z to images b H W 3 in [0, 1], or b f h w z to videos, float32.
 
-    Also returns whether each image and its latents are finite, b.
+    Also returns whether each image and its latents are finite, b. skip: see `Decoding`.
     """
-    images = decode_pixels(vae, params, latents, condition, upcast=upcast, normalize=normalize)
+    options: dict[str, Any] = {"upcast": upcast, "normalize": normalize, "skip": skip}
+    images = decode_pixels(vae, params, latents, condition, **options)
     every = tuple(range(1, images.ndim))
     finite = jnp.isfinite(images).all(every) & jnp.isfinite(latents).all(every)
     return to_unit(images), finite
 
 
-@functools.partial(Program, static=("vae", "upcast", "normalize"), shape_of="latents")
+@functools.partial(Program, static=("vae", "upcast", "normalize", "skip"), shape_of="latents")
 def decode_pixels(
     vae: Network,
     params: Params,
@@ -399,8 +401,13 @@ def decode_pixels(
     *,
     upcast: bool,
     normalize: bool,
+    skip: int = 0,
 ) -> jax.Array:
-    """Decodes latents b h w z to images b H W 3, about [-1, 1] and not clipped, float32."""
+    """Decodes latents b h w z to images b H W 3, about [-1, 1] and not clipped, float32.
+
+    skip: see `Decoding`.
+    """
+    latents = latents[:, skip:] if skip else latents
     params = _upcast(params) if upcast else params
     statistics = latent_statistics(params)
     z = unscale_latents(vae.config, latents, normalize=normalize, statistics=statistics)

@@ -1,21 +1,28 @@
 """Videos from images and from videos, as Wan generates them (Team Wan 2025).
 
-Upstream: pipelines/wan/pipeline_wan_i2v.py and pipeline_wan_video2video.py.
+Upstream: pipelines/wan/pipeline_wan_i2v.py, pipeline_wan_video2video.py and pipeline_wan_vace.py.
 """
 
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from diffusax.images.conversion import to_pixels
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.plan.arguments import Call
+from diffusax.pipelines.plan.arguments import Call, as_list, match_length
 from diffusax.pipelines.plan.plan import Inpainting, PreparedRun
 from diffusax.pipelines.run import programs
 from diffusax.pipelines.run.images import check_latents, encode_pixels
-from diffusax.pipelines.tasks.setup import Setup, image_size, require_channels, set_up
+from diffusax.pipelines.tasks.setup import (
+    Setup,
+    check_frames,
+    image_size,
+    require_channels,
+    set_up,
+)
 from diffusax.pipelines.tasks.tasks import (
     check_count,
     noised,
@@ -84,6 +91,109 @@ def _from_first_frame(setup: Setup, first: np.ndarray) -> PreparedRun:
     added = {**(conditions.added or {}), "first_frame": latents[:, None]}
     plan = run.plan._replace(conditions=conditions._replace(added=added))
     return dataclasses.replace(run, plan=plan)
+
+
+def control_video(c: Components, call: Call) -> PreparedRun:
+    """Prepares a run of a network that is shown a video, what is to change of it, and images.
+
+    The latents of the images stand before those of the video, and are not decoded (Jiang et al.
+    2025, VACE, section 3.2).
+
+    Raises:
+        ValueError: the network is no such, an image cannot be read, or there are not as many frames
+            or scales as there must be.
+    """
+    layers = getattr(c.denoiser.network.config, "vace_layers", None)
+    if layers is None:
+        raise ValueError("a WanVACEPipeline needs a WanVACETransformer3DModel as its transformer")
+    size = image_size(c, call)
+    pixels, mask = _shown_video(c, call, size)
+    images = _references(c, call, size)
+    frames = len(pixels) + len(images) * c.latents.frames
+    setup = set_up(c, dataclasses.replace(call, num_frames=frames), size)
+    own = _encode_control(c, pixels, mask, images)
+    channels = jnp.broadcast_to(own, (setup.images, 1, *own.shape))
+    run = prepare_run(setup, pure_noise(setup), channels=channels)
+    scales = match_length(
+        "conditioning_scale", as_list(call.conditioning_scale), len(layers), "layers"
+    )
+    rows = np.broadcast_to(np.asarray(scales, np.float32), (setup.images, 1, len(layers)))
+    conditions = run.plan.conditions
+    added = {**(conditions.added or {}), "control_scale": rows}
+    plan = run.plan._replace(conditions=conditions._replace(added=added))
+    decoding = dataclasses.replace(run.decoding, skip=len(images))
+    return dataclasses.replace(run, plan=plan, decoding=decoding)
+
+
+def _shown_video(c: Components, call: Call, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the video that is shown, f H W 3 in [-1, 1], and what of it is to change, in [0, 1].
+
+    Without a video it is grey, and all is to change.
+    """
+    options: dict[str, Any] = {"factor": c.latents.multiple, "latent_channels": c.latents.channels}
+    count = call.num_frames
+    if call.video is None:
+        if call.mask is not None:
+            raise ValueError("mask must be with a video, of which it says what is to change")
+        check_frames(c, call)
+        return np.zeros((count or 1, *size, 3), np.float32), np.ones((count or 1, *size, 1))
+    videos = _as_videos(call.video)
+    if len(videos) > 1:
+        raise ValueError(f"video must be one, which all prompts share (got {len(videos)})")
+    pixels = to_pixels(videos[0], *size, **options)
+    if "num_frames" in call.named and count != len(pixels):
+        raise ValueError(
+            f"num_frames must be that of video, {len(pixels)} (got {count}); leave it out"
+        )
+    check_frames(c, dataclasses.replace(call, num_frames=len(pixels)))
+    if call.mask is None:
+        return pixels, np.ones((*pixels.shape[:3], 1), np.float32)
+    mask = (to_pixels(call.mask, *size, **options) + 1) / 2
+    if len(mask) != len(pixels):
+        raise ValueError(f"mask must have the {len(pixels)} frames of video (got {len(mask)})")
+    return pixels, mask
+
+
+def _references(c: Components, call: Call, size: tuple[int, int]) -> list[np.ndarray]:
+    """Returns the images to look at, H W 3 each, fitted into a frame on white."""
+    given = [] if call.reference_images is None else as_list(call.reference_images)
+    if len(given) == 1 and isinstance(given[0], list | tuple):
+        given = list(given[0])
+    own = [to_pixels(image, factor=c.latents.factor)[0] for image in given]
+    return [_fitted(image, size) for image in own]
+
+
+def _fitted(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Returns an image h w 3 as large as a frame of this size holds it, on white."""
+    scale = min(whole / own for whole, own in zip(size, image.shape))
+    height, width = (max(int(own * scale), 1) for own in image.shape[:2])
+    # As in PyTorch's interpolate, nothing is averaged where the image becomes smaller.
+    inner = jax.image.resize(jnp.asarray(image), (height, width, 3), "linear", antialias=False)
+    frame = np.ones((*size, 3), np.float32)
+    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    frame[top : top + height, left : left + width] = inner
+    return frame
+
+
+def _encode_control(
+    c: Components, pixels: np.ndarray, mask: np.ndarray, images: list[np.ndarray]
+) -> jax.Array:
+    """Returns what a network of VACE is shown, f h w c; arguments as `control_video` makes them."""
+    changes = np.where(mask > 0.5, np.float32(1), np.float32(0))
+    kept, new = (_encode(c, (pixels * part)[None], 1)[0] for part in (1 - changes, changes))
+    frames, step = len(kept), c.latents.factor
+    # The nearest frame to the middle of each frame of latents; torch computes in float32 as well.
+    ratio = np.float32(len(mask)) / np.float32(frames)
+    nearest = np.floor((np.arange(frames, dtype=np.float32) + np.float32(0.5)) * ratio)
+    chosen = mask[np.minimum(nearest.astype(int), len(mask) - 1), :, :, 0]
+    cut = chosen.reshape(frames, chosen.shape[1] // step, step, chosen.shape[2] // step, step)
+    places = cut.transpose(0, 1, 3, 2, 4).reshape(*kept.shape[:-1], step * step)
+    control = jnp.concatenate([kept, new, places.astype(np.float32)], axis=-1)
+    for image in images:
+        latents = _encode(c, image[None, None], 1)[0]
+        unseen = jnp.zeros((*latents.shape[:-1], control.shape[-1] - latents.shape[-1]))
+        control = jnp.concatenate([jnp.concatenate([latents, unseen], axis=-1), control])
+    return control
 
 
 def video_to_video(c: Components, call: Call) -> PreparedRun:
