@@ -134,7 +134,7 @@ class HookSession:
         for path, layer in list(nnx.iter_modules(module)):
             names.append(".".join(map(str, path)))
             # Of this trace's module alone, and no part of Flax's state.
-            object.__setattr__(layer, "_hooked", (self, names[-1]))
+            object.__setattr__(layer, "hook_place", (self, names[-1]))
             object.__setattr__(layer, "__class__", _hooked_class(type(layer)))
         with watched_attention(self._attend):
             y = call(module)
@@ -260,7 +260,7 @@ def _hooked_class(kind: Any) -> Any:
 def _hooked_method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session, path = self._hooked
+        session, path = self.hook_place
         return session.call(path, name, functools.partial(function, self, *args, **kwargs))
 
     return method

@@ -177,7 +177,6 @@ def test_a_step_by_hand_takes_a_learned_variance(hand):
         lambda s, n: s.set_timesteps(n),
         lambda s, n: s.schedule(n),
         lambda s, n: s.schedule(4, begin=n),
-        lambda s, n: s.functional(None, X, sigmas=jnp.stack([n + 3.0, n + 1.0])),
         lambda s, n: s.schedule(4, eta=1.0 * n),
         lambda s, n: diffusax.DDIMScheduler(beta_end=1e-2 * n),
     ],

@@ -51,6 +51,11 @@ class TorchNetwork:
         return next((n for n in names if n in MODELS), type(self.module).__name__)
 
     @property
+    def upstream_name(self) -> str:
+        """The same name, by which programs ask what the network is."""
+        return self.class_name
+
+    @property
     def shapes(self) -> Params:
         """The shapes of the parameters."""
         return {
