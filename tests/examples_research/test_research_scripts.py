@@ -78,11 +78,10 @@ def test_sds_draws_a_red_apple_on_green(tmp_path):
 
 @pytest.mark.slow
 def test_a_distilled_student_is_nearer_to_many_steps(tmp_path):
-    options = "--iterations", 100, "--counts", 4, 2
+    options = "--iterations", 100, "--counts", 4
     printed, _ = run("progressive_distillation", tmp_path / "sheet.png", *options)
     found = distances(printed)
-    for steps in (4, 2):
-        assert found[f"student, {steps}"] < found[f"teacher, {steps}"]
+    assert found["student, 4"] < found["teacher, 4"]
 
 
 @pytest.mark.slow
