@@ -3,28 +3,24 @@
 import contextlib
 import dataclasses
 import functools
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import flax.serialization
 import jax
 import jax.export
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
-from jax.tree_util import GetAttrKey
 
 from diffusax.boundary.messages import NETWORK, hinting
 from diffusax.boundary.tensors import for_reader
 from diffusax.checkpoints.networks import (
     LeftOut,
     check_saveable,
-    config_of,
-    network_of,
     read_parameters,
 )
-from diffusax.models.adapters.freeu import FreeU, check_freeu
+from diffusax.models.adapters.freeu import check_freeu
 from diffusax.models.caches.configs import as_config
 from diffusax.models.hooks import HookFunctions
 from diffusax.models.network import (
@@ -46,6 +42,7 @@ from diffusax.models.quantized import (
 from diffusax.models.table import MODELS
 from diffusax.networks.module_methods import ModuleMethods
 from diffusax.networks.pretrained import Pretrained
+from diffusax.networks.registration import Switches, register
 from diffusax.runtime.compat import is_tracing
 from diffusax.runtime.devices.mesh import beside
 from diffusax.runtime.programs.program import Program
@@ -53,22 +50,6 @@ from diffusax.runtime.switches import under_own_switches
 
 _CALLS = {"__call__", "encode", "decode"}
 """The methods of models in which a network is called."""
-
-
-@dataclasses.dataclass
-class Switches:
-    """The features of a model that can be turned on and off."""
-
-    tiling: bool = False
-    """Whether an autoencoder decodes images larger than its sample_size in tiles."""
-    freeu: FreeU | None = None
-    """The numbers of a UNet's FreeU, if it is on."""
-    own_rows: int | None = None
-    """The rows of a text encoder's table of embeddings before it grew; None if it has not grown."""
-    trainable: bool = True
-    """Whether `requires_grad_` says that the model is to be trained."""
-    cache: Any = None
-    """The options of a denoiser's cache of steps, if one is on."""
 
 
 @hinting(NETWORK)
@@ -111,7 +92,7 @@ class Model(Pretrained, ModuleMethods):
             MODELS.setdefault(name, cls.module_class)
         for name in _CALLS & vars(cls).keys():
             setattr(cls, name, under_own_switches(vars(cls)[name]))
-        _register(cls)
+        register(cls)
 
     def __new__(cls, network: Any = None, params: Any = None, **_: Any) -> Self:
         """Makes an instance of the subclass for the network, or for the network of a config."""
@@ -439,9 +420,7 @@ def _apply(
 
 def _move_axis(x: Any, to: int) -> Any:
     """Moves the channels of images and videos from the second place to the last, or back."""
-    axes = [*range(x.ndim)]
-    axes.insert(to % x.ndim, axes.pop(-to)) if x.ndim in (4, 5) else None
-    return x.transpose(axes)
+    return jnp.moveaxis(x, -to, to) if x.ndim in (4, 5) else x
 
 
 def _is_network(value: Any) -> bool:
@@ -449,55 +428,7 @@ def _is_network(value: Any) -> bool:
     return hasattr(type(value), "apply")
 
 
-def _register(cls: type[Model]) -> None:
-    """Makes the instances of a class pytrees, whose leaves are the parameters.
-
-    `jax.export` and `flax.serialization` write them, too, by the class's name and the config.
-    """
-
-    def static(model: Model) -> tuple[Any, ...]:
-        return model.network, *vars(model.switches).values()
-
-    def flatten(model: Model) -> tuple[Any, Any]:
-        return (model.params,), static(model)
-
-    def flatten_with_keys(model: Model) -> tuple[Any, Any]:
-        return ((GetAttrKey("params"), model.params),), static(model)
-
-    def unflatten(own: tuple[Any, ...], children: Any) -> Model:
-        return cls._holding(own[0], children[0], Switches(*own[1:]))
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    # A class that is defined again, as in a notebook, has the name of the first one.
-    with contextlib.suppress(ValueError):
-        jax.export.register_pytree_node_serialization(
-            cls,
-            serialized_name=f"{cls.__module__}.{cls.__qualname__}",
-            serialize_auxdata=_to_bytes,
-            deserialize_auxdata=_from_bytes,
-        )
-    flax.serialization.register_serialization_state(
-        cls,
-        lambda model: flax.serialization.to_state_dict(model.params),
-        lambda model, state: unflatten(static(model), (fit(model.network, state),)),
-        override=True,
-    )
-
-
-def _to_bytes(static: tuple[Any, ...]) -> bytes:
-    """Writes what is static in a model: its config and switches; no cache of steps is on in it."""
-    network, tiling, freeu, *rest, _ = static
-    return json.dumps([config_of(network), network.class_name, tiling, freeu, *rest]).encode()
-
-
-def _from_bytes(data: bytes) -> tuple[Any, ...]:
-    config, name, tiling, freeu, *rest = json.loads(data)
-    options = {k: v for k, v in config.items() if k not in ("architectures", "dtype")}
-    network = network_of(name, options, source="the exported function")
-    return network, tiling, None if freeu is None else FreeU(*freeu), *rest, None
-
-
-_register(Model)
+register(Model)
 
 
 def initialize(module_class: Any, config: Any, *, seed: int = 0, dtype: Any = np.float32) -> Model:

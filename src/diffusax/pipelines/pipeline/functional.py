@@ -82,9 +82,8 @@ class Inputs(NamedTuple):
     images: TextImages | None = None
 
 
-for _tuple in (
-    *(Inputs, Plan, Conditions, Table, StepInputs, Inpainting, DecoderCondition, TextImages),
-):
+_TUPLES = (Inputs, Plan, Conditions, Table, StepInputs, Inpainting, DecoderCondition, TextImages)
+for _tuple in _TUPLES:
     jax.export.register_namedtuple_serialization(
         _tuple, serialized_name=f"diffusax.{_tuple.__name__}"
     )
