@@ -46,7 +46,7 @@ from diffusax.models.transformers.configs import (
     QwenImageTransformer2DConfig,
     ZImageTransformer2DConfig,
 )
-from diffusax.models.transformers.wan import WanTransformer3DConfig
+from diffusax.models.transformers.wan_embeddings import WanTransformer3DConfig
 from diffusax.models.transformers.wan_vace import WanVACETransformer3DConfig
 from diffusax.models.unet.controlnet import ControlNetConfig
 from diffusax.models.unet.t2i_adapter import T2IAdapterConfig

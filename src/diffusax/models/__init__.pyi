@@ -33,7 +33,7 @@ from diffusax.models.transformers.configs import Krea2Transformer2DConfig as Kre
 from diffusax.models.transformers.configs import QwenImage21Transformer2DConfig as QwenImage21Transformer2DConfig
 from diffusax.models.transformers.configs import QwenImageTransformer2DConfig as QwenImageTransformer2DConfig
 from diffusax.models.transformers.configs import ZImageTransformer2DConfig as ZImageTransformer2DConfig
-from diffusax.models.transformers.wan import WanTransformer3DConfig as WanTransformer3DConfig
+from diffusax.models.transformers.wan_embeddings import WanTransformer3DConfig as WanTransformer3DConfig
 from diffusax.models.transformers.wan_vace import WanVACETransformer3DConfig as WanVACETransformer3DConfig
 from diffusax.models.unet.controlnet import ControlNetConfig as ControlNetConfig
 from diffusax.models.unet.t2i_adapter import T2IAdapterConfig as T2IAdapterConfig

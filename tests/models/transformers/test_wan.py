@@ -107,6 +107,13 @@ def test_what_a_network_is_shown_counts_as_in_diffusers(tmp_path, kind):
     for name, x in given.items():
         changed = theirs_of(theirs, {**given, name: x[..., ::-1].copy()})
         assert np.abs(changed - expected).max() > 1e-2 * np.abs(expected).max(), name
+    seen = []
+    handle = theirs.vace_blocks[1].register_forward_hook(lambda *of: seen.append(of[2]))
+    theirs_of(theirs, given)
+    handle.remove()
+    kept = ours(**given, hooks={r"vace_blocks\.1": lambda value, at: (value, value)}).kept
+    for x, y in zip(seen[0], kept["vace_blocks.1"], strict=True):
+        np.testing.assert_allclose(y, x, atol=1e-4 * float(x.abs().max()))
     del given["control_hidden_states_scale"]
     whole = theirs_of(theirs, given)
     assert np.abs(ours(**given).sample - whole).max() <= 1e-4 * np.abs(whole).max()

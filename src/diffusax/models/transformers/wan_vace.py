@@ -15,13 +15,8 @@ from diffusax.models.layers.inputs import check_video
 from diffusax.models.layers.layers import Linear
 from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.ops.rotation import Rotation
-from diffusax.models.transformers.wan import (
-    PatchEmbedding,
-    Prefix,
-    WanTransformer3DConfig,
-    WanTransformer3DModel,
-    WanTransformerBlock,
-)
+from diffusax.models.transformers.wan import Prefix, WanTransformer3DModel, WanTransformerBlock
+from diffusax.models.transformers.wan_embeddings import PatchEmbedding, WanTransformer3DConfig
 from diffusax.runtime.devices.mesh import split_tokens
 
 
@@ -68,16 +63,16 @@ class WanVACETransformerBlock(WanTransformerBlock):
         self.proj_in = Linear(c, c, rngs=rngs) if first else None
         self.proj_out = Linear(c, c, rngs=rngs)
 
-    def read_control(
+    def __call__(  # type: ignore[override]
         self, control: jax.Array, x: jax.Array, *rest: Any
     ) -> tuple[jax.Array, jax.Array]:
         """Returns what a block's output gains, and the next block's tokens of the control.
 
-        x: the tokens of the video, which only the first block reads. rest: as of a call.
+        x: the tokens of the video, which only the first block reads. rest: as of the base.
         """
         if self.proj_in is not None:
             control = self.proj_in(control) + x
-        control = self(control, *rest)
+        control = super().__call__(control, *rest)
         return self.proj_out(control), control
 
 
@@ -156,8 +151,7 @@ class WanVACETransformer3DModel(WanTransformer3DModel):
         scale = control.scale.astype(x.dtype)[:, :, None, None]
         gains, own = {}, known[len(self.blocks) :]
         for i, (layer, block) in enumerate(zip(config.vace_layers, self.vace_blocks)):
-            read = rematerialized(block.read_control, remat)
-            gain, y = read(y, x, each, rotation, *own[i])
+            gain, y = rematerialized(block, remat)(y, x, each, rotation, *own[i])
             gains[layer] = gain * scale[:, i]
         return gains
 
