@@ -321,7 +321,7 @@ def test_controlled_videos_come_by_all_ways(vace, both):
         ({"video": None}, "mask must be with a video"),
         ({"mask": given["mask"][:3]}, "must have the 5 frames of video .got 3"),
         ({"conditioning_scale": [1.0, 2.0, 3.0]}, "conditioning_scale has 3 entries for 2 layers"),
-        ({"video": given["video"][:4], "mask": None}, "num_frames|number of frames of video"),
+        ({"video": given["video"][:4], "mask": None}, "number of frames of video must be one more"),
     ):
         with pytest.raises(ValueError, match=message):
             ours(**{**given, **change})
@@ -332,8 +332,12 @@ def test_controlled_videos_come_by_all_ways(vace, both):
 def test_what_is_for_images_refuses_videos(both, tmp_path):
     theirs, ours = both
     theirs.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="which generates videos"):
-        describe_model(tmp_path, "wan", "Wan")
+    # One class has no num_frames among its arguments.
+    of_videos = diffusax.WanVideoToVideoPipeline.from_pipe(ours)
+    of_videos.save_pretrained(tmp_path / "video to video")
+    for folder in (tmp_path, tmp_path / "video to video"):
+        with pytest.raises(ValueError, match="which generates videos"):
+            describe_model(folder, "wan", "Wan")
     with pytest.raises(ValueError, match="WanPipeline videos"):
         Requests(ours, Settings())
     with pytest.raises(ValueError, match="is Wan, of videos"):

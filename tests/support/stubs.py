@@ -205,6 +205,8 @@ def _class(cls: Any) -> Iterator[str]:
 
 def _members(cls: Any) -> Iterator[str]:
     components = dict(_components(cls))
+    of_videos = hasattr(cls, "family") and cls.family.draws_videos
+    output = "VideoPipelineOutput" if of_videos else "ImagePipelineOutput"
     for name, kind in components.items():
         # The name may be that of another thing in pipelines of images.
         other = "  # type: ignore[assignment]" if hasattr(DiffusersMethods, name) else ""
@@ -217,7 +219,7 @@ def _members(cls: Any) -> Iterator[str]:
         elif name in components or (name.startswith("_") and name not in ("__init__", "__call__")):
             continue
         elif inspect.isfunction(function) and function.__module__.startswith(classes.__name__):
-            yield from _method(name, function, is_class=isinstance(value, classmethod))
+            yield from _method(name, function, output, is_class=isinstance(value, classmethod))
         elif inspect.isfunction(value) or (value is not None and name.endswith("_processor")):
             yield f"    {name} = diffusers_methods.{name}"
 
@@ -248,7 +250,9 @@ def _components(cls: Any) -> Iterator[tuple[str, str]]:
             yield component.name, "Any" if kind == "Model" else kind
 
 
-def _method(name: str, function: Callable[..., Any], *, is_class: bool) -> Iterator[str]:
+def _method(
+    name: str, function: Callable[..., Any], output: str, *, is_class: bool
+) -> Iterator[str]:
     arguments, star = [], False
     parameters = list(inspect.signature(function).parameters.values())
     known = [parameter.name for parameter in parameters]
@@ -266,7 +270,6 @@ def _method(name: str, function: Callable[..., Any], *, is_class: bool) -> Itera
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
             arguments, star = [*arguments, "*"], True
         arguments.append(_argument(parameter))
-    output = "VideoPipelineOutput" if "num_frames" in known else "ImagePipelineOutput"
     result = {"__call__": output, "__init__": "None", "from_pipe": "Self"}
     returned = result.get(name, "None" if name.startswith("save_") else "Any")
     if is_class:

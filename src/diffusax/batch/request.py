@@ -254,7 +254,7 @@ class Request(Future[Any]):
             if not any(result is None for result in found):
                 images = _joined(found, self.call.output_type)
                 flags = self.pipe.returns_flags
-                self.settle(result_of(self.call, images, self.overlay, flags=flags))
+                self.settle(result_of(self.c, self.call, images, self.overlay, flags=flags))
         except Exception as error:
             self.settle(error=error)
 

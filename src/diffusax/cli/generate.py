@@ -179,7 +179,7 @@ def _opened(
     pipe = _load(dataclasses.replace(options, sampler=None), _texts(runs), names)
     _check_frames(options, pipe)
     inputs = _fitted(options, pipe, inputs)
-    own, videos = pipe.scheduler, generation.is_of_videos(pipe)
+    own, videos = pipe.scheduler, pipe.family.draws_videos
     schedulers = {
         name: own if name is None else scheduler_from_name(name, own)
         for name in {run.sampler for run in runs}
@@ -222,7 +222,7 @@ def _opened(
 def _check_frames(options: Generate, pipe: Any) -> None:
     """Raises ValueError where options of videos are given for images, or the other way around."""
     kind, suffix = type(pipe).__name__, Path(options.output or "").suffix.lower()
-    if generation.is_of_videos(pipe):
+    if pipe.family.draws_videos:
         if suffix == ".png" or options.grid:
             raise ValueError(
                 f"{kind} generates videos; give --output as .mp4 or .gif, and no --grid"

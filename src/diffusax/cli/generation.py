@@ -128,11 +128,6 @@ VIDEOS = (".mp4", ".gif")
 """The files that videos are written to."""
 
 
-def is_of_videos(pipe: Any) -> bool:
-    """Returns whether calls of a pipeline generate videos."""
-    return "num_frames" in inspect.signature(type(pipe).__call__).parameters
-
-
 def output_file(text: str | None, *others: str) -> Path | None:
     """Returns the PNG to write, and makes its folder; returns None where no file is named.
 

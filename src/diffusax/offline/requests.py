@@ -178,8 +178,7 @@ class Requests:
         Raises:
             ValueError: the pipeline needs more than prompts, or the settings do not suit it.
         """
-        parameters = inspect.signature(type(pipe).__call__).parameters
-        if "num_frames" in parameters:
+        if pipe.family.draws_videos:
             raise ValueError(
                 f"a run over many prompts draws images, and {type(pipe).__name__} videos"
             )
@@ -194,6 +193,7 @@ class Requests:
             if name is None
             else scheduler_from_name(name, pipe.scheduler)
         )
+        parameters = inspect.signature(type(pipe).__call__).parameters
         own = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
         own |= {n: value for n, value in pipe.call_defaults.items() if n in parameters}
         own |= _arguments({n: v for n, v in vars(settings).items() if n in COLUMNS})

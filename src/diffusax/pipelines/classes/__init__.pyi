@@ -1275,7 +1275,7 @@ class WanVideoToVideoPipeline(Wan):
         noise: Literal['jax', 'torch'] = 'jax', guidance_start: float = 0.0,
         guidance_end: float = 1.0, adapters: _Adapters | None = None, guide: Any = None,
         hooks: Any = None, callback: _Callback | None = None, callback_steps: int | None = 1,
-    ) -> ImagePipelineOutput: ...
+    ) -> VideoPipelineOutput: ...
 
 class ZImage(_LearnsToLook, _TransformerLoRAs, DiffusionPipeline):
     vae: ComponentAttribute[AutoencoderKL]

@@ -172,6 +172,11 @@ class Family:
     def __hash__(self) -> int:
         return hash(self.name)
 
+    @property
+    def draws_videos(self) -> bool:
+        """Whether latents are of videos, as the usual autoencoder's are."""
+        return bool(getattr(self.usual_autoencoder, "frames_per_latent", 0))
+
     def names(self, *roles: Role) -> tuple[str, ...]:
         """Returns the names of the components that have one of these roles."""
         return tuple(c.name for c in self.components if c.role in roles)

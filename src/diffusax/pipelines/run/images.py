@@ -44,7 +44,7 @@ def decode_result(
     """
     given = sampled.latents, run.decoding, run.decoder_condition, call.output_type
     images = to_output(c, *given)
-    return result_of(call, images, run.overlay, flags=flags, kept=sampled.kept)
+    return result_of(c, call, images, run.overlay, flags=flags, kept=sampled.kept)
 
 
 def to_output(
@@ -92,6 +92,7 @@ def to_output(
 
 
 def result_of(
+    c: Components,
     call: Call,
     images: Any,
     overlay: Callable[[Any], Any] | None,
@@ -102,6 +103,7 @@ def result_of(
     """Returns what a call returns.
 
     Args:
+        c: the components.
         call: the call.
         images: what `to_output` gave.
         overlay: see `PreparedRun.overlay`.
@@ -111,7 +113,7 @@ def result_of(
     images = images if overlay is None else overlay(images)
     if call.tensors and call.output_type == "latent":
         images = as_tensor(images)
-    if call.return_dict and (call.num_frames is not None or call.video is not None):
+    if call.return_dict and c.family.draws_videos:
         return VideoPipelineOutput(images, kept)
     if call.return_dict:
         return ImagePipelineOutput(images, kept=kept)

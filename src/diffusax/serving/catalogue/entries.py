@@ -198,7 +198,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         raise ValueError(f"{path} holds no text encoder; make a whole model of it")
     if not family.text_encoders:
         raise ValueError(f"{source} is a {class_name}, which takes no prompt")
-    if "num_frames" in inspect.signature(origin.__call__).parameters:
+    if family.draws_videos:
         raise ValueError(f"{source} is a {class_name}, which generates videos; images are served")
     names = (*family.names("denoiser"), *family.names("autoencoder"))
     networks = {part: read_network(component_folder(folder, part)) for part in names}

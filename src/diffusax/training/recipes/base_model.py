@@ -98,7 +98,7 @@ class BaseModel:
                 f"{path_or_repo} is {family.name}, which reads no texts; use "
                 "`diffusax train unconditional`"
             )
-        if getattr(family.usual_autoencoder, "frames_per_latent", 0):
+        if family.draws_videos:
             raise ValueError(
                 f"{path_or_repo} is {family.name}, of videos, which nothing here trains"
             )
