@@ -130,6 +130,6 @@ class WanVACETransformer3DModel(WanTransformer3DModel):
                     f"control_hidden_states_scale must have {layers} numbers, one for each of "
                     f"vace_layers (got shape {scale.shape})"
                 )
-        rows = jnp.broadcast_to(jnp.asarray(scale), (len(shown), layers))
+        rows = jnp.broadcast_to(scale, (len(shown), layers))
         control = Control(jnp.moveaxis(jnp.asarray(shown), 1, -1), rows)
         return self._run(given, hooks, return_dict, control)

@@ -21,6 +21,7 @@ from diffusax.pipelines.tasks.references import looking_at
 from diffusax.pipelines.tasks.setup import are_latents, image_size, require_channels, set_up
 from diffusax.pipelines.tasks.steering import control_weights, repeat_for_prompts
 from diffusax.pipelines.tasks.tasks import (
+    as_pixels,
     encode,
     noised,
     prepare_run,
@@ -95,7 +96,7 @@ def control(c: Components, call: Call) -> PreparedRun:
         if _is_raw(given):
             pixels = as_numpy(given).astype(np.float32).transpose(0, 2, 3, 1)
         else:
-            pixels = read_pixels(c, dataclasses.replace(call, image=given), height, width)
+            pixels = as_pixels(c, given, height, width)
         pixels = repeat_for_prompts(pixels, b, call.num_images_per_prompt or 1)
         if nets[i].config.conditioning_embedding_channels is None:
             pixels = encode(c, setup.noise, pixels[:, 0], b, purpose="control")[:, None]

@@ -329,9 +329,16 @@ def read_pixels(
     c: Components, call: Call, height: int | None, width: int | None, **crop: Any
 ) -> Any:
     """Returns the call's images, or latents in their place, see `to_pixels`."""
+    return as_pixels(c, required(call, "image"), height, width, **crop)
+
+
+def as_pixels(
+    c: Components, images: Any, height: int | None, width: int | None, **crop: Any
+) -> Any:
+    """Returns images of any kind, or latents in their place, see `to_pixels`."""
     channels = c.latents.channels
     options: dict[str, Any] = {"factor": c.latents.multiple, "latent_channels": channels, **crop}
-    return to_pixels(required(call, "image"), height, width, **options)
+    return to_pixels(images, height, width, **options)
 
 
 def required(call: Call, name: str) -> Any:

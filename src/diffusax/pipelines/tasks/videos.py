@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.images.conversion import to_pixels
+from diffusax.images.masks import bilinear
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, as_list, match_length
 from diffusax.pipelines.plan.plan import Inpainting, PreparedRun
@@ -24,6 +25,7 @@ from diffusax.pipelines.tasks.setup import (
     set_up,
 )
 from diffusax.pipelines.tasks.tasks import (
+    as_pixels,
     check_count,
     noised,
     prepare_run,
@@ -68,7 +70,7 @@ def _from_channels(setup: Setup, first: np.ndarray) -> PreparedRun:
     given = np.zeros(count, np.float32)
     given[0] = 1
     if call.last_image is not None:
-        last = read_pixels(c, dataclasses.replace(call, image=call.last_image), *setup.size)
+        last = as_pixels(c, call.last_image, *setup.size)
         frames[:, -1], given[-1] = last, 1
     known = np.concatenate([np.repeat(given[:1], step), given[1:]]).reshape(-1, step)
     mask = np.broadcast_to(known[:, None, None], (*setup.shape[:-1], step))
@@ -87,8 +89,13 @@ def _from_first_frame(setup: Setup, first: np.ndarray) -> PreparedRun:
     # The frame is put back where the run ends; before that the network is shown it in its place.
     inpainting = Inpainting(mask, known, jnp.zeros_like(known))
     run = prepare_run(setup, pure_noise(setup), inpainting=inpainting)
+    return _with_input(run, "first_frame", latents[:, None])
+
+
+def _with_input(run: PreparedRun, name: str, value: Any) -> PreparedRun:
+    """Returns a run whose network has a further input, b 1 ..., see `Conditions.added`."""
     conditions = run.plan.conditions
-    added = {**(conditions.added or {}), "first_frame": latents[:, None]}
+    added = {**(conditions.added or {}), name: value}
     plan = run.plan._replace(conditions=conditions._replace(added=added))
     return dataclasses.replace(run, plan=plan)
 
@@ -118,11 +125,8 @@ def control_video(c: Components, call: Call) -> PreparedRun:
         "conditioning_scale", as_list(call.conditioning_scale), len(layers), "layers"
     )
     rows = np.broadcast_to(np.asarray(scales, np.float32), (setup.images, 1, len(layers)))
-    conditions = run.plan.conditions
-    added = {**(conditions.added or {}), "control_scale": rows}
-    plan = run.plan._replace(conditions=conditions._replace(added=added))
     decoding = dataclasses.replace(run.decoding, skip=len(images))
-    return dataclasses.replace(run, plan=plan, decoding=decoding)
+    return dataclasses.replace(_with_input(run, "control_scale", rows), decoding=decoding)
 
 
 def _shown_video(c: Components, call: Call, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -130,25 +134,24 @@ def _shown_video(c: Components, call: Call, size: tuple[int, int]) -> tuple[np.n
 
     Without a video it is grey, and all is to change.
     """
-    options: dict[str, Any] = {"factor": c.latents.multiple, "latent_channels": c.latents.channels}
-    count = call.num_frames
     if call.video is None:
         if call.mask is not None:
             raise ValueError("mask must be with a video, of which it says what is to change")
         check_frames(c, call)
-        return np.zeros((count or 1, *size, 3), np.float32), np.ones((count or 1, *size, 1))
+        shape = call.num_frames or 1, *size
+        return np.zeros((*shape, 3), np.float32), np.ones((*shape, 1), np.float32)
     videos = _as_videos(call.video)
     if len(videos) > 1:
         raise ValueError(f"video must be one, which all prompts share (got {len(videos)})")
-    pixels = to_pixels(videos[0], *size, **options)
-    if "num_frames" in call.named and count != len(pixels):
+    pixels = as_pixels(c, videos[0], *size)
+    if "num_frames" in call.named and call.num_frames != len(pixels):
         raise ValueError(
-            f"num_frames must be that of video, {len(pixels)} (got {count}); leave it out"
+            f"num_frames must be that of video, {len(pixels)} (got {call.num_frames}); leave it out"
         )
     check_frames(c, dataclasses.replace(call, num_frames=len(pixels)))
     if call.mask is None:
         return pixels, np.ones((*pixels.shape[:3], 1), np.float32)
-    mask = (to_pixels(call.mask, *size, **options) + 1) / 2
+    mask = (as_pixels(c, call.mask, *size) + 1) / 2
     if len(mask) != len(pixels):
         raise ValueError(f"mask must have the {len(pixels)} frames of video (got {len(mask)})")
     return pixels, mask
@@ -167,11 +170,9 @@ def _fitted(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Returns an image h w 3 as large as a frame of this size holds it, on white."""
     scale = min(whole / own for whole, own in zip(size, image.shape))
     height, width = (max(int(own * scale), 1) for own in image.shape[:2])
-    # As in PyTorch's interpolate, nothing is averaged where the image becomes smaller.
-    inner = jax.image.resize(jnp.asarray(image), (height, width, 3), "linear", antialias=False)
     frame = np.ones((*size, 3), np.float32)
     top, left = (size[0] - height) // 2, (size[1] - width) // 2
-    frame[top : top + height, left : left + width] = inner
+    frame[top : top + height, left : left + width] = bilinear(image[None], height, width)[0]
     return frame
 
 
@@ -204,8 +205,7 @@ def video_to_video(c: Components, call: Call) -> PreparedRun:
     """
     require_channels(c, c.latents.channels, "video to video")
     size, videos = image_size(c, call), _as_videos(required(call, "video"))
-    options: dict[str, Any] = {"factor": c.latents.multiple, "latent_channels": c.latents.channels}
-    frames = [to_pixels(video, *size, **options) for video in videos]
+    frames = [as_pixels(c, video, *size) for video in videos]
     counts = {len(own) for own in frames}
     if len(counts) > 1:
         raise ValueError(f"video must be of one number of frames (got {sorted(counts)})")
