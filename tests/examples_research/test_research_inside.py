@@ -5,7 +5,6 @@ import importlib
 import subprocess
 import sys
 
-import diffusers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +12,9 @@ import pytest
 import torch
 from PIL import Image
 from support.attention_processors import CrossProcessor, outputs, processed
+from support.pairs import with_ddim
 from support.repository import ROOT
 from support.tiny import SMALLEST_VAE, UNET, build_stable_diffusion
-
-import diffusax
 
 EXAMPLES = ROOT / "examples" / "research"
 sys.path.insert(0, str(EXAMPLES))
@@ -37,13 +35,7 @@ def pipes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inside") / "model"
     unet, vae = {**UNET["sd1"], **SMALL, "sample_size": SIDE}, SMALLEST_VAE | {"sample_size": SIDE}
     build_stable_diffusion(folder, unet=unet, vae=vae)
-    theirs = diffusers.StableDiffusionPipeline.from_pretrained(folder, safety_checker=None)
-    ours = diffusax.StableDiffusionPipeline.from_pretrained(folder)
-    for pipe, module in ((theirs, diffusers), (ours, diffusax)):
-        config = pipe.scheduler.config
-        pipe.scheduler = module.DDIMScheduler.from_config(config, clip_sample=False)
-        pipe.set_progress_bar_config(disable=True)
-    return theirs, ours
+    return with_ddim(folder)
 
 
 @contextlib.contextmanager

@@ -162,6 +162,17 @@ class Pairs:
         return diffusers.MultiAdapter(theirs), ours
 
 
+def with_ddim(folder: Path) -> tuple[Any, Any]:
+    """Returns PyTorch's pipeline and ours of a folder of Stable Diffusion, both with DDIM."""
+    theirs = diffusers.StableDiffusionPipeline.from_pretrained(folder, safety_checker=None)
+    ours = diffusax.StableDiffusionPipeline.from_pretrained(folder)
+    for pipe, module in ((theirs, diffusers), (ours, diffusax)):
+        config = pipe.scheduler.config
+        pipe.scheduler = module.DDIMScheduler.from_config(config, clip_sample=False)
+        pipe.set_progress_bar_config(disable=True)
+    return theirs, ours
+
+
 def _scheduler(folder: Path) -> Any:
     """The scheduler as it is read: diffusers remembers which options the file leaves out."""
     index = json.loads((folder / "model_index.json").read_text())

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 
-import diffusers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +13,7 @@ from safetensors.torch import save_file
 from support.attention_processors import CrossProcessor, JointProcessor, outputs, processed
 from support.ip_adapters import EMBED, tensors_of
 from support.many_devices import run_on_devices
+from support.pairs import with_ddim
 from support.repository import ROOT
 from support.tiny import SMALLEST_UNET, SMALLEST_VAE, build_stable_diffusion
 from support.tiny_transformers import flux_pipeline
@@ -67,13 +67,7 @@ def pipes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hooked") / "sd"
     unet = {**SMALLEST_UNET, "mid_block_type": "UNetMidBlock2DCrossAttn"}
     build_stable_diffusion(folder, unet=unet, vae=SMALLEST_VAE)
-    theirs = diffusers.StableDiffusionPipeline.from_pretrained(folder, safety_checker=None)
-    ours = diffusax.StableDiffusionPipeline.from_pretrained(folder)
-    for pipe, module in ((theirs, diffusers), (ours, diffusax)):
-        config = pipe.scheduler.config
-        pipe.scheduler = module.DDIMScheduler.from_config(config, clip_sample=False)
-        pipe.set_progress_bar_config(disable=True)
-    return theirs, ours
+    return with_ddim(folder)
 
 
 def cross_attentions(unet):
