@@ -125,14 +125,15 @@ def test_a_random_mixture_equals_each_call_alone(pipes, batch, tasks, few, many)
 
 
 def test_after_the_first_of_a_kind_nothing_compiles_in_any_size(pipes):
-    given = {"image": smooth_picture(0), "strength": 0.7}
-    masked = {**given, "mask_image": smooth_picture(1).convert("L")}
-    kinds = [("text", {}), ("image", given), ("inpaint", masked)]
-    with diffusax.RunningBatch(pipes["text"], smallest=4) as batch:
-        for scale in (1.0, 4.0):
-            for task, more in kinds:
-                batch.warm("a cat", pipe=pipes[task], **{**CALL, "guidance_scale": scale}, **more)
+    image = {"image": smooth_picture(0), "strength": 0.7}
+    masked = {**image, "mask_image": smooth_picture(1).convert("L")}
+    kinds = [("text", {}), ("image", image), ("inpaint", masked)]
     for smallest in (4, 8):
+        with diffusax.RunningBatch(pipes["text"], smallest=smallest) as batch:
+            for scale in (1.0, 4.0):
+                for task, more in kinds:
+                    given = {**CALL, "guidance_scale": scale, **more}
+                    batch.warm("a cat", pipe=pipes[task], **given)
         with (
             diffusax.RunningBatch(pipes["text"], smallest=smallest) as batch,
             count_compilations(every_thread=True) as compiled,
