@@ -329,6 +329,27 @@ def test_controlled_videos_come_by_all_ways(vace, both):
         diffusax.WanVACEPipeline.from_pipe(both[1])(**given)
 
 
+def test_videos_are_encoded_and_decoded_in_tiles_as_by_diffusers(tmp_path):
+    parts = wan_pipeline(tmp_path, transformer=wan_transformer(rope_max_seq_len=128)).components
+    theirs = diffusers.WanVideoToVideoPipeline(
+        **{name: part for name, part in parts.items() if name != "transformer_2"}
+    )
+    theirs.set_progress_bar_config(disable=True)
+    ours = diffusax.WanVideoToVideoPipeline.from_pretrained(tmp_path)
+    ours.set_progress_bar_config(disable=True)
+    # Of 144 latents a side at most 128 are one tile.
+    given = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "height": 16, "width": 288}
+    given |= {"video": [picture(seed, 288, 16) for seed in range(3)], "max_sequence_length": 24}
+    given |= {"num_inference_steps": 4, "strength": 0.3, "output_type": "np"}
+    whole = ours(**given, generator=generator()).frames
+    for pipe in (theirs, ours):
+        pipe.vae.enable_tiling()
+    expected = theirs(**given, generator=generator()).frames
+    found = ours(**given, generator=generator()).frames
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert np.abs(found - whole).max() > 1e-3
+
+
 def test_what_is_for_images_refuses_videos(both, tmp_path):
     theirs, ours = both
     theirs.save_pretrained(tmp_path)

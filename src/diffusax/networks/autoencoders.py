@@ -7,6 +7,7 @@ import numpy as np
 from diffusax.boundary.tensors import alike
 from diffusax.models.autoencoders.tiling import (
     TILED_ENCODERS,
+    encoder_tiles,
     tile_of,
     tiled_decode,
     tiled_encode,
@@ -306,15 +307,10 @@ def _encode(model: Model, x: Any, return_dict: bool, *, pixels: Any = None) -> A
 
 def _encode_tiles(model: Model, pixels: Any) -> tuple[np.ndarray, ...]:
     """Encodes images of more than the autoencoder's sample_size in overlapping tiles."""
-    factor, patch = model.config.downsampling, getattr(model.config, "patch", 1)
-    tile = tile_of(model.config, factor)
     moments = tiled_encode(
         lambda part: np.concatenate(model.run(part, method="encode"), axis=-1),
         np.moveaxis(np.asarray(pixels), 1, -1),
-        # diffusers counts the sides of tiles in patches, and those of images in pixels.
-        tile=tile * patch,
-        whole=tile,
-        factor=factor,
+        **encoder_tiles(model.config),
     )
     return tuple(np.split(np.moveaxis(moments, -1, 1), 2, axis=1))
 

@@ -31,6 +31,16 @@ def tile_of(config: Any, factor: int) -> int:
     return (side[0] if isinstance(side, tuple) else side) // factor
 
 
+def encoder_tiles(config: Any) -> dict[str, int]:
+    """Returns the options of `tiled_encode` for an autoencoder with this config.
+
+    Of patches diffusers counts the sides of tiles in patches, and those of images in pixels.
+    """
+    factor = config.downsampling
+    tile = tile_of(config, factor)
+    return {"tile": tile * getattr(config, "patch", 1), "whole": tile, "factor": factor}
+
+
 def tiled_decode(
     decode: Callable[..., jax.Array],
     z: np.ndarray,

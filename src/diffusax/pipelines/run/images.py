@@ -19,6 +19,7 @@ from diffusax.images.outputs import ImagePipelineOutput, VideoPipelineOutput
 from diffusax.models.autoencoders.latents import LatentFormat, to_unit, unpatchify
 from diffusax.models.autoencoders.tiling import (
     TILED_ENCODERS,
+    encoder_tiles,
     tile_of,
     tiled_decode,
     tiled_encode,
@@ -187,7 +188,7 @@ def _not_finite(c: Components, what: str) -> str:
 def encode_pixels(
     c: Components, pixels: Any, noise: Any, *, upcast: bool, **options: Any
 ) -> jax.Array:
-    """Encodes images b H W 3 in [-1, 1] to latents b h w z; see `programs.encode_image`.
+    """Encodes images b H W 3, or videos b f H W 3, in [-1, 1]; see `programs.encode_image`.
 
     Args:
         c: the components; their autoencoder's switches say whether there are tiles.
@@ -198,9 +199,8 @@ def encode_pixels(
     """
     vae, params = c.autoencoder, c.autoencoder_params
     in_tiles = c.tiled and vae.class_name in TILED_ENCODERS
-    factor = vae.config.downsampling if in_tiles else 0
-    tile = tile_of(vae.config, factor) if factor else 0
-    if max(pixels.shape[1:3]) <= tile * factor or not factor:
+    tiles = encoder_tiles(vae.config) if in_tiles else None
+    if tiles is None or max(pixels.shape[-3:-1]) <= tiles["whole"] * tiles["factor"]:
         given = vae, params, pixels, noise
         whole: jax.Array = programs.encode_image(*given, upcast=upcast, **options)
         return whole
@@ -209,7 +209,7 @@ def encode_pixels(
         moments: jax.Array = programs.encode_moments(vae, params, part, upcast=upcast)
         return moments
 
-    moments = tiled_encode(encode_tile, pixels, tile=tile, factor=factor)
+    moments = tiled_encode(encode_tile, pixels, **tiles)
     latents: jax.Array = programs.sample_moments(vae, params, moments, noise, **options)
     return latents
 
