@@ -1,4 +1,4 @@
-"""The full-size networks of Stable Diffusion, as differences from the defaults of their configs."""
+"""Full-size networks, as differences from the defaults of their configs."""
 
 SD1 = {"sample_size": 64, "cross_attention_dim": 768, "attention_head_dim": 8}
 SD2 = {
@@ -109,4 +109,27 @@ KL16 = {
     "shift_factor": 0.1159,
     "use_quant_conv": False,
     "use_post_quant_conv": False,
+}
+# umt5-xxl's config.json: T5's of that size but for the vocabulary.
+UMT5_XXL = {**T5_XXL, "vocab_size": 256384}
+WAN_1_3B = {"num_layers": 30, "num_attention_heads": 12, "ffn_dim": 8960}
+WAN_5B = {
+    "num_layers": 30,
+    "num_attention_heads": 24,
+    "ffn_dim": 14336,
+    "in_channels": 48,
+    "out_channels": 48,
+}
+# The statistics of latents, which are no matter of shapes, stand for 48 channels' own.
+WAN_2_2_VAE = {
+    "base_dim": 160,
+    "decoder_base_dim": 256,
+    "z_dim": 48,
+    "in_channels": 12,
+    "out_channels": 12,
+    "patch_size": 2,
+    "is_residual": True,
+    "scale_factor_spatial": 16,
+    "latents_mean": (0.0,) * 48,
+    "latents_std": (1.0,) * 48,
 }

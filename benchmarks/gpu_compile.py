@@ -25,10 +25,12 @@ import jax
 from random_models import MODELS, call_programs, write_checkpoint
 from tpu_compile import (
     TRAINING,
+    add_size,
     add_storage,
     compile_call,
     compile_request,
     compile_training,
+    of_model,
     shapes,
 )
 
@@ -54,7 +56,7 @@ def main() -> None:
     parser.add_argument("--topology", default="h200:1", help="see topology_mesh")
     parser.add_argument("--mesh", default="data=1", help="see make_mesh")
     parser.add_argument("--batch", type=int, default=1, help="images per device")
-    parser.add_argument("--size", type=int, help="pixels of a side, by default the model's own")
+    add_size(parser)
     parser.add_argument("--accumulate", type=int, default=1, help="microbatches of a training step")
     parser.add_argument("--checkpointing", default="blocks", choices=["none", "blocks", "full"])
     parser.add_argument("--ema", default="none", choices=["none", "ramp"])
@@ -64,6 +66,7 @@ def main() -> None:
     parser.add_argument("--kinds", type=int, default=25, help="the number of lines of the table")
     parser.add_argument("--dump", type=Path, help="a file for the compiled module")
     args = parser.parse_args()
+    args = of_model(args, args.model)
     args.effort = None
     mesh = topology_mesh(args.topology, args.mesh)
     with tempfile.TemporaryDirectory() as name:

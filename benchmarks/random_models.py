@@ -28,8 +28,8 @@ class Architecture(NamedTuple):
 
     pipeline: str
     """diffusers' class."""
-    size: int
-    """Pixels of a picture's side."""
+    size: int | tuple[int, int]
+    """Pixels of a picture's side, or of its height and its width."""
     scheduler: dict[str, Any]
     unet: dict[str, Any]
     """The config of the denoiser."""
@@ -41,6 +41,10 @@ class Architecture(NamedTuple):
     encoder_class: str | None = None
     """The class of the only text encoder, where it is not CLIP's."""
     vae_class: str = "AutoencoderKL"
+    options: tuple[tuple[str, Any], ...] = ()
+    """What model_index.json says besides the components."""
+    second: str | None = None
+    """The name of a second denoiser like the first; None without one."""
 
 
 LEVELS = {
@@ -51,6 +55,33 @@ LEVELS = {
 }
 DDIM = {"_class_name": "DDIMScheduler", **LEVELS, "clip_sample": False, "set_alpha_to_one": False}
 EULER = {"_class_name": "EulerDiscreteScheduler", **LEVELS, "timestep_spacing": "leading"}
+
+
+def _wan(
+    transformer: dict[str, Any],
+    size: tuple[int, int],
+    shift: float = 3.0,
+    vae: dict[str, Any] | None = None,
+) -> Architecture:
+    """Returns one of Wan's models, 81 frames of which are a call's usual length."""
+    return Architecture(
+        "WanPipeline",
+        size,
+        {
+            "_class_name": "UniPCMultistepScheduler",
+            "prediction_type": "flow_prediction",
+            "use_flow_sigmas": True,
+            "flow_shift": shift,
+        },
+        transformer,
+        vae or {},
+        {"text_encoder": full_size.UMT5_XXL},
+        ("transformer", "WanTransformer3DModel"),
+        "UMT5EncoderModel",
+        "AutoencoderKLWan",
+    )
+
+
 MODELS = {
     "sd1": Architecture(
         "StableDiffusionPipeline",
@@ -180,6 +211,14 @@ MODELS = {
         ("transformer", "QwenImageTransformer2DModel"),
         "Qwen2_5_VLForConditionalGeneration",
         "AutoencoderKLQwenImage",
+    ),
+    "wan-1.3b": _wan(full_size.WAN_1_3B, (480, 832)),
+    "wan-14b": _wan({}, (720, 1280)),
+    "wan-5b": _wan(full_size.WAN_5B, (704, 1280), 5.0, full_size.WAN_2_2_VAE)._replace(
+        options=(("expand_timesteps", True),)
+    ),
+    "wan-a14b": _wan({}, (720, 1280))._replace(
+        options=(("boundary_ratio", 0.875),), second="transformer_2"
     ),
 }
 
@@ -316,9 +355,10 @@ TINY = {
 
 def write_checkpoint(folder: Path, model: Architecture) -> None:
     """A checkpoint of configs and of tokenizers, without weights."""
-    index: dict[str, Any] = {"_class_name": model.pipeline}
+    index: dict[str, Any] = {"_class_name": model.pipeline, **dict(model.options)}
+    name, kind = model.denoiser
     configs = {
-        model.denoiser[0]: {"_class_name": model.denoiser[1], **model.unet},
+        **{own: {"_class_name": kind, **model.unet} for own in (name, model.second) if own},
         "vae": {"_class_name": model.vae_class, **model.vae},
     }
     if model.vae_class == "AutoencoderKL":
@@ -330,7 +370,7 @@ def write_checkpoint(folder: Path, model: Architecture) -> None:
         index[other] = ["transformers", _write_tokenizer(folder / other, "Qwen3Model")]
     for encoder, config in model.encoders.items():
         clip = "CLIPTextModel" if encoder == "text_encoder" else "CLIPTextModelWithProjection"
-        kind = "T5EncoderModel" if "d_ff" in config else model.encoder_class or clip
+        kind = model.encoder_class or ("T5EncoderModel" if "d_ff" in config else clip)
         configs[encoder] = {"architectures": [kind], **config}
         index[encoder] = ["transformers", kind]
         tokenizer = read_by[encoder]
@@ -355,7 +395,7 @@ def _write_tokenizer(folder: Path, encoder: str) -> str:
     if encoder.startswith("Qwen2_5_VL"):
         write_processor(folder, "Qwen2VLProcessor", patch=14, most=1280)
         return "Qwen2VLProcessor"
-    if encoder == "T5EncoderModel":
+    if encoder in ("T5EncoderModel", "UMT5EncoderModel"):
         t5_tokenizer().save_pretrained(folder)
         return "T5Tokenizer"
     qwen_tokenizer().save_pretrained(folder)
@@ -400,13 +440,18 @@ def random_pipeline(folder: Path, *, only: Collection[str] = (), dtype: str = "b
 
 
 def call_programs(
-    pipe: Any, batch: int, *, mesh: Any = None, size: int | None = None, **given: Any
+    pipe: Any,
+    batch: int,
+    *,
+    mesh: Any = None,
+    size: int | tuple[int, int] | None = None,
+    **given: Any,
 ) -> dict[str, Request]:
     """The programs of a call for so many pictures, by name; parameters may be shapes.
 
-    size: pixels of a picture's side, by default the model's own.
+    size: pixels of a picture's side, or of its height and width, by default the pipeline's own.
     """
-    sides = None if size is None else (size, size)
+    sides = (size, size) if isinstance(size, int) else size
     call = ahead.example_call(pipe, batch, sides, {"guidance_scale": 7.5, **given})
     found = ahead.requests(pipe.parts, pipe.task, call, mesh)
     return {request.program.name: request for request in found}

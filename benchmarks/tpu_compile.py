@@ -69,7 +69,8 @@ TRAINING = (
 
 def compile_call(pipe, mesh, batch: int, name: str, options):
     """A program of a call, compiled, and the operations that the network needs on each device."""
-    request = call_programs(pipe, batch, mesh=mesh, size=options.size)[name]
+    given = {} if options.frames is None else {"num_frames": options.frames}
+    request = call_programs(pipe, batch, mesh=mesh, size=options.size, **given)[name]
     return compile_request(request, mesh, options)
 
 
@@ -177,6 +178,20 @@ def measure(folder: Path, model: str, program: str, mesh, options) -> dict:
     }
 
 
+def sides(text: str) -> int | tuple[int, int]:
+    """The pixels of both sides, such as 512, or of height and width, such as 480x832."""
+    sizes = [int(part) for part in text.split("x")]
+    return sizes[0] if len(sizes) == 1 else (sizes[0], sizes[1])
+
+
+def add_size(parser) -> None:
+    """Adds the options that say how large pictures are, and how long videos."""
+    parser.add_argument(
+        "--size", type=sides, help="pixels of a side, or 480x832; by default the model's own"
+    )
+    parser.add_argument("--frames", type=int, help="of a video, by default the call's own 81")
+
+
 def add_storage(parser) -> None:
     """Adds the options that say what parameters are stored as, and where."""
     parser.add_argument(
@@ -185,9 +200,15 @@ def add_storage(parser) -> None:
     parser.add_argument("--offload", action="store_true", help="see enable_group_offload")
 
 
+def of_model(options, model: str):
+    """The options with the model's own size where none is given."""
+    return argparse.Namespace(**{**vars(options), "size": options.size or MODELS[model].size})
+
+
 def lines(options):
     """Every combination that was asked for: what it is, and how to measure it."""
     for model in options.models:
+        own = of_model(options, model)
         with tempfile.TemporaryDirectory() as name:
             write_checkpoint(Path(name), MODELS[model])
             for program, topology, text in itertools.product(
@@ -195,12 +216,13 @@ def lines(options):
             ):
                 mesh = topology_mesh(topology, text)
                 line = {"model": model, "program": program, "topology": topology, "mesh": text}
-                line |= {"size": options.size or MODELS[model].size}
+                line |= {"size": own.size}
                 line |= {"images per device": options.batch}
+                line |= {} if options.frames is None else {"frames": options.frames}
                 if program.startswith("train"):
                     line |= {"microbatches": options.accumulate, "ema": options.ema}
                     line |= {"checkpointing": options.checkpointing}
-                yield line, functools.partial(measure, Path(name), model, program, mesh, options)
+                yield line, functools.partial(measure, Path(name), model, program, mesh, own)
 
 
 def main() -> None:
@@ -214,7 +236,7 @@ def main() -> None:
     parser.add_argument("--meshes", nargs="+", default=["data=1", "data=4"], help="see make_mesh")
     parser.add_argument("--batch", type=int, default=1, help="images per device")
     parser.add_argument("--accumulate", type=int, default=1, help="microbatches of a training step")
-    parser.add_argument("--size", type=int, help="pixels of a side, by default the model's own")
+    add_size(parser)
     parser.add_argument("--checkpointing", default="blocks", choices=["none", "blocks", "full"])
     parser.add_argument("--rank", type=int, default=8, help="of the adapters")
     parser.add_argument("--ema", default="none", choices=["none", "ramp"])

@@ -17,9 +17,12 @@ from full_size import (
     SD2,
     SDXL,
     T5_XXL,
+    UMT5_XXL,
     VAE,
     VIT_H,
     VIT_L,
+    WAN_2_2_VAE,
+    WAN_5B,
     Z_IMAGE,
 )
 from support.tiny import randomize
@@ -157,6 +160,10 @@ def qwen3(**changes):
             transformers.T5EncoderModel,
             transformers.T5Config(**T5_XXL | {"num_layers": 1, "vocab_size": 1000}),
         ),
+        (
+            transformers.UMT5EncoderModel,
+            transformers.UMT5Config(**UMT5_XXL | {"num_layers": 1, "vocab_size": 1000}),
+        ),
     ],
 )
 def test_a_layer_of_a_language_model(tmp_path, model_class, config):
@@ -239,6 +246,47 @@ def test_a_block_of_qwen_image21(tmp_path):
     expected = reference(tokens, *read).sample[:, -h * w :].reshape(1, h, w, 64)
     actual = jax.jit(network.apply)(network.params, x, time, text, np.array([s], np.int32))
     assert_close(actual, expected.permute(0, 3, 1, 2))
+
+
+WAN_IMAGES = {"in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "config", [{}, WAN_IMAGES, WAN_5B], ids=["14B", "14B from images", "TI2V-5B"]
+)
+def test_a_block_of_wan(tmp_path, config):
+    reference = diffusers.WanTransformer3DModel(**{**config, "num_layers": 1})
+    network = load(reference, tmp_path)
+    x = normal(1, config.get("in_channels", 16), 3, 12, 20)
+    tokens = 3 * 6 * 10
+    # TI2V-5B has a time for each token, zero in a frame that is given.
+    times = np.full((1, tokens) if config is WAN_5B else 1, 700, np.float32)
+    text = normal(1, 512, 4096)
+    images = normal(1, 257, 1280) if config is WAN_IMAGES else None
+    theirs = (None if a is None else torch.tensor(a) for a in (x, times, text, images))
+    expected = reference(*theirs).sample
+    call = jax.jit(network.apply)
+    actual = call(network.params, np.moveaxis(x, 1, -1), times, text, images)
+    assert_close(np.moveaxis(actual, -1, 1), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("config", [{}, WAN_2_2_VAE], ids=["2.1", "2.2"])
+def test_a_full_size_autoencoder_of_videos(tmp_path, config):
+    vae = diffusers.AutoencoderKLWan(**config)
+    network = load(vae, tmp_path)
+    side = 8 if config else 16
+    x, z = normal(1, 3, 5, 128, 128), normal(1, vae.config.z_dim, 2, side, side)
+
+    def run(method, value):
+        apply = jax.jit(lambda params, v: network.apply(params, v, method=method))
+        return apply(network.params, np.moveaxis(value, 1, -1))
+
+    mean = np.moveaxis(run("encode", x)[0], -1, 1)
+    assert_close(mean, vae.encode(torch.tensor(x)).latent_dist.mean)
+    decoded = np.moveaxis(run("decode", z), -1, 1).clip(-1, 1)
+    assert_close(decoded, vae.decode(torch.tensor(z)).sample)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from support.tiny_transformers import (
     krea2_pipeline,
     qwen_image21_pipeline,
     qwen_image_pipeline,
+    wan_pipeline,
     z_image_pipeline,
 )
 
@@ -32,6 +33,7 @@ FAMILIES = {
         ("image='{folder}/a.png'",),
     ),
     "qwen-image21": (qwen_image21_pipeline, ("negative_prompt='a hat'",)),
+    "wan": (wan_pipeline, ("num_frames=5", "max_sequence_length=24")),
     "klein-3": (flux3_pipeline, ("text_encoder_out_layers=(1,2,4)",)),
 }
 

@@ -38,13 +38,13 @@ def check(name, pipe, encoders, others):
         assert devices_of(pipe.params[component]) == encoders, component
     for component in ("transformer", "vae"):
         assert devices_of(pipe.params[component]) == others, component
-    found = pipe(prompt=PROMPTS, seed=3, **CALL).images
+    found = pipe(prompt=PROMPTS, seed=3, **CALL)[0]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     print(name)
 
 
 alone = opened(device=DEVICES[0])
-expected = alone(prompt=PROMPTS, seed=3, **CALL).images
+expected = alone(prompt=PROMPTS, seed=3, **CALL)[0]
 seven = set(DEVICES[1:])
 apart = opened(encoder_device=DEVICES[0])
 check("one and seven", apart, {DEVICES[0]}, seven)
@@ -57,8 +57,8 @@ check("another class", type(single).from_pipe(single), {DEVICES[5]}, {DEVICES[2]
 with diffusax.RunningBatch(single) as batch:
     futures = [batch.submit(prompt=p, seed=3, **CALL) for p in PROMPTS]
     for future, prompt in zip(futures, PROMPTS, strict=True):
-        own = single(prompt=prompt, seed=3, **CALL).images
-        np.testing.assert_allclose(future.result(200).images, own, atol=1e-4)
+        own = single(prompt=prompt, seed=3, **CALL)[0]
+        np.testing.assert_allclose(future.result(200)[0], own, atol=1e-4)
 print("a running batch")
 single.compile(sizes=[(32, 24)], **GIVEN)
 with count_compilations() as compiled:
@@ -74,8 +74,8 @@ print("on devices that are elsewhere")
 if not GIVEN.get("text_encoder_out_layers"):
     first = opened(encoder_device=DEVICES[5], device=DEVICES[2], encode_first=PROMPTS)
     options = {k: v for k, v in CALL.items() if k != "max_sequence_length"}
-    ours = first(prompt=PROMPTS, seed=3, **options).images
-    np.testing.assert_allclose(ours, alone(prompt=PROMPTS, seed=3, **options).images, atol=1e-5)
+    ours = first(prompt=PROMPTS, seed=3, **options)[0]
+    np.testing.assert_allclose(ours, alone(prompt=PROMPTS, seed=3, **options)[0], atol=1e-5)
 name = single.family.names("text_encoder")[0]
 rng = np.random.default_rng(0)
 layers = {
@@ -88,7 +88,7 @@ layers = {
 for pipe in (single, alone):
     pipe.add_adapter("style", {name: layers})
 images = [
-    pipe(prompt=PROMPTS, seed=3, adapters={"style": 1.0}, **CALL).images for pipe in (single, alone)
+    pipe(prompt=PROMPTS, seed=3, adapters={"style": 1.0}, **CALL)[0] for pipe in (single, alone)
 ]
 np.testing.assert_allclose(*images, atol=1e-5)
 assert np.abs(images[0] - expected).max() > 0.01

@@ -36,6 +36,7 @@ OWN = {
         "image": picture(1),
         "output_resolution": 64,
     },
+    "wan": {"height": 16, "width": 32, "num_frames": 5, "max_sequence_length": 24},
     "klein": {**KLEIN_CALL, "image": picture(1)},
     "klein-3": {**FLUX3_CALL, "image": picture(1)},
 }
@@ -79,6 +80,7 @@ SPLIT = {
         "transformer_blocks.0.img_mlp.proj",
         "transformer_blocks.0.img_mlp.out",
     ),
+    "wan": ("blocks.0.attn1.to_q", "blocks.0.attn2.to_k", "blocks.0.ffn.net.2"),
     "klein": (
         "transformer_blocks.0.attn.to_q",
         "transformer_blocks.0.ff.linear_in",
@@ -102,12 +104,12 @@ def draw(**where):
     layers = {
         path: tuple(
             rng.standard_normal(size).astype(np.float32) / 4
-            for size in ((shape[0], 2), (2, shape[1]))
+            for size in ((*shape[:-1], 2), (2, shape[-1]))
         )
         for path, shape in kernel_shapes(pipe.transformer.network).items()
     }
     pipe.add_adapter("style", {"transformer": layers})
-    return pipe, [pipe(**CALL, adapters=weights).images for weights in ({"style": 1.0}, {})]
+    return pipe, [pipe(**CALL, adapters=weights)[0] for weights in ({"style": 1.0}, {})]
 
 
 def layer_of(params, path):

@@ -25,6 +25,7 @@ from diffusax.models.layers.inputs import check_video
 from diffusax.models.layers.rngs import shaped
 from diffusax.models.ops.conv import conv2d, conv3d
 from diffusax.models.streaming import unordered
+from diffusax.runtime.devices.mesh import split_maps
 
 CHUNK = 4
 """The frames that are encoded at once, after the first. Upstream has the number in its code."""
@@ -147,7 +148,7 @@ class CausalConv(Remembering):
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel: Any = self.kernel[...]
         bias: Any = self.bias[...]
-        x, (frames, rows, columns, _, _) = x.astype(kernel.dtype), kernel.shape
+        x, (frames, rows, columns, _, _) = split_maps(x.astype(kernel.dtype)), kernel.shape
         pad = (rows // 2, rows // 2), (columns // 2, columns // 2)
         if frames == 1:
             return conv2d(x, kernel[0], padding=pad) + bias

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from diffusax.pipelines.plan.plan import Plan
 from diffusax.pipelines.run.images import decode
 from diffusax.pipelines.run.sample import at_once, load_denoiser, sample
 from diffusax.pipelines.tasks.tasks import Task, text_to_image
+from diffusax.pipelines.tasks.videos import video_to_video
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.host import first_place, host_place, in_host_memory, placed_shape
 from diffusax.runtime.devices.layouts import place_of, tree_places
@@ -51,6 +52,10 @@ from diffusax.runtime.programs.topology import (
 from diffusax.runtime.switches import in_mesh
 
 _IMAGE_ARGUMENTS = ("image", "mask_image", "control_image")
+_COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "batch_size")
+"""The arguments that say how many images or videos a call makes; a pipeline has one of them."""
+_USUAL_FRAMES = 81
+"""The length of a video that stands for one that is not given, that of the other calls."""
 
 
 def example_call(pipe: Any, b: int, size: tuple[int, int] | None, given: dict[str, Any]) -> Call:
@@ -66,23 +71,35 @@ def example_call(pipe: Any, b: int, size: tuple[int, int] | None, given: dict[st
         ValueError: an argument is unknown or not valid.
     """
     signature = inspect.signature(type(pipe).__call__)
-    height, width = size or pipe.parts.default_size
-    many: dict[str, Any] = {"prompt": "", "num_images_per_prompt": b}
-    if "batch_size" in signature.parameters:
-        many = {"batch_size": b}
-    arguments: dict[str, Any] = {**many, **given}
+    known = signature.parameters
+    height, width = size or _usual_size(pipe, known)
+    count = next(name for name in _COUNTS if name in known)
+    prompt = {} if count == "batch_size" else {"prompt": ""}
+    arguments: dict[str, Any] = {**prompt, count: b, **given}
+    blank = Image.new("RGB", (width, height))
     for name in _IMAGE_ARGUMENTS:
         # Text to image looks at an image only where one is given.
         optional = name == "image" and type(pipe).task is text_to_image
-        if name in signature.parameters and not optional:
-            arguments.setdefault(name, Image.new("RGB", (width, height)))
-    if "height" in signature.parameters:
+        if name in known and not optional:
+            arguments.setdefault(name, blank)
+    if type(pipe).task is video_to_video:
+        arguments.setdefault("video", [blank] * _USUAL_FRAMES)
+    if "height" in known:
         arguments |= {"height": height, "width": width}
     try:
         signature.bind(pipe, **arguments)
     except TypeError as error:
         raise ValueError(f"{type(pipe).__name__}: {error}") from None
     return resolve_adapters(pipe.parts, read_call(pipe, (), arguments, pure=True))[1]
+
+
+def _usual_size(pipe: Any, arguments: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns the height and width of a call that says neither."""
+    height, width = (
+        arguments[name].default if name in arguments else None for name in ("height", "width")
+    )
+    size: tuple[int, int] = pipe.parts.default_size
+    return (height, width) if height and width else size
 
 
 def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) -> list[Request]:

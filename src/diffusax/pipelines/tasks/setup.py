@@ -12,6 +12,7 @@ from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.tasks.prompts import count_prompts
 from diffusax.runtime.devices.memory import host_memory
 from diffusax.runtime.random.noise import Noise, VariedNoise, noise_source
+from diffusax.runtime.switches import is_traced
 from diffusax.samplers import Schedule
 from diffusax.samplers.runs import compute_schedule
 
@@ -62,7 +63,7 @@ def set_up(
     prompts = count_prompts(call)
     images = prompts * (call.num_images_per_prompt or 1)
     check_frames(c, call)
-    check_memory(c, images * (call.num_frames or 1), *size)
+    check_memory(c, images, *size, frames=call.num_frames)
     return Setup(
         c,
         call,
@@ -126,18 +127,26 @@ def check_frames(c: Components, call: Call) -> None:
         )
 
 
-def check_memory(c: Components, b: int, height: int, width: int) -> None:
-    """Raises ValueError where b images exceed the machine's memory; checks CPUs only."""
-    if jax.default_backend() != "cpu" or (total := host_memory()) is None:
+def check_memory(
+    c: Components, b: int, height: int, width: int, *, frames: int | None = None
+) -> None:
+    """Raises ValueError where b images, or videos, exceed the machine's memory; checks CPUs only.
+
+    A call that is only traced may be for another machine, and is not refused.
+    """
+    if jax.default_backend() != "cpu" or (total := host_memory()) is None or is_traced(c.params):
         return
-    # The decoder's last level, its input and output in float32: a lower bound.
+    # The decoder's last level, its input and output in float32: a lower bound. Videos are decoded
+    # in chunks, and then are there whole.
     network = getattr(c.models.get(c.autoencoder_name or ""), "network", None)
     config = getattr(network, "config", None)
     channels = getattr(config, "block_out_channels", (64,))[0]
-    needed = b * height * width * channels * 8
+    decoded = min(frames or 1, c.latents.frames or 1) * channels * 8
+    needed = b * height * width * (decoded + (frames or 0) * 12)
     if needed > total:
+        what = f"{b} images" if frames is None else f"{b} videos of {frames} frames"
         raise ValueError(
-            f"{b} images of {height}x{width} need more than {needed / 1e9:.0f} GB of memory at "
+            f"{what} of {height}x{width} need more than {needed / 1e9:.0f} GB of memory at "
             f"once, and this machine has {total / 1e9:.0f} GB; draw fewer or smaller ones at a time"
         )
 

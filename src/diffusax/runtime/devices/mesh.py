@@ -353,6 +353,24 @@ def gather_tokens(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, _spec_of_tokens(x.ndim, None))
 
 
+def split_maps(x: jax.Array) -> jax.Array:
+    """Splits the rows or the columns of maps ... h w c over the devices that share an image.
+
+    It is for networks of convolutions, for which XLA exchanges what lies at the edges. Those are
+    all devices of the tensor and context axes, or of one of them, which divide the rows or columns.
+    """
+    own = (TENSOR_AXIS, tensor_parts()), (CONTEXT_AXIS, context_parts())
+    axes = {name: parts for name, parts in own if parts > 1}
+    free = [PartitionSpec.UNCONSTRAINED] * x.ndim
+    for names in (tuple(axes), *((name,) for name in reversed(axes))):
+        parts = math.prod(axes[name] for name in names)
+        for axis in (x.ndim - 2, x.ndim - 3):
+            if parts > 1 and x.shape[axis] % parts == 0:
+                spec = PartitionSpec(*free[:axis], names, *free[axis + 1 :])
+                return jax.lax.with_sharding_constraint(x, spec)
+    return x
+
+
 def gather_channels(x: jax.Array) -> jax.Array:
     """Gathers the last axis, where it is split over the devices of the tensor axis, on each."""
     if tensor_parts() == 1:
