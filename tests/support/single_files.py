@@ -29,6 +29,7 @@ TEXTS = {
     "sdxl": ("conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."),
     "refiner": ("conditioner.embedders.0.model.",),
 }
+_WAN_RESNET = {"norm1": "0", "conv1": "2", "norm2": "3", "conv2": "6"}
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +82,31 @@ def hollow(path: Path, shapes: Mapping[str, tuple[int, ...]], **metadata: str) -
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + end)
     return path
+
+
+def wan22_name(name: str) -> str:
+    """The name of a tensor of an autoencoder in Wan 2.2's code."""
+    path, _, leaf = name.rpartition(".")
+    parts = path.split(".")
+    if parts[0] in ("quant_conv", "post_quant_conv"):
+        return f"{'conv1' if parts[0] == 'quant_conv' else 'conv2'}.{leaf}"
+    side, kind, *rest = parts
+    ends = {"conv_in": "conv1", "norm_out": "head.0", "conv_out": "head.2"}
+    if kind in ends:
+        return f"{side}.{ends[kind]}.{leaf}"
+    if kind == "mid_block":
+        place = "middle.1" if rest[0] == "attentions" else f"middle.{2 * int(rest[1])}"
+        inner = rest[2:]
+    else:
+        row = {"down_blocks": "downsamples", "up_blocks": "upsamples"}[kind]
+        level, part, *inner = rest
+        # The decoder has three residual blocks on each level, the encoder two.
+        index = {"downsampler": "2", "upsampler": "3"}.get(part) or inner.pop(0)
+        place = f"{row}.{level}.{row}.{index}"
+    if inner[0] in _WAN_RESNET:
+        inner = ["residual", _WAN_RESNET[inner[0]]]
+    end = ".".join("shortcut" if part == "conv_shortcut" else part for part in inner)
+    return f"{side}.{place}.{end}.{leaf}"
 
 
 def _text_shapes(config: Any, shapes: Shapes, prefix: str) -> Shapes:

@@ -122,6 +122,11 @@ def _pipeline(folder: Path, metadata: dict[str, str]) -> Tensors:
 
 def _pipeline_of_transformer(folder: Path, listed: Collection[str]) -> Tensors:
     """Returns the tensors of a whole model under the names that ComfyUI gives them."""
+    if "transformer_2" in listed:
+        raise ValueError(
+            f"{folder} has two transformers, and a single file holds one; convert the folders "
+            "transformer and transformer_2 by themselves"
+        )
     tensors: Tensors = {}
     for name in ("transformer", "vae", "text_encoder", "text_encoder_2"):
         if name not in listed:
@@ -143,6 +148,7 @@ def _text_prefix(folder: Path, network: Network) -> str:
     prefixes = {
         "CLIPTextModel": "clip_l.transformer.",
         "T5EncoderModel": "t5xxl.transformer.",
+        "UMT5EncoderModel": "umt5xxl.transformer.",
         "Qwen3Model": "qwen3_4b.transformer.model.",
         "Qwen3ForCausalLM": "qwen3_4b.transformer.",
     }
@@ -176,6 +182,7 @@ def _transformer(folder: Path, network: Network, prefix: str) -> Tensors:
     """Returns a transformer's tensors by their names in the original code."""
     original = ORIGINALS[network.class_name]
     scales, tables = original.scales, {own: name for name, own in original.tables.items()}
+    parameters = {own: name for name, own in original.parameters.items()}
     owners = {own.paths[0]: (name, own) for name, own in transformer_names(network).items()}
     rest = {path for _, own in owners.values() for path in own.paths[1:]}
     found = _fitted(folder, network)
@@ -184,7 +191,9 @@ def _transformer(folder: Path, network: Network, prefix: str) -> Tensors:
         module, _, leaf = key.rpartition(".")
         if module in rest:
             continue
-        if module in owners:
+        if key in parameters:
+            key = parameters[key]
+        elif module in owners:
             name, own = owners[module]
             parts = [found[f"{path}.{leaf}"][0] for path in own.paths]
             parts = [part.swap() for part in parts] if own.swapped else parts

@@ -6,8 +6,8 @@ storages after them (PyTorch's torch/serialization.py, _save and _legacy_save). 
 program that may call any function. Here every function and class in it is one inert object, except
 for the two that say where a tensor's numbers lie, so that nothing can be called.
 
-Only networks that measure, which are published in no other form, are read so. Checkpoints to
-generate with stay safetensors.
+What is published in no other form is read so: networks that measure, and Wan's autoencoders and
+text encoder. Checkpoints are written as safetensors only.
 """
 
 import collections

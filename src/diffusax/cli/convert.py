@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 from diffusax.boundary.messages import escaped
 from diffusax.boundary.options import Options
 from diffusax.checkpoints import resolve
-from diffusax.checkpoints.single_file.contents import SUFFIXES
+from diffusax.checkpoints.single_file.contents import SUFFIXES, TORCH_SUFFIXES
 from diffusax.cli.parsing import OWN, parse
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.training.recipes.base_model import to_instruct_pix2pix
@@ -65,4 +65,5 @@ def command(args: list[str]) -> Any:
 
 def _names_single_file(args: list[str]) -> bool:
     """Returns whether the arguments begin with no task, and a single file is among them."""
-    return args[:1] != ["instruct-pix2pix"] and any(end in arg for arg in args for end in SUFFIXES)
+    ends = *SUFFIXES, *TORCH_SUFFIXES
+    return args[:1] != ["instruct-pix2pix"] and any(end in arg for arg in args for end in ends)

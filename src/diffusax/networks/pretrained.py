@@ -275,6 +275,8 @@ class FromSingleFile(Pretrained):
     ) -> Self:
         """Loads a network from a .safetensors or .gguf file, in the original layout or diffusers'.
 
+        Of PyTorch's own files those named .pth are read, without running what is in them.
+
         The file may hold a whole model. Its config is in the package, so that nothing is fetched.
 
         Args:
@@ -316,6 +318,7 @@ class FromSingleFile(Pretrained):
             prediction_of(original_config),
             use_ema or extract_ema,
             changes=tuple(changes.items()),
+            class_name=upstream_name(cls.module_class),
         )
         with opened_view(find_file(path_or_address, **hub), reading, cls.component) as folder:
             options: dict[str, Any] = {"torch_dtype": torch_dtype, "dtype": dtype}

@@ -18,9 +18,10 @@ from diffusax.networks.arguments import (
 )
 from diffusax.networks.model import Model
 from diffusax.networks.outputs import Transformer2DModelOutput
+from diffusax.networks.pretrained import FromSingleFile
 
 
-class WanTransformer3DModel(Model):
+class WanTransformer3DModel(FromSingleFile, Model):
     """The transformer of Wan 2.1 and 2.2."""
 
     module_class = MODELS["WanTransformer3DModel"]

@@ -4,7 +4,7 @@ import diffusers
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
-from support.single_files import hollow, prefixed
+from support.single_files import hollow, prefixed, wan22_name
 from support.tiny_transformers import qwen_image21_autoencoder
 
 import diffusax
@@ -13,38 +13,13 @@ from diffusax.checkpoints.networks import network_of, read_network
 from diffusax.checkpoints.single_file import Reading, named_entries, opened_view, part_of
 from diffusax.checkpoints.tree import params_to_tensors, torch_shapes
 
-RESNET = {"norm1": "0", "conv1": "2", "norm2": "3", "conv2": "6"}
-
-
-def of_wan(name):
-    """The name of a tensor of the autoencoder in Wan 2.2's code."""
-    path, _, leaf = name.rpartition(".")
-    parts = path.split(".")
-    if parts[0] in ("quant_conv", "post_quant_conv"):
-        return f"{'conv1' if parts[0] == 'quant_conv' else 'conv2'}.{leaf}"
-    side, kind, *rest = parts
-    ends = {"conv_in": "conv1", "norm_out": "head.0", "conv_out": "head.2"}
-    if kind in ends:
-        return f"{side}.{ends[kind]}.{leaf}"
-    if kind == "mid_block":
-        place = "middle.1" if rest[0] == "attentions" else f"middle.{2 * int(rest[1])}"
-        inner = rest[2:]
-    else:
-        row = {"down_blocks": "downsamples", "up_blocks": "upsamples"}[kind]
-        level, part, *inner = rest
-        # The decoder has three residual blocks on each level, the encoder two.
-        index = {"downsampler": "2", "upsampler": "3"}.get(part) or inner.pop(0)
-        place = f"{row}.{level}.{row}.{index}"
-    if inner[0] in RESNET:
-        inner = ["residual", RESNET[inner[0]]]
-    end = ".".join("shortcut" if part == "conv_shortcut" else part for part in inner)
-    return f"{side}.{place}.{end}.{leaf}"
-
 
 def test_the_config_of_the_real_autoencoder_is_in_the_package(tmp_path):
     network = network_of("AutoencoderKLQwenImage21", {}, source="a test")
     shapes = torch_shapes(network.shapes)
-    path = hollow(tmp_path / "real.safetensors", {of_wan(k): shape for k, shape in shapes.items()})
+    path = hollow(
+        tmp_path / "real.safetensors", {wan22_name(k): shape for k, shape in shapes.items()}
+    )
     with opened_view(path, Reading(), "vae") as folder:
         found, part = read_network(folder), part_of(folder)
         assert found == network
@@ -55,7 +30,7 @@ def test_the_config_of_the_real_autoencoder_is_in_the_package(tmp_path):
 def test_one_with_other_latents_is_a_sentence(tmp_path):
     qwen_image21_autoencoder(z_dim=6).save_pretrained(tmp_path / "folder")
     pack_single_file(tmp_path / "folder", tmp_path / "vae.safetensors")
-    with pytest.raises(ValueError, match="is like Qwen-Image's, but has other latents"):
+    with pytest.raises(ValueError, match="is like Qwen-Image's and Wan's, but has other latents"):
         diffusax.AutoencoderKLQwenImage21.from_single_file(tmp_path / "vae.safetensors")
 
 
@@ -70,7 +45,7 @@ def test_an_autoencoder(tmp_path, layout):
     network.save_pretrained(tmp_path / "folder")
     expected = network.state_dict()
     stored = (
-        dict(expected) if layout == "diffusers" else {of_wan(k): x for k, x in expected.items()}
+        dict(expected) if layout == "diffusers" else {wan22_name(k): x for k, x in expected.items()}
     )
     if layout == "wan of frames":
         stored = {

@@ -17,6 +17,7 @@ from diffusax.models.autoencoders.qwen_image21 import (
     AutoencoderKLQwenImage21,
     AutoencoderKLQwenImage21Config,
 )
+from diffusax.models.autoencoders.wan import AutoencoderKLWan, AutoencoderKLWanConfig
 from diffusax.models.network import Network
 from diffusax.models.parameter_tree import ordered_leaves
 
@@ -55,6 +56,7 @@ def autoencoder_names(
         | AutoencoderKLFlux2Config
         | AutoencoderKLQwenImageConfig
         | AutoencoderKLQwenImage21Config
+        | AutoencoderKLWanConfig
     ),
 ) -> dict[str, str]:
     """Returns the module path in diffusers for each module path in the original code.
@@ -69,6 +71,11 @@ def autoencoder_names(
     if isinstance(config, AutoencoderKLQwenImage21Config):
         paths = _paths(AutoencoderKLQwenImage21, config)
         return {_of_qwen_image21(path, config.num_res_blocks): path for path in paths}
+    if isinstance(config, AutoencoderKLWanConfig):
+        paths, layers = _paths(AutoencoderKLWan, config), config.num_res_blocks
+        if config.is_residual:
+            return {_of_qwen_image21(path, layers): path for path in paths}
+        return {_of_qwen_image(path, layers + 2): path for path in paths}
     flux2 = isinstance(config, AutoencoderKLFlux2Config)
     paths = _paths(AutoencoderKLFlux2 if flux2 else AutoencoderKL, config)
     names = {_original(path, len(config.block_out_channels)): path for path in paths}

@@ -41,6 +41,8 @@ class Original:
     """The ends of the names of modules whose weight is called scale."""
     tables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The names of parameters that are no weight and no bias, with those in diffusers."""
+    parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The names of parameters whose modules are others in diffusers, with those there."""
     flat: tuple[str, ...] = ()
     """The beginnings of the names of modules whose tables are one row."""
     adapters: Table = dataclasses.field(default_factory=dict)

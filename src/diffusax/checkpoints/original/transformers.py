@@ -5,6 +5,7 @@ from typing import Any
 from diffusax.checkpoints.original.flux import FLUX, FLUX2, FLUX3
 from diffusax.checkpoints.original.krea2 import KREA2
 from diffusax.checkpoints.original.layout import Module, Names, Original, named, original_modules
+from diffusax.checkpoints.original.wan import WAN, WAN_VACE
 from diffusax.checkpoints.tree import checkpoint_name
 from diffusax.models.parameter_tree import ordered_leaves
 
@@ -46,6 +47,9 @@ ORIGINALS: dict[str, Original] = {
         },
         leftovers=("norm_final.",),
     ),
+    # VACE's has all that Wan's has.
+    "WanVACETransformer3DModel": WAN_VACE,
+    "WanTransformer3DModel": WAN,
 }
 """The transformers by the name of their class; enter one here, and its files can be read."""
 

@@ -8,7 +8,7 @@ timbrooks/instruct-pix2pix, lllyasviel/sd-controlnet-canny.
 from collections.abc import Sequence
 from typing import Any
 
-from diffusax.checkpoints.single_file import transformer_configs
+from diffusax.checkpoints.single_file import autoencoder_configs, text_encoder_configs
 from diffusax.checkpoints.single_file.contents import Contents, Family, Part
 
 Config = dict[str, Any]
@@ -224,15 +224,9 @@ def autoencoder_config(
         ValueError: the package has no config for such an autoencoder.
     """
     if part.class_name == "AutoencoderKLFlux2":
-        return transformer_configs.flux2_autoencoder(part)
-    if part.class_name in ("AutoencoderKLQwenImage", "AutoencoderKLQwenImage21"):
-        found = transformer_configs.qwen_image_autoencoder(part)
-        if found is None:
-            raise ValueError(
-                f"{part.path}: the autoencoder is like Qwen-Image's, but has other latents; pass "
-                "config= with the folder of its config.json"
-            )
-        return found
+        return autoencoder_configs.flux2_autoencoder(part)
+    if part.class_name in autoencoder_configs.OF_FRAMES:
+        return autoencoder_configs.autoencoder_of_frames(part)
     channels = part.shape("decoder.conv_in.weight")
     if channels is not None and channels[1:2] == (16,):
         return _FLUX_AUTOENCODER
@@ -251,11 +245,11 @@ def autoencoder_config(
 def text_encoder_config(part: Part) -> Config | None:
     """Returns the config of a text encoder alone, or of a model with a transformer; None without.
 
-    It is CLIP's, T5-XXL's or that of Qwen3.
+    It is CLIP's, T5-XXL's, UMT5-XXL's or that of Qwen3.
     """
     if part.shape("text_model.embeddings.token_embedding.weight") == (49408, 768):
         return _CLIP_L
-    return transformer_configs.text_encoder_config(part)
+    return text_encoder_configs.text_encoder_config(part)
 
 
 def scheduler_config(

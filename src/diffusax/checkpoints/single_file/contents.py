@@ -9,7 +9,9 @@ from typing import Literal
 from diffusax.checkpoints.gguf import as_in_transformers
 from diffusax.checkpoints.markings import marked
 from diffusax.checkpoints.original.transformers import ORIGINALS
+from diffusax.checkpoints.original.wan import UMT5_KNOWN_BY
 from diffusax.checkpoints.tensors import Entry, read_entries, read_metadata
+from diffusax.checkpoints.torch_file import read_torch_file
 
 Layout = Literal["original", "diffusers", "open_clip", "transformers"]
 Family = Literal["sd1", "sd2", "sdxl", "refiner"]
@@ -17,6 +19,8 @@ FileKind = Literal["model", "controlnet", "lora", "embedding", "other"]
 
 SUFFIXES = (".safetensors", ".gguf")
 """The endings of the names of single files."""
+TORCH_SUFFIXES = (".pth",)
+"""Those of PyTorch's own files, as Wan's autoencoders and text encoder are published."""
 _UNET = ("model.diffusion_model.", "")
 _TRANSFORMER = ("model.diffusion_model.", "diffusion_model.", "")
 _AUTOENCODER = ("first_stage_model.", "vae.", "")
@@ -28,6 +32,7 @@ _TEXT_ENCODERS: dict[str, tuple[tuple[str, Layout], ...]] = {
         ("text_encoders.clip_l.transformer.", "transformers"),
         ("text_encoders.qwen3_4b.transformer.", "transformers"),
         ("text_encoders.qwen3_8b.transformer.", "transformers"),
+        ("text_encoders.umt5xxl.transformer.", "transformers"),
     ),
     "text_encoder_2": (
         ("conditioner.embedders.1.model.", "open_clip"),
@@ -47,16 +52,23 @@ _FRAMES: dict[str, dict[Layout, str]] = {
     },
 }
 """The tensors by which autoencoders of frames are known; the first has those of the second, too."""
+_ALIKE = {
+    "AutoencoderKLQwenImage": "AutoencoderKLWan",
+    "AutoencoderKLQwenImage21": "AutoencoderKLWan",
+}
+"""For each class of autoencoders of frames, another whose files have the same names."""
 _ALONE = {
     "text_encoder": (
         "text_model.embeddings.token_embedding.weight",
         "model.layers.0.self_attn.q_norm.weight",
         "model.language_model.layers.0.self_attn.q_norm.weight",
+        # T5 has biases in its first layer alone.
+        "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight",
     ),
     "text_encoder_2": ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
 }
-"""The tensors by which files with a text encoder alone are known: CLIP's, Qwen3's, Qwen3-VL's and
-T5's."""
+"""The tensors by which files with a text encoder alone are known: CLIP's, Qwen3's, Qwen3-VL's,
+UMT5's and T5's."""
 _FAMILIES: dict[int, Family] = {768: "sd1", 1024: "sd2", 2048: "sdxl", 1280: "refiner"}
 """By the width of the text embeddings that the denoiser attends to."""
 _PREDICTION_TYPES = {
@@ -107,9 +119,19 @@ class Part:
     class_name: str = ""
     """The class in diffusers, where the component may be of several that differ in layout."""
 
+    def read_as(self, class_name: str | None) -> "Part":
+        """Returns the part as of another class, where files of both have the same names."""
+        if class_name is None or _ALIKE.get(self.class_name) != class_name:
+            return self
+        return dataclasses.replace(self, class_name=class_name)
+
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Returns the shape of a tensor; None where there is none of this name."""
         return self.entries[name].shape if name in self.entries else None
+
+    def count(self, start: str) -> int:
+        """Returns the number of blocks whose tensors' names begin so."""
+        return len({n[len(start) :].split(".")[0] for n in self.entries if n.startswith(start)})
 
     @functools.cached_property
     def context_dim(self) -> int | None:
@@ -178,8 +200,8 @@ def read_contents(path: Path) -> Contents:
     """Finds the networks in a single file, from its header alone.
 
     Raises:
-        ValueError: the file is neither safetensors nor GGUF, or holds no network that
-            diffusax knows; says what it is instead, as far as that can be told.
+        ValueError: the file is neither safetensors nor GGUF nor PyTorch's, or holds no network
+            that diffusax knows; says what it is instead, as far as that can be told.
     """
     _check_suffix(path)
     entries, metadata = _read(path)
@@ -206,12 +228,17 @@ def kind_of_file(path: Path) -> FileKind:
 
 
 def is_single_file(path: Path) -> bool:
-    """Returns whether a path is a file that only `read_contents` can read."""
+    """Returns whether a path is a file that only `read_contents` can read.
+
+    PyTorch's own files are read where they are named, but not looked for.
+    """
     return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
 def _read(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     """Returns the tensors of a file and the texts in its header, by name."""
+    if path.suffix.lower() in TORCH_SUFFIXES:
+        return read_torch_file(path), {}
     metadata = read_metadata(path)
     (entries,) = marked([as_in_transformers(read_entries(path))], metadata)
     return entries, metadata
@@ -220,7 +247,7 @@ def _read(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
 def _check_suffix(path: Path) -> None:
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in (*SUFFIXES, *TORCH_SUFFIXES):
         raise ValueError(
             f"{path} is not a .safetensors file, and loading it could run code; convert "
             "it to safetensors where you trust it, or take the model's .safetensors file"
@@ -302,6 +329,8 @@ def _text_encoder(path: Path, entries: Mapping[str, Entry], name: str) -> Part |
 def _text_encoder_alone(path: Path, entries: Mapping[str, Entry]) -> list[Part]:
     if any(name.startswith("vision_model.") for name in entries):
         return []
+    if UMT5_KNOWN_BY in entries:
+        return [Part(path, "text_encoder", "original", _without("", entries))]
     for name, known in _ALONE.items():
         if any(tensor in entries for tensor in known):
             return [Part(path, name, "transformers", _without("", entries))]

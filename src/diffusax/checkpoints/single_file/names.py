@@ -13,6 +13,7 @@ from diffusax.checkpoints.original.open_clip import (
 )
 from diffusax.checkpoints.original.transformers import ORIGINALS, transformer_names
 from diffusax.checkpoints.original.unet import controlnet_names, unet_names
+from diffusax.checkpoints.original.wan import umt5_names
 from diffusax.checkpoints.single_file.contents import Part
 from diffusax.checkpoints.tensors import Entry
 from diffusax.checkpoints.tree import torch_shapes
@@ -30,13 +31,13 @@ CLASSES = {
     "controlnet": ("ControlNetModel",),
     "vae": (
         *("AutoencoderKL", "AutoencoderKLFlux2"),
-        *("AutoencoderKLQwenImage", "AutoencoderKLQwenImage21"),
+        *("AutoencoderKLQwenImage", "AutoencoderKLQwenImage21", "AutoencoderKLWan"),
     ),
     "transformer": tuple(ORIGINALS),
     "text_encoder": (
         *("CLIPTextModel", "CLIPTextModelWithProjection"),
         *("Qwen3Model", "Qwen3ForCausalLM"),
-        *("Qwen3VLModel", "Qwen3VLForConditionalGeneration"),
+        *("Qwen3VLModel", "Qwen3VLForConditionalGeneration", "UMT5EncoderModel"),
     ),
     "text_encoder_2": ("CLIPTextModelWithProjection", "T5EncoderModel"),
 }
@@ -44,7 +45,8 @@ CLASSES = {
 # What training leaves in files, and what no image depends on.
 _LEFTOVERS: dict[str, tuple[str, ...]] = {
     "vae": ("loss.", "model_ema."),
-    "text_encoder": ("logit_scale", "attn_mask", "text_projection"),
+    # ComfyUI has the vocabulary of UMT5 beside it.
+    "text_encoder": ("logit_scale", "attn_mask", "text_projection", "spiece_model"),
     "text_encoder_2": ("logit_scale", "attn_mask"),
 }
 
@@ -75,6 +77,8 @@ def named_entries(part: Part, network: Network) -> dict[str, Entry]:
     own = {n: entry for n, entry in part.entries.items() if not n.startswith(leftovers)}
     if part.name == "transformer" and part.layout == "original":
         return _transformer(own, network)
+    if part.layout == "original" and part.name == "text_encoder":
+        return _by_module(own, umt5_names(config))
     if part.layout == "original":
         return _of_images(_by_module(own, NAMES[part.name](config)), network)
     if part.layout == "open_clip":
@@ -132,9 +136,12 @@ def _of_images(entries: Mapping[str, Entry], network: Network) -> dict[str, Entr
 
 def _transformer(entries: Mapping[str, Entry], network: Network) -> dict[str, Entry]:
     names, kernels = transformer_names(network), kernel_shapes(network)
-    tables, shapes = ORIGINALS[network.class_name].tables, torch_shapes(network.shapes)
-    found = {}
+    original, shapes = ORIGINALS[network.class_name], torch_shapes(network.shapes)
+    tables, found = original.tables, {}
     for name, entry in entries.items():
+        if name in original.parameters:
+            found[original.parameters[name]] = entry
+            continue
         module, _, leaf = name.rpartition(".")
         if module not in names:
             found[name] = entry

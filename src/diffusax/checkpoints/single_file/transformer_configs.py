@@ -1,49 +1,21 @@
 """The configs of the transformers in single files, as far as the shapes of their tensors say them.
 
 The values are those of the Hub's repositories: Tongyi-MAI/Z-Image and -Turbo, krea/Krea-2-Raw,
-Qwen/Qwen-Image, Qwen/Qwen-Image-2.1 and Black Forest Labs' FLUX.1-dev, -schnell, -Fill-dev and
-FLUX.2-klein-4B, with their text encoders.
+Qwen/Qwen-Image, Qwen/Qwen-Image-2.1, Black Forest Labs' FLUX.1-dev, -schnell, -Fill-dev and
+FLUX.2-klein-4B, and Wan-AI's of Wan 2.1 and 2.2.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from diffusax.checkpoints.original.layout import original_modules
 from diffusax.checkpoints.original.transformers import ORIGINALS
 from diffusax.checkpoints.single_file.contents import Part
-from diffusax.models.autoencoders.qwen_image import AutoencoderKLQwenImageConfig
-from diffusax.models.autoencoders.qwen_image21 import AutoencoderKLQwenImage21Config
 
 Config = dict[str, Any]
 
-_WIDTHS = [128, 256, 512, 512]
-_T5_XXL: Config = {
-    "architectures": ["T5EncoderModel"],
-    "vocab_size": 32128,
-    "d_model": 4096,
-    "d_kv": 64,
-    "d_ff": 10240,
-    "num_layers": 24,
-    "num_heads": 64,
-    "feed_forward_proj": "gated-gelu",
-}
-_QWEN3: Config = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 151936,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1e6,
-}
-_QWEN3_INNER = {(2560,): 9728, (4096,): 12288}
-"""The inner channels of the feed-forward layers of Qwen3-4B and 8B, by its width."""
-_QWEN3_VL: Config = {**_QWEN3, "max_position_embeddings": 262144, "rope_theta": 5e6}
-_DEEP = {24: [5, 11, 17], 27: [8, 16, 24]}
-"""The blocks of Qwen3-VL's vision network, by how many there are, that the language model reads."""
 _HEAD = 128
-_QWEN_IMAGE, _QWEN_IMAGE21 = AutoencoderKLQwenImageConfig(), AutoencoderKLQwenImage21Config()
 _REPOSITORIES = {
     "FluxTransformer2DModel": "black-forest-labs/FLUX.1-dev",
     "Flux2Transformer2DModel": "black-forest-labs/FLUX.2-klein-4B",
@@ -53,6 +25,12 @@ _REPOSITORIES = {
     "QwenImageTransformer2DModel": "Qwen/Qwen-Image",
     "ZImageTransformer2DModel": "Tongyi-MAI/Z-Image-Turbo",
 }
+_WAN_BY_CHANNELS = {
+    36: "Wan-AI/Wan2.2-I2V-A14B-Diffusers",
+    48: "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
+}
+_PLACES = ("img_emb.emb_pos", "image_embedder.pos_embed")
+"""The ends of the names of the embeddings of a first and a last image's places."""
 
 
 def repository(part: Part) -> str:
@@ -69,7 +47,23 @@ def repository(part: Part) -> str:
     of_qwen_image = part.class_name == "QwenImageTransformer2DModel"
     if of_qwen_image and any(_flags(part).values()):
         return "Qwen/Qwen-Image-Edit-2511"
+    if part.class_name == "WanVACETransformer3DModel":
+        small = (part.shape("patch_embedding.weight") or ())[:1] == (1536,)
+        return f"Wan-AI/Wan2.1-VACE-{'1.3B' if small else '14B'}-diffusers"
+    if part.class_name == "WanTransformer3DModel":
+        return _wan_repository(part)
     return _REPOSITORIES[part.class_name]
+
+
+def _wan_repository(part: Part) -> str:
+    """Returns a repository of Wan's; the two of 2.2 A14B have the shapes of others of 2.1."""
+    width, channels = (part.shape("patch_embedding.weight") or (0, 0))[:2]
+    if _shape(part, "condition_embedder.image_embedder.norm1") is not None:
+        last = any(name.endswith(_PLACES) for name in part.entries)
+        return f"Wan-AI/Wan2.1-{'FLF2V-14B-720P-diffusers' if last else 'I2V-14B-480P-Diffusers'}"
+    if channels in _WAN_BY_CHANNELS:
+        return _WAN_BY_CHANNELS[channels]
+    return f"Wan-AI/Wan2.1-T2V-{'1.3B' if width == 1536 else '14B'}-Diffusers"
 
 
 def transformer_config(part: Part) -> Config:
@@ -87,99 +81,6 @@ def transformer_config(part: Part) -> Config:
     return {"_class_name": part.class_name, **config}
 
 
-def flux2_autoencoder(part: Part) -> Config:
-    """Returns the config of FLUX.2's autoencoder, of which there is one with a smaller decoder."""
-    levels = range(4)
-    kind = "block.0.conv2" if part.layout == "original" else "resnets.0.conv2"
-    start = "decoder.up" if part.layout == "original" else "decoder.up_blocks"
-    shapes = [part.shape(f"{start}.{i}.{kind}.weight") for i in levels]
-    widths = [shape[0] for shape in shapes if shape]
-    # diffusers counts the decoder's levels from the smallest maps on.
-    widths = widths if part.layout == "original" else widths[::-1]
-    decoder = {} if widths == _WIDTHS else {"decoder_block_out_channels": widths}
-    return {
-        "_class_name": "AutoencoderKLFlux2",
-        "block_out_channels": _WIDTHS,
-        "latent_channels": 32,
-        "batch_norm_eps": 1e-4,
-        **decoder,
-    }
-
-
-def qwen_image_autoencoder(part: Part) -> Config | None:
-    """Returns the config of Qwen-Image's autoencoders; None for one with other latents."""
-    original, second = part.layout == "original", part.class_name == "AutoencoderKLQwenImage21"
-    latents = part.shape("conv2.weight" if original else "post_quant_conv.weight")
-    width = part.shape("decoder.head.0.gamma" if original else "decoder.norm_out.gamma")
-    images = part.shape(f"decoder.{'head.2' if original else 'conv_out'}.weight")
-    known = _QWEN_IMAGE21 if second else _QWEN_IMAGE
-    if not latents or not width or not images or latents[0] != len(known.latents_mean):
-        return None
-    if second:
-        first = part.shape(f"encoder.{'conv1' if original else 'conv_in'}.weight") or (0, 0)
-        return {
-            "_class_name": part.class_name,
-            "base_dim": first[0],
-            "decoder_base_dim": width[0],
-            "z_dim": latents[0],
-            "in_channels": first[1],
-            "out_channels": images[0],
-        }
-    return {
-        "_class_name": part.class_name,
-        "base_dim": width[0],
-        "z_dim": latents[0],
-        "input_channels": images[0],
-    }
-
-
-def text_encoder_config(part: Part) -> Config | None:
-    """Returns the config of T5-XXL, or of Qwen3 or Qwen3-VL of 4 or 8 billion parameters; None for
-    others.
-    """
-    if part.shape("shared.weight") == (32128, 4096):
-        return _T5_XXL
-    inner = "language_model." if part.shape("model.language_model.norm.weight") else ""
-    width, size = (part.shape(f"model.{inner}{name}.weight") for name in ("embed_tokens", "norm"))
-    if width != (151936, *(size or ())) or size not in _QWEN3_INNER:
-        return None
-    own = {
-        "hidden_size": size[0],
-        "intermediate_size": _QWEN3_INNER[size],
-        "tie_word_embeddings": part.shape("lm_head.weight") is None,
-    }
-    vision = _qwen3_vision(part)
-    if not inner and vision is None:
-        return {**_QWEN3, **own}
-    return {
-        "architectures": ["Qwen3VLForConditionalGeneration"],
-        "text_config": {k: v for k, v in {**_QWEN3_VL, **own}.items() if k != "architectures"},
-        "vision_config": vision,
-        "tie_word_embeddings": own["tie_word_embeddings"],
-    }
-
-
-def _qwen3_vision(part: Part) -> Config | None:
-    """Returns the config of Qwen3-VL's vision network; None where a file has none."""
-    names = ("model.visual.", "visual.")
-    start = next((name for name in names if part.shape(f"{name}pos_embed.weight")), None)
-    if start is None:
-        return None
-    depth, places = _count(part, f"{start}blocks."), part.shape(f"{start}pos_embed.weight")
-    inner = part.shape(f"{start}blocks.0.mlp.linear_fc1.weight")
-    out = part.shape(f"{start}merger.linear_fc2.weight")
-    if not inner or not out or not places or depth not in _DEEP:
-        return None
-    return {
-        "depth": depth,
-        "hidden_size": inner[1],
-        "intermediate_size": inner[0],
-        "out_hidden_size": out[0],
-        "num_position_embeddings": places[0],
-        "deepstack_visual_indexes": _DEEP[depth],
-    }
-
-
 def _z_image(part: Part) -> Config | None:
     embedder = _shape(part, "all_x_embedder.2-1")
     caption = _shape(part, "cap_embedder.1")
@@ -190,8 +91,8 @@ def _z_image(part: Part) -> Config | None:
     return {
         "in_channels": channels // 4,
         "dim": dim,
-        "n_layers": _count(part, "layers."),
-        "n_refiner_layers": _count(part, "noise_refiner."),
+        "n_layers": part.count("layers."),
+        "n_refiner_layers": part.count("noise_refiner."),
         "n_heads": heads,
         "n_kv_heads": heads,
         "cap_feat_dim": caption[1],
@@ -222,7 +123,7 @@ def _krea2(part: Part) -> Config | None:
     fusion = "txtfusion." if original else "text_fusion."
     return {
         "in_channels": found["image"][1],
-        "num_layers": _count(part, "blocks." if original else "transformer_blocks."),
+        "num_layers": part.count("blocks." if original else "transformer_blocks."),
         "attention_head_dim": head,
         "num_attention_heads": found["image"][0] // head,
         "num_key_value_heads": found["keys"][0] // head,
@@ -233,8 +134,8 @@ def _krea2(part: Part) -> Config | None:
         "text_num_attention_heads": found["text"][1] // text_head,
         "text_num_key_value_heads": found["text_keys"][0] // text_head,
         "text_intermediate_size": found["text_inner"][0],
-        "num_layerwise_text_blocks": _count(part, f"{fusion}layerwise_blocks."),
-        "num_refiner_text_blocks": _count(part, f"{fusion}refiner_blocks."),
+        "num_layerwise_text_blocks": part.count(f"{fusion}layerwise_blocks."),
+        "num_refiner_text_blocks": part.count(f"{fusion}refiner_blocks."),
         "axes_dims_rope": [32, 48, 48],
         "rope_theta": 1000.0,
     }
@@ -249,7 +150,7 @@ def _qwen_image21(part: Part) -> Config | None:
     return {
         "in_channels": image[1],
         "out_channels": out[0],
-        "num_layers": _count(part, "transformer_blocks."),
+        "num_layers": part.count("transformer_blocks."),
         "attention_head_dim": _HEAD,
         "num_attention_heads": image[0] // _HEAD,
         "context_in_dim": text[1],
@@ -300,8 +201,8 @@ def _flux3(part: Part) -> Config | None:
     return {
         "in_channels": inputs[1],
         "cond_in_channels": seen[1],
-        "num_layers": _count(part, "txt_mode_blocks."),
-        "num_single_layers": _count(part, blocks),
+        "num_layers": part.count("txt_mode_blocks."),
+        "num_single_layers": part.count(blocks),
         "attention_head_dim": _HEAD,
         "num_attention_heads": inputs[0] // _HEAD,
         "joint_attention_dim": text[1],
@@ -321,13 +222,51 @@ def _qwen_image(part: Part) -> Config | None:
     return {
         "in_channels": inputs[1],
         "out_channels": outputs[0] // 4,
-        "num_layers": _count(part, "transformer_blocks."),
+        "num_layers": part.count("transformer_blocks."),
         "attention_head_dim": _HEAD,
         "num_attention_heads": inputs[0] // _HEAD,
         "joint_attention_dim": text[1],
         "axes_dims_rope": [16, 56, 56],
         **_flags(part),
     }
+
+
+def _wan(part: Part) -> Config | None:
+    patch, out = part.shape("patch_embedding.weight") or (), _shape(part, "proj_out")
+    text, times = (
+        _shape(part, f"condition_embedder.{name}.linear_1")
+        for name in ("text_embedder", "time_embedder")
+    )
+    inner = _shape(part, "blocks.0.ffn.net.0.proj")
+    if len(patch) != 5 or not out or not text or not times or not inner or patch[0] % _HEAD:
+        return None
+    seen = _shape(part, "condition_embedder.image_embedder.ff.net.0.proj")
+    added = _shape(part, "blocks.0.attn2.add_k_proj")
+    places = next((part.shape(name) for name in part.entries if name.endswith(_PLACES)), None)
+    return {
+        "patch_size": list(patch[2:]),
+        "num_attention_heads": patch[0] // _HEAD,
+        "attention_head_dim": _HEAD,
+        "in_channels": patch[1],
+        "out_channels": out[0] // math.prod(patch[2:]),
+        "text_dim": text[1],
+        "freq_dim": times[1],
+        "ffn_dim": inner[0],
+        "num_layers": part.count("blocks."),
+        "cross_attn_norm": _shape(part, "blocks.0.norm2") is not None,
+        "image_dim": seen[1] if seen else None,
+        "added_kv_proj_dim": added[1] if added else None,
+        "pos_embed_seq_len": places[1] if places else None,
+    }
+
+
+def _wan_vace(part: Part) -> Config | None:
+    found, shown = _wan(part), part.shape("vace_patch_embedding.weight")
+    layers = part.count("vace_blocks.")
+    if found is None or not shown or found["num_layers"] % layers:
+        return None
+    every = range(0, found["num_layers"], found["num_layers"] // layers)
+    return {**found, "vace_layers": list(every), "vace_in_channels": shown[1]}
 
 
 def _flags(part: Part) -> Config:
@@ -347,9 +286,9 @@ def _of_both(part: Part) -> Config | None:
     return {
         "in_channels": inputs[1],
         "out_channels": None if outputs[0] == inputs[1] else outputs[0],
-        "num_layers": _count(part, "double_blocks." if original else "transformer_blocks."),
-        "num_single_layers": _count(
-            part, "single_blocks." if original else "single_transformer_blocks."
+        "num_layers": part.count("double_blocks." if original else "transformer_blocks."),
+        "num_single_layers": part.count(
+            "single_blocks." if original else "single_transformer_blocks."
         ),
         "attention_head_dim": _HEAD,
         "num_attention_heads": inputs[0] // _HEAD,
@@ -365,11 +304,6 @@ def _shape(part: Part, path: str) -> tuple[int, ...] | None:
     return part.shape(f"{name}.weight") or part.shape(f"{name}.scale")
 
 
-def _count(part: Part, start: str) -> int:
-    """Returns the number of blocks whose tensors' names begin so."""
-    return len({n[len(start) :].split(".")[0] for n in part.entries if n.startswith(start)})
-
-
 _CONFIGS: dict[str, Callable[[Part], Config | None]] = {
     "FluxTransformer2DModel": _flux,
     "Flux2Transformer2DModel": _flux2,
@@ -378,4 +312,6 @@ _CONFIGS: dict[str, Callable[[Part], Config | None]] = {
     "QwenImage21Transformer2DModel": _qwen_image21,
     "QwenImageTransformer2DModel": _qwen_image,
     "ZImageTransformer2DModel": _z_image,
+    "WanTransformer3DModel": _wan,
+    "WanVACETransformer3DModel": _wan_vace,
 }

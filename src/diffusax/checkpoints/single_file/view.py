@@ -41,6 +41,7 @@ _NAMES = {
     "vae": "an autoencoder (first_stage_model. or vae.)",
     "text_encoder": "a text encoder (cond_stage_model., conditioner. or text_encoders.)",
     "text_encoder_2": "a second text encoder (conditioner.embedders.1. or text_encoders.)",
+    "transformer_2": "a second transformer, that of the less noisy steps,",
 }
 
 _UNKNOWN_SCALE = (
@@ -73,6 +74,8 @@ class Reading:
     """The components that need not be in the file."""
     changes: tuple[tuple[str, Any], ...] = ()
     """Options of a network's config that replace those in it, for a network that is read alone."""
+    class_name: str | None = None
+    """The class of a network that is read alone, where files of several are alike."""
 
     def __post_init__(self) -> None:
         if self.prediction_type not in (None, *PREDICTION_TYPES):
@@ -149,7 +152,7 @@ def _add_network(
     folder: Path, contents: Contents, name: str, config: dict[str, Any], reading: Reading
 ) -> None:
     """Makes a folder stand for a network in the file."""
-    part = contents.parts[name]
+    part = contents.parts[name].read_as(config.get("_class_name"))
     if reading.use_ema and name == "unet":
         if part.averages.keys() != part.entries.keys():
             raise ValueError(
@@ -174,19 +177,20 @@ def _network_config(contents: Contents, name: str, reading: Reading) -> dict[str
     unet = contents.parts.get("unet")
     family = None if unet is None else unet.family
     alone = unet is None and "transformer" not in contents.parts
-    part = contents.parts[name]
+    part = contents.parts[name].read_as(reading.class_name)
     scaled = name == "vae" and part.class_name == "AutoencoderKL"
     if scaled and alone and "scaling_factor" not in dict(reading.changes):
         shape = part.shape("decoder.conv_in.weight") or ()
         log.warning(_UNKNOWN_SCALE, contents.path, *_SCALES[16 if shape[1:2] == (16,) else 4])
-    return {**_packaged(contents, name, family, reading.prediction_type), **dict(reading.changes)}
+    found = _packaged(contents, part, family, reading.prediction_type)
+    return {**found, **dict(reading.changes)}
 
 
 def _packaged(
-    contents: Contents, name: str, family: configs.Family | None, prediction_type: str | None
+    contents: Contents, part: Part, family: configs.Family | None, prediction_type: str | None
 ) -> dict[str, Any]:
     """Returns the config that the package has for a network of the file."""
-    part = contents.parts[name]
+    name = part.name
     if name == "unet":
         return configs.unet_config(contents, prediction_type or contents.prediction_type)
     if name == "transformer":
@@ -228,7 +232,8 @@ def _write_packaged(contents: Contents, folder: Path, reading: Reading) -> None:
         if name in reading.given:
             continue
         _check_there(contents, name)
-        config = unet_config if name == "unet" else _packaged(contents, name, family, None)
+        own = contents.parts[name]
+        config = unet_config if name == "unet" else _packaged(contents, own, family, None)
         _add_network(folder / name, contents, name, config, reading)
         class_name = config.get("_class_name") or config["architectures"][0]
         listed[name] = ("diffusers" if "_class_name" in config else "transformers", class_name)
