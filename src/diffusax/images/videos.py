@@ -6,6 +6,8 @@ from typing import Any
 
 from PIL import Image, ImageSequence
 
+from diffusax.boundary.messages import require_extra
+
 _BY_PILLOW = (".gif", ".webp", ".png")
 Frames = list[Image.Image]
 
@@ -25,7 +27,8 @@ def load_video(
 
     Raises:
         ValueError: there is no such file.
-        ImportError: imageio or its ffmpeg is not installed, for files that are no animated images.
+        ImportError: the extra `video`, imageio and its ffmpeg, is not installed, for files that are
+            no animated images.
     """
     path = Path(video)
     if not path.is_file():
@@ -44,14 +47,8 @@ def _by_pillow(path: Path) -> tuple[Frames, float]:
 
 
 def _by_imageio(path: Path) -> tuple[Frames, float]:
-    try:
-        import imageio
-        import imageio_ffmpeg  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f"load_video needs imageio and imageio-ffmpeg for {path.name}, which are not installed "
-            f"({error}); install both"
-        ) from None
+    require_extra("imageio_ffmpeg", "video")
+    imageio = require_extra("imageio", "video")
     with imageio.get_reader(path) as reader:
         frames = [Image.fromarray(frame) for frame in reader]
         fps = float(reader.get_meta_data().get("fps", 0.0))

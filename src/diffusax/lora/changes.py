@@ -36,10 +36,10 @@ def merge(leaf: Array, changes: Sequence[Change], scales: Sequence[Any], kernel:
         kernel: whether the parameter is a kernel, whose axes PyTorch has in another order.
     """
     weight = dense(leaf).astype(jnp.float32)
-    axes = ((3, 2, 0, 1), (2, 3, 1, 0)) if weight.ndim == 4 else (None, None)
-    weight = weight.transpose(axes[0]) if kernel else weight
+    n = weight.ndim
+    weight = weight.transpose(n - 1, n - 2, *range(n - 2)) if kernel else weight
     total = weight + sum(delta(c, weight, s) for c, s in zip(changes, scales, strict=True))
-    total = total.transpose(axes[1]) if kernel else total
+    total = total.transpose(*range(2, n), 1, 0) if kernel else total
     return leaf.refilled(total) if isinstance(leaf, Quantized) else total.astype(leaf.dtype)
 
 

@@ -64,6 +64,14 @@ class Lora:
                         found.update(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
         return found.hexdigest()
 
+    def beside(self, other: "Lora") -> "Lora":
+        """Returns a LoRA that also changes the components of another one, which are others."""
+        return dataclasses.replace(
+            self,
+            components={**self.components, **other.components},
+            changes={**self.changes, **other.changes},
+        )
+
     def parameter_changes(self, *, products: bool) -> Iterator[tuple[str, str, Change]]:
         """Returns the component, the parameter and the change of all that is merged.
 
@@ -105,6 +113,9 @@ def lora_of_layers(
         shapes = known[component]
         weight = next((leaf for leaf in _WEIGHTS if f"{path}.{leaf}" in shapes), _WEIGHTS[0])
         kernel = shapes.get(f"{path}.kernel")
+        parts = _with_bias_of_b(_without_zeros(parts)) if kernel else _without_zeros(parts)
+        if not parts:
+            continue
         if kernel and (component, path) == ("transformer", _READS_LATENTS):
             parts = _with_more_inputs(parts, kernel[-2])
         try:
@@ -315,6 +326,27 @@ def _torch_shape(
     if shape is None or leaf != "kernel":
         return shape
     return shape[-1], shape[-2], *shape[:-2]
+
+
+def _without_zeros(parts: Parts) -> Parts:
+    """Returns a layer's tensors without sums of zeros, as files of Wan's have them for norms."""
+    return {name: x for name, x in parts.items() if name not in _ALONE or np.any(x)}
+
+
+def _with_bias_of_b(parts: Parts) -> Parts:
+    """Returns a layer's tensors with what its bias gains as the bias of B, where that is the same.
+
+    It then runs beside the parameters like the product (diffusers lora_conversion_utils.py,
+    _convert_non_diffusers_wan_lora_to_diffusers).
+    """
+    beside = {"magnitude", "dora_scale", "bias"} & set(parts)
+    if not {"diff_b", "down", "up"} <= set(parts) or beside or not len(parts["down"]):
+        return parts
+    scale = _scale(parts, len(parts["down"]))
+    if not scale:
+        return parts
+    rest = {name: x for name, x in parts.items() if name != "diff_b"}
+    return {**rest, "bias": np.asarray(parts["diff_b"], np.float32).reshape(-1) / scale}
 
 
 def _with_more_inputs(parts: Parts, inputs: int) -> Parts:

@@ -17,6 +17,7 @@ from diffusax.checkpoints.original.flux import FLUX, FLUX2, FLUX3
 from diffusax.checkpoints.original.krea2 import KREA2
 from diffusax.checkpoints.original.layout import named
 from diffusax.checkpoints.original.unet import unet_names
+from diffusax.checkpoints.original.wan import WAN_VACE
 from diffusax.checkpoints.tensors import write_tensors
 from diffusax.lora.files import LAYOUT, METADATA, ROWS, FileLayers, Parts
 from diffusax.lora.keys import KOHYA
@@ -62,13 +63,14 @@ def write_lora(
         path: the file.
         layers: the tensors by component and layer; see `find_layers`.
         kind: "diffusers", "kohya" or "comfyui". Where the layers tell the model, a file of kohya's
-            has the header by which A1111 and others know it, rank and alpha. Layers of FLUX, Krea 2
-            and SDXL get the names of the original code in it and in ComfyUI's.
+            has the header by which A1111 and others know it, rank and alpha. Layers of FLUX, Krea
+            2, Wan and SDXL get the names of the original code in it and in ComfyUI's.
         options: PEFT's options for diffusers' header, by component and name; by default those that
             the tensors' ranks and alphas stand for.
         encoders: the text encoders of the model, whose names in kohya's files follow from it.
         unet: the config of the model's UNet, by which layers of SDXL's are known.
-        transformer: the class of the model's transformer, by which layers of Krea 2's are known.
+        transformer: the class of the model's transformer, by which layers of Krea 2's and Wan's
+            are known.
         references_layout: the layout by which the LoRA has learned to look at images, which the
             header says then; None where it has not.
 
@@ -155,7 +157,7 @@ def _with_original_names(
     unet: UNet2DConditionConfig | None = None,
     transformer: str | None = None,
 ) -> FileLayers:
-    """Returns the layers of a LoRA, of which those of FLUX, Krea 2 and SDXL have the original
+    """Returns the layers of a LoRA, of which those of FLUX, Krea 2, Wan and SDXL have the original
     code's names. Those of Stable Diffusion 1 and 2 have diffusers' in kohya's scripts, too, and
     those of Z-Image in ai-toolkit.
 
@@ -182,6 +184,8 @@ def _modules(paths: Sequence[str], transformer: str | None) -> dict[str, tuple[s
     """Returns the paths of a transformer's layers by their names in the original code."""
     if transformer == "Krea2Transformer2DModel":
         return named(KREA2.modules, paths)
+    if transformer in ("WanTransformer3DModel", "WanVACETransformer3DModel"):
+        return named(WAN_VACE.modules, paths)
     if any(_ONLY_FLUX3.search(path) for path in paths):
         return named(FLUX3.modules, paths)
     return named(FLUX.modules, paths) | named(FLUX2.modules, paths)

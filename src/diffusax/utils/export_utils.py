@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from diffusax.boundary.messages import require_extra
+
 
 def export_to_gif(
     image: Sequence[Image.Image], output_gif_path: str | Path | None = None, fps: int = 10
@@ -50,16 +52,10 @@ def export_to_video(
         macro_block_size: a number that divides width and height, to which imageio enlarges images.
 
     Raises:
-        ImportError: imageio or its ffmpeg is not installed.
+        ImportError: the extra `video`, imageio and its ffmpeg, is not installed.
     """
-    try:
-        import imageio
-        import imageio_ffmpeg  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "export_to_video needs imageio and imageio-ffmpeg, which are not installed "
-            f"({error}); install both, or use export_to_gif"
-        ) from None
+    require_extra("imageio_ffmpeg", "video")
+    imageio = require_extra("imageio", "video")
     path = _path(output_video_path, ".mp4")
     options = {"fps": fps, "quality": quality, "bitrate": bitrate}
     with imageio.get_writer(path, macro_block_size=macro_block_size, **options) as writer:

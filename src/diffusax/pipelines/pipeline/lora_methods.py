@@ -8,7 +8,7 @@ from typing import Any
 
 from diffusax.checkpoints.keywords import take_keywords
 from diffusax.checkpoints.networks import check_safe
-from diffusax.lora.files import WEIGHT_NAME, read_lora
+from diffusax.lora.files import WEIGHT_NAME, FileLayers, LoraFile, read_lora
 from diffusax.lora.keys import find_layers
 from diffusax.lora.lora import Lora, layers_of_arrays, lora_of_layers
 from diffusax.lora.stacks import Weight, WeightGroups
@@ -20,6 +20,24 @@ from diffusax.pipelines.components.references import check_layout
 from diffusax.pipelines.plan.arguments import as_list
 
 log = logging.getLogger(__name__)
+
+
+_FIRST, _SECOND = "transformer", "transformer_2"
+
+
+def _of_second(file: LoraFile, networks: Mapping[str, Any], *, strict: bool) -> FileLayers:
+    """Returns the layers of a LoRA for a transformer, as those of the second one.
+
+    Raises:
+        ValueError: there is no second transformer, or keys fit no layer.
+    """
+    if _SECOND not in networks:
+        raise ValueError(
+            "load_into_transformer_2 is for pipelines with two transformers, such as Wan 2.2 "
+            "A14B's; leave it out"
+        )
+    layers = find_layers(file, {_FIRST: networks[_SECOND]}, strict=strict)
+    return {(_SECOND, path): parts for (_, path), parts in layers.items()}
 
 
 class LoraMethods:
@@ -65,6 +83,7 @@ class LoraMethods:
         hotswap: bool = False,
         *,
         strict: bool = True,
+        load_into_transformer_2: bool = False,
         weight_name: str | None = None,
         subfolder: str | None = None,
         revision: str | None = None,
@@ -83,9 +102,13 @@ class LoraMethods:
         Args:
             pretrained_model_name_or_path_or_dict: a safetensors file, a folder or a Hub repository
                 that holds one, or a dictionary of arrays or tensors by key.
-            adapter_name: the LoRA's name; "default_0", "default_1", ... by default.
+            adapter_name: the LoRA's name; "default_0", "default_1", ... by default. One that is
+                there already gets what is loaded beside what it has, where that is of other
+                components.
             hotswap: whether to replace the LoRA of that name.
             strict: whether a key or a shape that fits no layer is an error; else it is left out.
+            load_into_transformer_2: whether what the file has for a transformer is for the second
+                one, that of Wan 2.2's less noisy steps.
             weight_name: the file's name in the folder or repository, where it has several.
             subfolder: the folder inside it.
             revision: a branch, tag or commit of the repository.
@@ -107,7 +130,10 @@ class LoraMethods:
         file = read_lora(pretrained_model_name_or_path_or_dict, **where)
         networks = adaptable_networks(self.parts)
         lacking = [c.name for c in self.parts.family.components if c.name not in networks]
-        layers = find_layers(file, networks, strict=strict, others=lacking)
+        if load_into_transformer_2:
+            layers = _of_second(file, networks, strict=strict)
+        else:
+            layers = find_layers(file, networks, strict=strict, others=lacking)
         store, lora = self.parts.adapters, lora_of_layers(layers, file, networks, strict=strict)
         check_layout(self.parts, lora, file.name)
         if hotswap:
@@ -115,9 +141,15 @@ class LoraMethods:
             return
         unused = (f"default_{i}" for i in itertools.count() if f"default_{i}" not in store.adapters)
         name = next(unused) if adapter_name is None else adapter_name
-        store.add(name, lora, networks)
-        # As in PEFT, the LoRA that was loaded last is the one that calls use.
-        store.active = {name: 1.0}
+        known = store.adapters.get(name)
+        # As in PEFT, the LoRA of a component that was loaded last is the one that calls use.
+        changed = set(lora.names)
+        others = {n: w for n, w in store.active.items() if not changed & {*self.adapters[n].names}}
+        if known is not None and not changed & {*known.names}:
+            store.replace(name, known.beside(lora), networks)
+        else:
+            store.add(name, lora, networks)
+        store.active = {**others, name: 1.0}
 
     @classmethod
     def lora_state_dict(
