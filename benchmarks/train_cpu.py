@@ -28,7 +28,8 @@ from diffusax.models import (
 from diffusax.models.network import Network
 from diffusax.networks import initialize
 from diffusax.pipelines.families import STABLE_DIFFUSION
-from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped
+from diffusax.training.step.denoising import DenoisingLoss
+from diffusax.training.step.draws import Draws, Dropped
 
 
 def embedded_unet() -> dict:

@@ -20,8 +20,10 @@ from machine import describe
 
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.training.recipes.base_model import BaseModel, to_instruct_pix2pix
-from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped
+from diffusax.training.recipes.base_model import BaseModel
+from diffusax.training.recipes.editors import to_instruct_pix2pix
+from diffusax.training.step.denoising import DenoisingLoss
+from diffusax.training.step.draws import Draws, Dropped
 
 DROPOUT = 0.05
 

@@ -8,7 +8,8 @@ import torch
 from machine import interleaved_medians
 
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
-from diffusax.training.step.denoising import DenoisingLoss, Draws
+from diffusax.training.step.denoising import DenoisingLoss
+from diffusax.training.step.draws import Draws
 from diffusax.training.step.step import initial_state, make_train_step
 
 LR = 1e-4

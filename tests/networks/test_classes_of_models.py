@@ -17,7 +17,7 @@ from diffusax import models
 from diffusax.models import MODELS
 from diffusax.models.network import Network
 from diffusax.networks import Model
-from diffusax.training.recipes.base_model import to_instruct_pix2pix
+from diffusax.training.recipes.editors import to_instruct_pix2pix
 
 VISION = {
     "hidden_size": 16,

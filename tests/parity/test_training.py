@@ -11,7 +11,8 @@ from support.tiny import build_stable_diffusion
 
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
 from diffusax.training.recipes.base_model import BaseModel
-from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped
+from diffusax.training.step.denoising import DenoisingLoss
+from diffusax.training.step.draws import Draws, Dropped
 from diffusax.training.step.step import initial_state, make_train_step
 
 STEPS, BATCH = 20, 4

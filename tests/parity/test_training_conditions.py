@@ -23,7 +23,8 @@ from diffusax.checkpoints.tree import params_to_tensors
 from diffusax.models.network import Params
 from diffusax.training.data.examples import mask_weights
 from diffusax.training.recipes.base_model import BaseModel
-from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped, drop_conditions
+from diffusax.training.step.denoising import DenoisingLoss
+from diffusax.training.step.draws import Draws, Dropped, drop_conditions
 
 PROBABILITY = 0.25
 # Nothing dropped, text alone, both, picture alone.

@@ -17,7 +17,7 @@ from diffusax.training import (
     unconditional,
 )
 from diffusax.training.optimizers import make_optimizer
-from diffusax.training.step.denoising import Draws, Dropped
+from diffusax.training.step.draws import Draws, Dropped
 from diffusax.training.step.step import initial_state, make_train_step
 
 STEPS, BATCH, SIDE = 6, 4, UNET["sample_size"]

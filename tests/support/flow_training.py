@@ -30,7 +30,8 @@ from diffusax.training import (
 )
 from diffusax.training.data.examples import numbered_names
 from diffusax.training.optimizers import make_optimizer
-from diffusax.training.step.denoising import DenoisingLoss, Draws, Dropped
+from diffusax.training.step.denoising import DenoisingLoss
+from diffusax.training.step.draws import Draws, Dropped
 from diffusax.training.step.encoding import original_names
 from support import looking
 from support.lora import ATTENTION

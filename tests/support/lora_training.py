@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 from peft import LoraConfig
@@ -11,6 +12,8 @@ from support.lora import every_layer, tuner_layers
 
 ALPHA = 1.5
 """alpha over rank."""
+GRADIENT = 1e-4
+"""How far gradients may differ, as a share of the largest of each array."""
 
 
 def add_trained(
@@ -64,3 +67,13 @@ def _array(name: str, parameter: Any, gradient: bool) -> np.ndarray:
     if name == "up":
         return array.reshape(array.shape[:2]).T
     return array.T if array.ndim == 2 else array.transpose(2, 3, 1, 0)
+
+
+def check_gradients(ours: Any, theirs: Any) -> None:
+    """Asserts that they are alike, compared with the largest of each array."""
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    largest = max(np.abs(g).max() for g in jax.tree.leaves(theirs))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(theirs)
+    for (path, value), gradient in zip(leaves, jax.tree.leaves(ours), strict=True):
+        scale = max(np.abs(value).max(), 1e-3 * largest)
+        assert np.abs(np.asarray(gradient) - value).max() < GRADIENT * scale, path

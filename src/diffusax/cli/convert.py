@@ -12,7 +12,7 @@ from diffusax.checkpoints import resolve
 from diffusax.checkpoints.single_file.contents import SUFFIXES, TORCH_SUFFIXES
 from diffusax.cli.parsing import OWN, parse
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.training.recipes.base_model import to_instruct_pix2pix
+from diffusax.training.recipes.editors import to_instruct_pix2pix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from diffusax.training import (
     Preempted,
     Recipe,
     TextToImageConfig,
+    TextToVideoConfig,
     TextualInversionConfig,
     TrainConfig,
     UnconditionalConfig,
@@ -79,6 +80,17 @@ class TextToImage(Command, TextToImageConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class TextToVideo(Command, TextToVideoConfig):
+    """Train a checkpoint of videos on clips with captions."""
+
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("model", "expert", "data.path", "data.split", "data.resolution", "data.bucket_step"),
+        *("data.num_frames", "data.fps", "data.frame_extraction", "data.caption_column"),
+        *Command.essentials[Command.essentials.index("output") :],
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class InstructPix2Pix(Command, InstructPix2PixConfig):
     """Train the denoiser of a checkpoint to edit images as a text says."""
 
@@ -115,6 +127,7 @@ class Unconditional(Command, UnconditionalConfig):
 
 RECIPES: dict[str, tuple[type, type]] = {
     "text-to-image": (TextToImage, TextToImageConfig),
+    "text-to-video": (TextToVideo, TextToVideoConfig),
     "instruct-pix2pix": (InstructPix2Pix, InstructPix2PixConfig),
     "controlnet": (ControlNet, ControlNetConfig),
     "dreambooth": (DreamBooth, DreamBoothConfig),
@@ -124,8 +137,9 @@ RECIPES: dict[str, tuple[type, type]] = {
 }
 
 
-OTHER_NAMES = {"edit": "instruct-pix2pix"}
-"""What else recipes may be called: networks that look at images are not InstructPix2Pix's."""
+OTHER_NAMES = {"edit": "instruct-pix2pix", "image-to-video": "text-to-video"}
+"""What else recipes may be called: networks that look at images are not InstructPix2Pix's, and a
+checkpoint says itself whether its videos begin with an image."""
 
 
 def command(args: list[str]) -> Any:

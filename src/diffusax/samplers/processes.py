@@ -32,15 +32,40 @@ class FlowWeighting:
     mode_scale: float = 1.29
     """Of mode: how much more often levels in the middle are drawn, from -1 to 2 / (pi - 2)."""
 
-    def sample(self, key: jax.Array) -> jax.Array:
-        """Returns a random sigma from 0 to 1, without any shift."""
+    def sample(self, key: jax.Array, within: tuple[float, float] | None = None) -> jax.Array:
+        """Returns a random sigma from 0 to 1, without any shift.
+
+        within: the least and the highest; the density between them is the same but for a factor.
+        """
         if self.scheme == "logit_normal":
-            drawn = jax.random.normal(key, dtype=jnp.float32)
+            if within is None:
+                drawn = jax.random.normal(key, dtype=jnp.float32)
+            else:
+                least, most = map(self._normal_of, within)
+                drawn = jax.random.truncated_normal(key, least, most, dtype=jnp.float32)
             return jax.nn.sigmoid(self.logit_std * drawn - self.logit_mean)
-        u = jax.random.uniform(key, dtype=jnp.float32)
-        if self.scheme == "mode":
-            return u + self.mode_scale * (jnp.cos(math.pi * u / 2) ** 2 - 1 + u)
-        return u
+        least, most = (0.0, 1.0) if within is None else map(self._uniform_of, within)
+        u = jax.random.uniform(key, dtype=jnp.float32, minval=least, maxval=most)
+        return self._of_mode(u, jnp.cos) if self.scheme == "mode" else u
+
+    def _normal_of(self, sigma: float) -> float:
+        """Returns the number of a normal distribution that becomes a sigma."""
+        if sigma <= 0 or sigma >= 1:
+            return -math.inf if sigma <= 0 else math.inf
+        return (math.log(sigma / (1 - sigma)) + self.logit_mean) / self.logit_std
+
+    def _uniform_of(self, sigma: float) -> float:
+        """Returns the number from 0 to 1 that becomes a sigma, which grows with it."""
+        if self.scheme != "mode":
+            return sigma
+        low, high = 0.0, 1.0
+        for _ in range(53):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._of_mode(middle, math.cos) < sigma else (low, middle)
+        return high
+
+    def _of_mode(self, u: Any, cos: Any) -> Any:
+        return u + self.mode_scale * (cos(math.pi * u / 2) ** 2 - 1 + u)
 
     def weight(self, sigmas: jax.Array) -> jax.Array:
         """Returns what the errors at these levels count for, n."""
@@ -224,6 +249,8 @@ class Flow:
     num_train_timesteps: int = 1000
     weighting: FlowWeighting = dataclasses.field(default_factory=FlowWeighting)
     """Which levels are trained, and what their errors count for."""
+    within: tuple[float, float] | None = None
+    """The least and the highest sigma of the training, shifted; None for all."""
 
     prediction_types: ClassVar[tuple[str, ...]] = ("flow_prediction",)
 
@@ -254,7 +281,15 @@ class Flow:
                 "timestep_bias is for discrete timesteps and flow matching has none; leave it out"
             )
         lowest = 1 / self.num_train_timesteps
-        return self.shifted(jnp.maximum(self.weighting.sample(key), lowest))
+        if self.within is None:
+            return self.shifted(jnp.maximum(self.weighting.sample(key), lowest))
+        ends = [max(self._unshifted(sigma), lowest) for sigma in self.within]
+        sigma = self.shifted(self.weighting.sample(key, (ends[0], ends[1])))
+        return jnp.clip(sigma, *self.within)
+
+    def _unshifted(self, sigma: float) -> float:
+        """Inverts `shifted`."""
+        return sigma / (self.shift - (self.shift - 1) * sigma)
 
     def target(
         self, x0: jax.Array, noise: jax.Array, t: jax.Array, prediction_type: str

@@ -14,6 +14,7 @@ from diffusax.training.data.options import (
     DataConfig,
     EditDataConfig,
     ImageDataConfig,
+    VideoDataConfig,
 )
 from diffusax.training.ema.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
 from diffusax.training.ema.update import EMAConfig, EMAState, copy_as_average, update_ema
@@ -49,6 +50,11 @@ from diffusax.training.recipes.instruct_pix2pix import (
 )
 from diffusax.training.recipes.recipe import Recipe
 from diffusax.training.recipes.text_to_image import TextToImageConfig, text_to_image
+from diffusax.training.recipes.text_to_video import (
+    TextToVideoConfig,
+    VideoValidationConfig,
+    text_to_video,
+)
 from diffusax.training.recipes.textual_inversion import (
     TextualInversionConfig,
     TextualInversionDataConfig,
@@ -60,7 +66,7 @@ from diffusax.training.recipes.unconditional import (
     UnconditionalValidationConfig,
     unconditional,
 )
-from diffusax.training.step.denoising import Draws
+from diffusax.training.step.draws import Draws
 from diffusax.training.step.encoding import encode_pixels
 from diffusax.training.step.step import Batch, TrainState, initial_state, make_train_step
 
@@ -93,6 +99,7 @@ __all__ = [
     "Preempted",
     "Recipe",
     "TextToImageConfig",
+    "TextToVideoConfig",
     "TextualInversionConfig",
     "TextualInversionDataConfig",
     "TextualInversionOptimizerConfig",
@@ -102,6 +109,8 @@ __all__ = [
     "UnconditionalConfig",
     "UnconditionalValidationConfig",
     "ValidationConfig",
+    "VideoDataConfig",
+    "VideoValidationConfig",
     "autoencoder",
     "cache_latents",
     "controlnet",
@@ -116,6 +125,7 @@ __all__ = [
     "read_config",
     "remove_snapshots_after",
     "text_to_image",
+    "text_to_video",
     "textual_inversion",
     "to_yaml",
     "train",

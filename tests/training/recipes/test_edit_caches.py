@@ -18,7 +18,7 @@ from diffusax.training import (
     instruct_pix2pix,
     train,
 )
-from diffusax.training.step.denoising import Dropped
+from diffusax.training.step.draws import Dropped
 from diffusax.training.step.encoding import original_names
 
 SMALL, WIDE = ("24x24", "40x24"), ("64x64", "96x64")

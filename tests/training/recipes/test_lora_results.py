@@ -25,7 +25,7 @@ from diffusax.lora.files import WEIGHT_NAME
 from diffusax.lora.trained import KOHYA_NAME
 from diffusax.training import LoRAConfig, TextToImageConfig, text_to_image
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
-from diffusax.training.step.denoising import Draws, Dropped
+from diffusax.training.step.draws import Draws, Dropped
 from diffusax.training.step.step import initial_state, make_train_step
 
 DRAW = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "np"}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffusax.training.step.denoising import drop_conditions
+from diffusax.training.step.draws import drop_conditions
 
 
 def diffusers_masks(u: np.ndarray, p: float) -> tuple[np.ndarray, np.ndarray]:

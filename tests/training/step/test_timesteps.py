@@ -7,7 +7,7 @@ import pytest
 
 from diffusax.samplers.processes import Diffusion
 from diffusax.training.config import TimestepBiasConfig
-from diffusax.training.step.denoising import timestep_probabilities
+from diffusax.training.step.timesteps import timestep_probabilities
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ LOW_NOISE = "transformer_2"
 PATCH = 2
 """Latents per token, in each direction."""
 _LONGEST = 512
-_SIZE = 480, 832
+SIZE = 480, 832
 """The height and width that diffusers' pipelines have by default."""
 
 
@@ -56,7 +56,13 @@ class WanDenoiser(TransformerDenoiser):
 
     @classmethod
     def of(cls, networks: Mapping[str, Network]) -> Self:
-        """Returns the denoiser of a checkpoint's networks, which are given by name."""
+        """Returns the denoiser of a checkpoint's networks, which are given by name.
+
+        Of two transformers one may be missing, as where one is trained.
+        """
+        if cls.component not in networks:
+            alone: Any = LowNoiseDenoiser(networks[LOW_NOISE])
+            return alone  # type: ignore[no-any-return]
         return cls(networks[cls.component], low_noise=networks.get(LOW_NOISE))
 
     @functools.cached_property
@@ -92,7 +98,8 @@ class WanDenoiser(TransformerDenoiser):
         Of the conditions it reads the texts, b s d, further channels, b f h w c, which VACE's
         networks take for their control, and among the added ones "control_scale", b n, the weights
         of VACE's layers; "images", b i d, CLIP's hidden states; "first_frame", b 1 h w c, latents
-        in the place of the first frame's; and with two transformers "boundary", b, the timestep
+        in the place of the first frame's, and perhaps "first_time", b, their timestep, which is
+        zero otherwise; and with two transformers "boundary", b, the timestep
         from which on the first predicts. A transformer that no row needs is left out. Of the inputs
         it reads adapters: b a.
         """
@@ -106,7 +113,8 @@ class WanDenoiser(TransformerDenoiser):
         times = timestep
         if "first_frame" in added:
             x = jnp.concatenate([added["first_frame"].astype(x.dtype), x[:, 1:]], axis=1)
-            times = _of_tokens(timestep, x.shape[1:4], self.network.config.patch_size)
+            first = added.get("first_time", jnp.zeros_like(timestep))
+            times = _of_tokens(timestep, first, x.shape[1:4], self.network.config.patch_size)
         keys = conditions.keys or self.prepare(params, conditions, inputs).keys or {}
 
         def predicted(name: str) -> jax.Array:
@@ -134,14 +142,38 @@ class WanDenoiser(TransformerDenoiser):
         return dict(zip(self.components, (self.network, self.low_noise)))
 
 
-def _of_tokens(timestep: jax.Array, size: Sequence[int], patch: Sequence[int]) -> jax.Array:
-    """Returns a time for each token, b t: zero for those of the first frame.
+class LowNoiseDenoiser(WanDenoiser):
+    """The transformer of the less noisy steps, where it is alone."""
 
-    size: the frames, rows and columns of latents.
+    component = LOW_NOISE
+
+
+def _of_tokens(
+    timestep: jax.Array, first: jax.Array, size: Sequence[int], patch: Sequence[int]
+) -> jax.Array:
+    """Returns a time for each token, b t.
+
+    Args:
+        timestep: that of most tokens, b.
+        first: that of the first frame's, b.
+        size: the frames, rows and columns of latents.
+        patch: those of a token.
     """
     frames, rows, columns = (n // own for n, own in zip(size, patch))
     noisy = jnp.arange(frames * rows * columns) >= rows * columns
-    return timestep[:, None] * noisy
+    return jnp.where(noisy, timestep[:, None], first[:, None])
+
+
+def known_frames(given: np.ndarray, step: int) -> np.ndarray:
+    """Returns which frames are given of those of each frame of latents, f step.
+
+    The first frame stands alone, and counts for all of its frame of latents.
+
+    Args:
+        given: 1 for frames that are given and 0 for others, F.
+        step: the frames per frame of latents.
+    """
+    return np.concatenate([np.repeat(given[:1], step), given[1:]]).reshape(-1, step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +276,7 @@ def _encode_images(network: Network, params: Params, images: jax.Array) -> jax.A
 
 def default_size(components: Any, call: Any) -> tuple[int, int]:
     """Returns 480 and 832, also of networks that were trained at larger sizes, as in diffusers."""
-    return _SIZE
+    return SIZE
 
 
 def tokenize(

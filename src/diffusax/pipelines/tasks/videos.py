@@ -13,6 +13,7 @@ import numpy as np
 from diffusax.images.conversion import to_pixels
 from diffusax.images.masks import bilinear
 from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.families.wan import known_frames
 from diffusax.pipelines.plan.arguments import Call, as_list, match_length
 from diffusax.pipelines.plan.plan import Inpainting, PreparedRun
 from diffusax.pipelines.run import programs
@@ -72,8 +73,7 @@ def _from_channels(setup: Setup, first: np.ndarray) -> PreparedRun:
     if call.last_image is not None:
         last = as_pixels(c, call.last_image, *setup.size)
         frames[:, -1], given[-1] = last, 1
-    known = np.concatenate([np.repeat(given[:1], step), given[1:]]).reshape(-1, step)
-    mask = np.broadcast_to(known[:, None, None], (*setup.shape[:-1], step))
+    mask = np.broadcast_to(known_frames(given, step)[:, None, None], (*setup.shape[:-1], step))
     latents = _encode(c, frames, setup.images)
     every = jnp.broadcast_to(jnp.asarray(mask), (setup.images, *mask.shape))
     channels = jnp.concatenate([every, latents], axis=-1)[:, None]

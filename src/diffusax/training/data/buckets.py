@@ -28,6 +28,9 @@ Shape = tuple[Size, ...]
 SHAPE = "(shape)"
 """The name in a row of the sizes of the images that it looks at, where they are their own."""
 
+FRAMES = "(frames)"
+"""The name in a row of the number of frames that are taken of its clip, where there are several."""
+
 _REPLACEMENTS = 10
 """The number of rows that are tried in the place of a broken one."""
 
@@ -105,6 +108,8 @@ class Buckets:
     """The number of images to look at of each size's rows; none where all rows have as many."""
     shapes: tuple[Shape, ...] = ()
     """The sizes of these images; none where they are cut like the others."""
+    frames: tuple[int, ...] = ()
+    """The number of frames of each size's clips; none where all have as many."""
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
@@ -119,15 +124,20 @@ class Buckets:
     def _area(self, bucket: int) -> int:
         """Returns the pixels of all images of a row of this size."""
         height, width = self.sizes[bucket]
+        if self.frames:
+            return height * width * self.frames[bucket]
         if self.shapes:
             return height * width + sum(h * w for h, w in self.shapes[bucket])
         return height * width * (1 + (self.references[bucket] if self.references else 0))
 
     def name(self, bucket: int) -> str:
         """Returns a size as WIDTHxHEIGHT, with the number of images to look at if rows differ, or
-        with their sizes if these are their own: 512x512+1, 512x512+768x512.
+        with their sizes if these are their own: 512x512+1, 512x512+768x512; with the frames of
+        clips that differ in their number: 832x480x81.
         """
         height, width = self.sizes[bucket]
+        if self.frames:
+            return f"{width}x{height}x{self.frames[bucket]}"
         if self.shapes:
             own = [f"{w}x{h}" for h, w in self.shapes[bucket]] or ["0"]
             return "+".join([f"{width}x{height}", *own])
@@ -144,6 +154,19 @@ class Buckets:
         of_row = np.where((self.of_row < 0) | (counts < 0), -1, self.of_row * len(numbers) + place)
         sizes = tuple(size for size in self.sizes for _ in numbers)
         return Buckets(sizes, of_row.astype(np.int16), tuple(numbers) * len(self.sizes))
+
+    def by_frames(self, available: np.ndarray, wanted: Sequence[int]) -> "Buckets":
+        """Returns a size for each size and number of frames, which come in turn.
+
+        Args:
+            available: the number of frames that each row's clip has, n int.
+            wanted: the numbers of frames that are taken, ascending. Each row has the largest that
+                its clip fills; rows that fill none are left out.
+        """
+        place = np.searchsorted(np.asarray(wanted), available, side="right") - 1
+        of_row = np.where((self.of_row < 0) | (place < 0), -1, self.of_row * len(wanted) + place)
+        sizes = tuple(size for size in self.sizes for _ in wanted)
+        return Buckets(sizes, of_row.astype(np.int16), frames=tuple(wanted) * len(self.sizes))
 
     def repeated(self, rows: int) -> "Buckets":
         """Returns the buckets of a source that repeats the rows up to this number."""
@@ -168,7 +191,9 @@ class BucketedSource:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         bucket, buckets = self.buckets.of_row[index], self.buckets
-        own = {SHAPE: buckets.shapes[bucket]} if buckets.shapes else {}
+        own: dict[str, Any] = {SHAPE: buckets.shapes[bucket]} if buckets.shapes else {}
+        if buckets.frames:
+            own[FRAMES] = buckets.frames[bucket]
         return {**self.source[index], SIZE: buckets.sizes[bucket], **own}
 
     def name(self, index: int) -> str:

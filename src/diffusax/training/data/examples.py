@@ -323,6 +323,11 @@ PIXELS, LATENTS = "original_pixel_values", "original_latents"
 """The names in a batch of an image before the edit, and of its latents in a cache."""
 
 
+GIVEN, SEEN_PIXELS, SEEN = "given_latents", "seen_pixel_values", "image_embeds"
+"""The names in a batch of what is shown of clips' first frames: latents of a video of these, what
+CLIP reads of them, and its hidden states."""
+
+
 TEXT_IMAGES = "text_images"
 """The beginning of the names in a batch of images as the text encoder reads them."""
 

@@ -36,6 +36,7 @@ from diffusax.training.data.image_files import (
     IMAGE_SUFFIXES,
     METADATA,
     SHARD_SUFFIXES,
+    VIDEO_SUFFIXES,
     Listing,
     list_folder,
     nothing_in,
@@ -51,7 +52,7 @@ _LATENTS = "cache.json"
 _CARD = "README.md"
 _SPLITS_ON_DISK = "dataset_dict.json"
 _RECORDS = (".json", ".jsonl")
-_FETCHED = (*IMAGE_SUFFIXES, *SHARD_SUFFIXES, ".txt", ".caption", *_RECORDS)
+_FETCHED = (*SHARD_SUFFIXES, ".txt", ".caption", *_RECORDS)
 
 Finder = Callable[[Sequence[str]], dict[str, list[str]]]
 
@@ -74,6 +75,8 @@ class Wanted:
     """What captions' files of several lines say; see `captions`."""
     edits: EditColumns | None = None
     """Which of the columns are those of edits; other names are then tried for them, too."""
+    clips: bool = False
+    """Whether videos are read like images."""
     own: bool = True
     """Whether paths in the data set may lead out of its folder, as in one that is not the Hub's."""
 
@@ -142,7 +145,7 @@ def _open_path(
             f"{name} holds latents that cache-latents wrote, which cannot be read as images; give "
             "the data set that they were made of"
         )
-    listing = list_folder(folder, wanted.leave_out)
+    listing = list_folder(folder, wanted.leave_out, clips=wanted.clips)
     if source := _open_records(listing, wanted, name):
         return source
     shards = _shards(listing, wanted)
@@ -368,7 +371,9 @@ def _open_on_hub(path: str, wanted: Wanted) -> ArrowSource | FolderSource:
 def _patterns(reference: Reference, wanted: Wanted) -> list[str]:
     """Returns globs of the files to fetch: the shards of the wanted splits, or all that is read."""
     below = reference.path
-    every = [f"*{name}" for one in (*_FETCHED, *METADATA) for name in (one, one.upper())]
+    suffixes = (*IMAGE_SUFFIXES, *(VIDEO_SUFFIXES if wanted.clips else ()))
+    fetched = (*suffixes, *_FETCHED, *METADATA)
+    every = [f"*{name}" for one in fetched for name in (one, one.upper())]
     if below:
         every = [below, f"{below}/**"]
     if constants.HF_HUB_OFFLINE:
@@ -379,7 +384,7 @@ def _patterns(reference: Reference, wanted: Wanted) -> list[str]:
         # The download says why, or takes what an earlier run has fetched.
         return every
     paths = [file.path for file in dataset.files]
-    if any(suffix_of(path) in IMAGE_SUFFIXES for path in paths):
+    if any(suffix_of(path) in suffixes for path in paths):
         return every
     shards = [path for path in paths if suffix_of(path) in SHARD_SUFFIXES]
     if not shards or _SPLITS_ON_DISK in paths:

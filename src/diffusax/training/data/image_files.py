@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 # Not every Pillow comes with AVIF.
 _AVIF = (".avif",) if ".avif" in Image.registered_extensions() else ()
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", *_AVIF)
+VIDEO_SUFFIXES = (".mp4", ".mov", ".webm", ".mkv", ".avi", ".m4v")
+"""The suffixes of videos, which are clips beside animated images."""
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 """The files that say what images of a folder show, as `datasets` names them; first the one that
 wins where a folder has several."""
@@ -57,13 +59,16 @@ class Listing:
         return [path for path in self.others if suffix_of(path) in suffixes]
 
 
-def list_folder(folder: Path, leave_out: str = "") -> Listing:
+def list_folder(folder: Path, leave_out: str = "", *, clips: bool = False) -> Listing:
     """Lists the files at any depth of a folder, without hidden ones.
 
     Hidden are names with a dot in front, such as .ipynb_checkpoints/a.png and ._a.jpg, and folders
     with two underscores in front, such as __MACOSX, as for `datasets`.
 
-    leave_out: a folder that is not looked into, such as that of the run's results.
+    Args:
+        folder: the folder.
+        leave_out: a folder that is not looked into, such as that of the run's results.
+        clips: whether videos are among the images.
 
     Raises:
         ValueError: that folder is the data set's own.
@@ -75,8 +80,9 @@ def list_folder(folder: Path, leave_out: str = "") -> Listing:
             "give another output, which may be a folder in it"
         )
     files = sorted(_walk(folder, results), key=lambda path: path.split("/"))
-    images = tuple(path for path in files if suffix_of(path) in IMAGE_SUFFIXES)
-    return Listing(folder, images, tuple(p for p in files if suffix_of(p) not in IMAGE_SUFFIXES))
+    suffixes = (*IMAGE_SUFFIXES, *(VIDEO_SUFFIXES if clips else ()))
+    images = tuple(path for path in files if suffix_of(path) in suffixes)
+    return Listing(folder, images, tuple(p for p in files if suffix_of(p) not in suffixes))
 
 
 def without_companions(listing: Listing) -> Listing:

@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 from diffusax.boundary.files import written_whole
 from diffusax.images.reading import upright_size
 from diffusax.training.data.batches import Broken, Tally
+from diffusax.training.data.clips import ClipFacts, clip_facts
 from diffusax.training.data.edits import beneath
 from diffusax.training.data.examples import image_file
 from diffusax.training.data.folders import FolderSource
@@ -59,7 +60,25 @@ def all_sizes_in_headers(source: Source, column: str, threads: int) -> np.ndarra
         rows = [[*own, *[0] * (most - len(own))] for own in found]
         return np.array(rows, np.int32).reshape(len(rows), -1, 2)
 
-    return _once(_kept(source, column, every=True), read)
+    return _once(_kept(source, column, what="all"), read)
+
+
+def clips_in_headers(source: Source, column: str, threads: int) -> list[ClipFacts | None]:
+    """Reads the headers of a source's clips, see `sizes_in_headers`; None for broken ones."""
+
+    def facts(row: dict[str, Any]) -> list[float]:
+        found = clip_facts(row[column])
+        return [found.height, found.width, found.frames, found.seconds]
+
+    def read() -> np.ndarray:
+        found = [own or [0.0] * 4 for own in _read_rows(source, facts, threads)]
+        return np.array(found, np.float64).reshape(-1, 4)
+
+    rows = _once(_kept(source, column, what="clips"), read)
+    return [
+        ClipFacts(int(height), int(width), int(frames), seconds) if frames else None
+        for height, width, frames, seconds in rows.tolist()
+    ]
 
 
 def _once(kept: Path | None, read: Callable[[], np.ndarray]) -> np.ndarray:
@@ -138,19 +157,22 @@ def _whole_numbers(row: dict[str, Any], columns: tuple[str, str]) -> tuple[int, 
     return height, width
 
 
-def _kept(source: Source, column: str, *, every: bool = False) -> Path | None:
+def _kept(source: Source, column: str, *, what: str = "") -> Path | None:
     """Returns the file that keeps the sizes; None for a source without files.
 
-    every: whether they are of all images in the column, instead of a row's first.
+    what: "all" for those of all images in the column, instead of a row's first; "clips" for the
+    headers of clips.
     """
-    source = beneath(source)
+    source, more = beneath(source), [what][: bool(what)]
     if isinstance(source, ArrowSource):
         # Their names are digests of the data set's files.
-        identity: list[Any] = [column, *["all"][: int(every)], *source.files]
+        identity: list[Any] = [column, *more, *source.files]
     elif isinstance(source, FolderSource):
         cells = [files[column] for files in source.files if column in files]
-        names = [name for cell in cells for name in (as_list(cell) if every else [_first(cell)])]
-        identity = [column, *["all"][: int(every)], source.folder]
+        names = [
+            name for cell in cells for name in (as_list(cell) if what == "all" else [_first(cell)])
+        ]
+        identity = [column, *more, source.folder]
         identity += map(_stamp, (Path(source.folder) / name for name in names))
     else:
         return None

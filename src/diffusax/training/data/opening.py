@@ -22,6 +22,7 @@ from diffusax.training.data.finding import open_source
 from diffusax.training.data.folders import FolderSource
 from diffusax.training.data.image_sizes import (
     all_sizes_in_headers,
+    clips_in_headers,
     sizes_in_columns,
     sizes_in_headers,
 )
@@ -29,10 +30,12 @@ from diffusax.training.data.options import (
     CaptionedDataConfig,
     DataConfig,
     EditDataConfig,
+    VideoDataConfig,
     kinds_of,
 )
 from diffusax.training.data.references import OwnSizes, buckets_by_shapes
 from diffusax.training.data.sources import (
+    MAX_BROKEN,
     ArrowSource,
     Facts,
     Source,
@@ -45,7 +48,12 @@ log = logging.getLogger(__name__)
 
 
 def open_data(
-    config: DataConfig, columns: Sequence[str], *, leave_out: str = "", references: int = 1
+    config: DataConfig,
+    columns: Sequence[str],
+    *,
+    leave_out: str = "",
+    references: int = 1,
+    clips: bool = False,
 ) -> Source:
     """Opens the data set that the options name, with these columns and that of the masks.
 
@@ -56,6 +64,7 @@ def open_data(
         columns: the columns to read.
         leave_out: a folder whose images are no part of it; see `list_folder`.
         references: the most images to look at that a row of edits may have.
+        clips: whether videos are read like images.
 
     Raises:
         ValueError: there is no such data set, or a column is missing; lists those that exist. Or a
@@ -68,13 +77,13 @@ def open_data(
     if isinstance(config, CaptionedDataConfig):
         _check_tags(config)
     mask = config.mask_column
-    found = _open(config, [*columns, *([mask] if mask else [])], leave_out)
+    found = _open(config, [*columns, *([mask] if mask else [])], leave_out, clips=clips)
     source: Source = found
     if _are_edits(config, columns):
         source = _as_edits(found, config, references)
     if isinstance(config, CaptionedDataConfig) and config.caption_lines != "first":
         _check_lines(config, source)
-    log_summary(source, columns, kinds_of(config))
+    log_summary(source, columns, kinds_of(config), clips=clips)
     return source
 
 
@@ -135,6 +144,82 @@ def open_images(
         buckets = buckets.by_references(counts)
     log_buckets(buckets)
     return BucketedSource(source, buckets)
+
+
+def open_clips(
+    config: VideoDataConfig,
+    columns: Sequence[str],
+    *,
+    side: int,
+    factor: int,
+    step: int,
+    fps: float,
+    leave_out: str = "",
+) -> Source:
+    """Opens the clips that the options name; in buckets of their sizes and numbers of frames.
+
+    Args:
+        config: the options.
+        columns: the columns to read, first that of the clips.
+        side: see `open_images`.
+        factor: the number of pixels per token, which divides all sizes.
+        step: the frames per frame of latents after the first.
+        fps: the frames per second.
+        leave_out: see `open_images`.
+
+    Raises:
+        ValueError: the errors of `open_images`; options are of images alone; or more than one clip
+            in a hundred has too few frames.
+    """
+    _check_clips(config, step)
+    source = open_data(config, columns, leave_out=leave_out, clips=True)
+    if not config.bucketed and len(config.num_frames) == 1:
+        return source
+    facts = clips_in_headers(source, columns[0], config.threads)
+    whole = bucket_sizes(config, side, factor) if config.bucketed else ((side, side),)
+    sizes = np.array([(0, 0) if own is None else (own.height, own.width) for own in facts])
+    frames = np.array([0 if own is None else own.available(fps) for own in facts])
+    buckets = Buckets(whole, nearest_sizes(whole, sizes)).by_frames(frames, config.num_frames)
+    _check_lengths(source, (frames > 0) & (buckets.of_row < 0), config.num_frames[0])
+    log_buckets(buckets)
+    return BucketedSource(source, buckets)
+
+
+def _check_clips(config: VideoDataConfig, step: int) -> None:
+    """Raises ValueError where numbers of frames cannot be, or options are of images alone."""
+    for count in config.num_frames:
+        if count % step != 1 % step:
+            low = (count - 1) // step * step + 1
+            raise ValueError(
+                f"data.num_frames must be one more than a multiple of {step} (got {count}); use "
+                f"{low} or {low + step}"
+            )
+    given = [name for name in ("mask_column", "width_column") if getattr(config, name)]
+    given += ["mask"] if config.mask != "none" else []
+    if given:
+        raise ValueError(f"data.{given[0]} is of images, and cannot be with clips; leave it out")
+    if config.streaming and len(config.num_frames) > 1:
+        raise ValueError(
+            "data.num_frames must be one number with data.streaming, where it is not known "
+            f"beforehand how long clips are (got {len(config.num_frames)})"
+        )
+
+
+def _check_lengths(source: Source, short: np.ndarray, least: int) -> None:
+    """Logs the clips that fill no number of frames. Raises ValueError where they are too many.
+
+    short: whether each row's clip does not, n bool. least: the smallest number.
+    """
+    count = int(short.sum())
+    if not count:
+        return
+    text = (
+        f"{count} of {len(short)} clips have fewer than {least} frames, such as "
+        f"{source.name(int(short.argmax()))}"
+    )
+    if count > MAX_BROKEN * len(short):
+        raise ValueError(f"{text}; name a smaller number in data.num_frames, too, or remove them")
+    log.warning("%s; these are left out", text)
 
 
 def reference_counts(source: Source) -> np.ndarray:
@@ -245,7 +330,7 @@ def _as_edits(
 
 
 def _open(
-    config: DataConfig, columns: Sequence[str], leave_out: str = ""
+    config: DataConfig, columns: Sequence[str], leave_out: str = "", *, clips: bool = False
 ) -> ArrowSource | FolderSource | StreamedSource:
     """Opens the data set with these columns, and checks what they hold."""
     edits = None
@@ -272,6 +357,7 @@ def _open(
         leave_out=leave_out,
         caption_lines=getattr(config, "caption_lines", "first"),
         edits=edits,
+        clips=clips,
     )
 
 

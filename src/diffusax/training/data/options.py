@@ -13,6 +13,9 @@ from diffusax.training.data.captions import Lines
 from diffusax.training.data.edits import EditColumns
 from diffusax.training.data.sources import Kind
 
+Extraction = Literal["head", "uniform", "random", "whole"]
+"""Which part of a clip is taken; see `VideoDataConfig`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Options):
@@ -153,6 +156,36 @@ class CaptionedDataConfig(ImageDataConfig):
     """The number of tags at the beginning of a caption that stay where they are."""
     tag_separator: Annotated[str, Meta(min_length=1)] = ","
     """What stands between the tags of a caption."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VideoDataConfig(CaptionedDataConfig):
+    """A data set of clips with captions; images among them are clips of one frame."""
+
+    num_frames: tuple[Annotated[int, Meta(ge=1, le=10_000)], ...] = (81,)
+    """The number of frames of each example, one more than a multiple of four; of several, as
+    81 41 1, each clip has the largest that it fills, and a batch is of one."""
+    fps: Annotated[float, Meta(ge=0, le=1000)] | None = None
+    """The frames per second that are taken of clips, 0 for all that a file has; by default those of
+    the model's videos, 16, or 24 for Wan 2.2 TI2V-5B."""
+    frame_extraction: Extraction = "head"
+    """Which part of a longer clip is taken: its beginning (head), any, drawn each time (random), or
+    one of frame_samples that are spread evenly, drawn each time (uniform); or frames of the whole
+    clip, so that it is faster (whole)."""
+    frame_samples: Annotated[int, Meta(ge=2, le=10_000)] = 4
+    """Of uniform: the number of parts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.num_frames:
+            raise ValueError("data.num_frames must be at least one number, such as 81 (got none)")
+        object.__setattr__(self, "num_frames", tuple(sorted(set(self.num_frames))))
+        default = VideoDataConfig.frame_samples
+        if self.frame_extraction != "uniform" and self.frame_samples != default:
+            raise ValueError(
+                f"data.frame_samples={self.frame_samples} does nothing without "
+                "data.frame_extraction=uniform; give both"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

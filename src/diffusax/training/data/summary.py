@@ -11,6 +11,7 @@ import jax
 from PIL import Image
 
 from diffusax.images.reading import upright_size
+from diffusax.training.data.clips import ClipFacts, clip_facts
 from diffusax.training.data.edits import beneath
 from diffusax.training.data.examples import image_file
 from diffusax.training.data.sources import Facts, Kind, Source, SourceFailed, as_list
@@ -25,7 +26,12 @@ _COUNTED = 100_000
 
 
 def log_summary(
-    source: Source, columns: Sequence[str], kinds: Mapping[str, Kind], *, place: str = ""
+    source: Source,
+    columns: Sequence[str],
+    kinds: Mapping[str, Kind],
+    *,
+    place: str = "",
+    clips: bool = False,
 ) -> None:
     """Logs a data set's rows, captions, splits, sizes and modes; in the first process alone.
 
@@ -34,6 +40,7 @@ def log_summary(
         columns: the columns that are read.
         kinds: what they hold; others are not looked at.
         place: where the data set is, if it does not say so itself.
+        clips: whether the images may be clips.
     """
     if jax.process_index():
         return
@@ -57,10 +64,11 @@ def log_summary(
     rows = [_row(source, number) for number in numbers]
     for column in texts:
         _log_captions(source, column, facts, [row.get(column) for row in rows])
+    looks = _looks_of_clips if clips else _looks
     for column in images:
         cells = [cell for row in rows for cell in as_list(row.get(column))[:1]]
         of = "" if len(rows) == count else f" of {len(rows)} looked at"
-        log.info("data: %s%s: %s", column, of, "; ".join(_looks(cells)))
+        log.info("data: %s%s: %s", column, of, "; ".join(looks(cells)))
 
 
 def _row(source: Source, number: int) -> Mapping[str, Any]:
@@ -116,6 +124,35 @@ def _looks(cells: Sequence[Any]) -> list[str]:
     if broken:
         found.append(f"{broken} cannot be read")
     return found
+
+
+def _looks_of_clips(cells: Sequence[Any]) -> list[str]:
+    """Returns the sizes, numbers of frames and rates of clips, from their headers."""
+    facts: list[ClipFacts] = []
+    broken = 0
+    for cell in cells:
+        try:
+            facts.append(clip_facts(cell))
+        except Exception:
+            # The run names those that cannot be read, and ends where they are many.
+            broken += 1
+    moving = [own for own in facts if own.seconds]
+    sizes = [(own.height * own.width, f"{own.width}x{own.height}") for own in facts]
+    frames = [(own.frames, str(own.frames)) for own in moving]
+    rates = [(rate, f"{rate:.4g}") for own in moving if (rate := own.frames / own.seconds)]
+    found = [_span("sizes", sizes), _span("frames", frames), _span("frames a second", rates)]
+    still = len(facts) - len(moving)
+    found += [f"{still} images"] if still else []
+    found += [f"{broken} cannot be read"] if broken else []
+    return [text for text in found if text]
+
+
+def _span(name: str, values: Sequence[tuple[float, str]]) -> str:
+    """Returns the least and the most of values with their texts; an empty text where none are."""
+    if not values:
+        return ""
+    least, most = min(values)[1], max(values)[1]
+    return f"{name} {least}" if least == most else f"{name} {least} to {most}"
 
 
 def _mode(file: Any) -> tuple[str, bool]:

@@ -21,6 +21,7 @@ from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.mesh import batch_size
 from diffusax.training.config import TrainConfig
 from diffusax.training.options import by_name
+from diffusax.training.recipes.recipe import Clip
 
 
 def peak_flops(config: TrainConfig) -> float | None:
@@ -109,9 +110,19 @@ class Reports:
         if self._wandb is not None:
             self._wandb.log(values, step=step)
 
-    def images(self, step: int, images: Sequence[Image.Image], *, name: str = "validation") -> None:
-        """Writes a contact sheet to the folder `validation` and to TensorBoard."""
+    def images(
+        self, step: int, images: Sequence[Image.Image] | Clip, *, name: str = "validation"
+    ) -> None:
+        """Writes a contact sheet, or a clip, to the folder `validation` and to other logs.
+
+        TensorBoard gets a clip's first, middle and last frame.
+        """
         if not self._main:
+            return
+        if isinstance(images, Clip):
+            file = self._folder / "validation" / f"{name}-{step:07}{images.suffix}"
+            images.write(file)
+            self._log_clip(step, images, file, name)
             return
         sheet = contact_sheet(images)
         sheet.save(self._folder / "validation" / f"{name}-{step:07}.png")
@@ -120,6 +131,16 @@ class Reports:
         if self._wandb is not None:
             wandb = require_extra("wandb", "wandb")
             self._wandb.log({name: [wandb.Image(image) for image in images]}, step=step)
+
+    def _log_clip(self, step: int, clip: Clip, file: Path, name: str) -> None:
+        if self._tensorboard is not None:
+            chosen = sorted({0, len(clip.frames) // 2, len(clip.frames) - 1})
+            sheet = contact_sheet([clip.frames[i] for i in chosen], columns=len(chosen))
+            self._tensorboard.add_image(name, np.asarray(sheet), step, dataformats="HWC")
+        if self._wandb is not None:
+            wandb = require_extra("wandb", "wandb")
+            video = wandb.Video(str(file), format=file.suffix.removeprefix("."))
+            self._wandb.log({name: video}, step=step)
 
     def close(self) -> None:
         """Writes what is not written yet, and closes the logs."""

@@ -60,7 +60,7 @@ class ControlNetConfig(DenoiserConfig):
 class ControlNet(Denoiser):
     """The recipe that trains a ControlNet: `diffusax.training.controlnet(config)`."""
 
-    name = "controlnet"
+    name = cached_as = "controlnet"
     config: ControlNetConfig
     make_example = staticmethod(control_example)
 

@@ -58,6 +58,8 @@ class Denoiser:
     config: DenoiserConfig
     pipeline_class: Any = DiffusionPipeline
     """The class of the result's pipeline; by default the checkpoint's own."""
+    cached_as: ClassVar[str] = "text-to-image"
+    """The recipe of `CacheConfig` whose caches it reads."""
     make_example: ClassVar[Callable[..., Element]] = staticmethod(caption_example)
     """Makes an example of a row of images; the arguments are those of `caption_example`."""
 
@@ -88,13 +90,7 @@ class Denoiser:
         """
         require_options(config, ("model", "data.path"))
         self.config, data = config, config.data
-        prediction_type = config.prediction_type
-        self.base = base = BaseModel.open(
-            config.model,
-            prediction_type=prediction_type,
-            edits=edits,
-            references_layout=references_layout,
-        )
+        self.base = base = self._open_model(edits=edits, references_layout=references_layout)
         self.references_layout = base.references_layout if edits else None
         """The layout by which it learns to look at images; None where it does not."""
         if controlnet is not None:
@@ -106,21 +102,11 @@ class Denoiser:
         """Texts that are embedded once, by their names among the frozen parameters; a recipe with
         some sets `embedded`, too: its steps have embeddings instead of tokens."""
         if self.cached:
-            plain = "text-to-image" if controlnet is None else "controlnet"
-            recipe = "instruct-pix2pix" if edits else plain
-            self.source = cache = open_cache(data, base, recipe=recipe, check=not compile_only)
+            check = not compile_only
+            self.source = cache = open_cache(data, base, recipe=self.cached_as, check=check)
             self.embedded = base.family.embedding_columns[0] in cache.shapes
         else:
-            self.source = open_images(
-                data,
-                columns,
-                image_column=columns[-1] if edits else columns[0],
-                side=self.size,
-                factor=base.multiple,
-                leave_out=config.output,
-                references=base.family.edits.most if edits else 1,
-                policy=self._policy(),
-            )
+            self.source = self._open_data(columns, edits=edits)
         if self.embedded and config.train_text_encoder:
             raise ValueError(
                 f"{data.path} holds text embeddings, so train_text_encoder has nothing to train; "
@@ -142,6 +128,24 @@ class Denoiser:
             tokenizers=tuple(base.text_tokenizers),
             shift_of=base.shift_of if config.shift_by_size else None,
             **dropout,
+        )
+
+    def _open_model(self, **options: Any) -> BaseModel:
+        """Opens the checkpoint. options: those of `BaseModel.open`."""
+        config = self.config
+        return BaseModel.open(config.model, prediction_type=config.prediction_type, **options)
+
+    def _open_data(self, columns: tuple[str, ...], *, edits: bool) -> Source:
+        """Opens the data set, which is no cache; see `open_images`."""
+        return open_images(
+            self.config.data,
+            columns,
+            image_column=columns[-1] if edits else columns[0],
+            side=self.size,
+            factor=self.base.multiple,
+            leave_out=self.config.output,
+            references=self.base.family.edits.most if edits else 1,
+            policy=self._policy(),
         )
 
     def _policy(self) -> References | None:

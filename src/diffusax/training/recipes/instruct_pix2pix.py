@@ -24,9 +24,9 @@ from diffusax.training.config import DenoiserConfig, ImagesValidationConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import ALONE, EMPTY, is_of_images, prepare_images
 from diffusax.training.data.options import EditDataConfig
-from diffusax.training.recipes.base_model import edit_class, instruct_class
 from diffusax.training.recipes.cached import CachedSource
 from diffusax.training.recipes.denoiser import Denoiser
+from diffusax.training.recipes.editors import edit_class, instruct_class
 from diffusax.training.recipes.row_examples import (
     check_references,
     edit_example,
@@ -77,7 +77,7 @@ class InstructPix2Pix(Denoiser):
     is.
     """
 
-    name = "instruct-pix2pix"
+    name = cached_as = "instruct-pix2pix"
     config: InstructPix2PixConfig
     make_example = staticmethod(edit_example)
 

@@ -1,7 +1,7 @@
 """What the training loop needs to know of a task."""
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -12,6 +12,26 @@ from diffusax.models.network import Params
 from diffusax.training.data.batches import Element
 from diffusax.training.data.sources import Source
 from diffusax.training.step.step import Batch
+from diffusax.utils.export_utils import export_to_video
+
+
+class Clip(NamedTuple):
+    """A video that a validation generates."""
+
+    frames: list[Image.Image]
+    fps: float
+    """The frames per second."""
+    suffix: str
+    """That of its file: .mp4, .gif or .webp."""
+
+    def write(self, file: Path) -> None:
+        """Writes a file of that suffix."""
+        if self.suffix == ".mp4":
+            export_to_video(self.frames, file, fps=round(self.fps))
+            return
+        # Both formats have whole milliseconds, GIF hundredths of a second.
+        more, lasting = self.frames[1:], round(1000 / self.fps)
+        self.frames[0].save(file, save_all=True, append_images=more, duration=lasting, loop=0)
 
 
 class Recipe(Protocol):
@@ -47,8 +67,10 @@ class Recipe(Protocol):
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """Returns the loss of each example, b; each has a random key."""
 
-    def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
+    def validate(self, trained: Params, frozen: Params) -> "list[Image.Image] | Clip":
         """Generates images that show what the parameters can do, with captions if they have some.
+
+        Of videos it is one clip, with all of them side by side.
 
         The random numbers are always the same.
         """

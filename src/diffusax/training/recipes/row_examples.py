@@ -9,13 +9,15 @@ import numpy as np
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.families.policies import References
 from diffusax.training.data.batches import Element
-from diffusax.training.data.buckets import SHAPE
+from diffusax.training.data.buckets import FRAMES, SHAPE, SIZE
+from diffusax.training.data.clips import read_clip
 from diffusax.training.data.examples import (
     ALONE,
     PIXELS,
     choose_edit,
     cut_images,
     numbered_names,
+    prepare_images,
     read_image,
     write_caption,
 )
@@ -24,10 +26,12 @@ from diffusax.training.data.options import (
     ControlDataConfig,
     DataConfig,
     EditDataConfig,
+    VideoDataConfig,
 )
 from diffusax.training.data.references import fit
 from diffusax.training.data.sources import as_list
 from diffusax.training.recipes.base_model import BaseModel
+from diffusax.training.recipes.video_model import VideoModel
 from diffusax.training.step.encoding import original_names
 
 
@@ -57,6 +61,36 @@ def caption_example(
     """
     images = _cut(config, base, size, row, rng, pixel_values=row[config.image_column])
     return {**images, **base.tokenize(write_caption(config, row[config.caption_column], rng))}
+
+
+def clip_example(
+    config: VideoDataConfig,
+    base: VideoModel,
+    size: int,
+    row: dict[str, Any],
+    rng: np.random.Generator,
+) -> Element:
+    """Returns a clip's pixels, f H W 3, its caption's tokens, and what CLIP reads of its frames.
+
+    The arguments and errors are those of `caption_example`; all frames are cut alike.
+    """
+    frames = read_clip(
+        row[config.image_column],
+        row.get(FRAMES, config.num_frames[0]),
+        rng,
+        fps=base.fps if config.fps is None else config.fps,
+        extraction=config.frame_extraction,
+        samples=config.frame_samples,
+    )
+    pixels, _ = prepare_images(
+        frames,
+        rng,
+        resolution=row.get(SIZE, size),
+        center_crop=config.center_crop,
+        random_flip=config.random_flip,
+    )
+    found = {"pixel_values": np.stack(pixels), **base.seen_frames(pixels)}
+    return {**found, **base.tokenize(write_caption(config, row[config.caption_column], rng))}
 
 
 def control_example(

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,18 @@ from diffusax.pipelines.plan.plan import Conditions, HiddenLayers, Prompt, StepI
 from diffusax.runtime.random.noise import seed_key
 from diffusax.samplers import Scheduler
 from diffusax.samplers.processes import Flow, Process, add_noise
-from diffusax.training.config import DenoisingConfig, TimestepBiasConfig
+from diffusax.training.config import DenoisingConfig
 from diffusax.training.data.buckets import Size
 from diffusax.training.data.examples import (
     EMPTY,
     EMPTY_LENGTHS,
+    GIVEN,
     LENGTHS,
     PIXELS,
     PRIOR,
+    SEEN,
 )
+from diffusax.training.step.draws import Draws, Dropped, drop_conditions
 from diffusax.training.step.encoding import (
     before_names,
     encode_captions,
@@ -38,36 +41,17 @@ from diffusax.training.step.encoding import (
     original_names,
     reference_sizes,
 )
+from diffusax.training.step.given_frames import GivenFrames
 from diffusax.training.step.seen_images import SeenImages, seen_images, with_tail
 from diffusax.training.step.step import Batch
+from diffusax.training.step.timesteps import timestep_probabilities
 
 STATISTICS = "statistics"
 """The name among the frozen parameters of the statistics that latents are normalised by."""
 # What the key of an example is folded with for the adapters' dropout.
 _ADAPTERS = 5
-
-
-class Dropped(NamedTuple):
-    """Which conditions an example goes without. b, bool."""
-
-    text: Any
-    image: Any
-
-
-def drop_conditions(u: jax.Array, probability: float) -> Dropped:
-    """Drops the text alone, both, or the image alone, each with the same probability.
-
-    Brooks et al. 2023, section 3.2.1; the intervals are those of diffusers' examples
-    instruct_pix2pix/train_instruct_pix2pix.py: text alone below p, both below 2 p, the image alone
-    below 3 p.
-
-    Args:
-        u: b, uniform in [0, 1), one number for each example.
-        probability: p, at most a third.
-    """
-    text = u < 2 * probability
-    image = (u >= probability) & (u < 3 * probability)
-    return Dropped(text, image)
+# And for which clips are shown their first frame.
+_FIRST_FRAME = 6
 
 
 def squared_error(
@@ -80,22 +64,6 @@ def squared_error(
     difference = prediction.astype(jnp.float32) - target.astype(jnp.float32)
     squares = difference**2 if weights is None else weights[..., None] * difference**2
     return jnp.mean(squares, axis=tuple(range(1, difference.ndim)))
-
-
-class Draws(NamedTuple):
-    """The random numbers of a batch, with one row per example."""
-
-    latent_noise: jax.Array | None
-    """The noise that samples the autoencoder's distribution, b h w z; None where its mode is taken,
-    and where there is no autoencoder."""
-    noise: jax.Array
-    """The noise that is added to the latents, with the noise offset, b h w z."""
-    timesteps: jax.Array
-    """The training times of the process, b."""
-    dropped: Dropped
-    """Whether the caption is replaced by the empty one, and the image by zeros, b each."""
-    adapters: jax.Array | None = None
-    """The random keys of the adapters' dropout, b; None without it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,6 +87,9 @@ class DenoisingLoss:
         prior: b bool. For DreamBooth alone: which examples are of the class; `snr_gamma` does not
             weigh them (diffusers examples/dreambooth/train_dreambooth.py).
         conditioning_pixel_values: b H W 3 uint8. For ControlNet alone: the control images.
+        pixel_values: b f H W 3 uint8, or moments: b f h w 2z, cached. For clips, of a family of
+            videos. seen_pixel_values and given_latents, image_embeds: what is shown of their first
+            frames, see `GivenFrames.entries`.
         loss_weights: b h w float32, where there are masks: what each latent's error counts for.
 
     The frozen parameters hold under "empty" the replacement for a dropped caption: the names of the
@@ -156,6 +127,8 @@ class DenoisingLoss:
     says it."""
     tokenizers: tuple[Any, ...] = ()
     """Those of the text encoders, in a family whose texts speak of images."""
+    given: GivenFrames | None = None
+    """The frames of a clip that the network is shown; None where it is shown none."""
     lora: TrainedLora | None = None
     """The adapters that are trained; their networks are frozen. None where networks are trained."""
 
@@ -226,6 +199,7 @@ class DenoisingLoss:
                 process.sample_time(timestep, self.timestep_probabilities),
                 Dropped(text | (u < self.caption_dropout), image),
                 jax.random.fold_in(key, _ADAPTERS) if dropout else None,
+                self._shows_first(key, shape),
             )
 
         return jax.vmap(draw_one)(keys)
@@ -242,16 +216,22 @@ class DenoisingLoss:
         weights = {**cast_params({**frozen, **trained}, self.compute_dtype), **exact}
         x0 = self._latents(weights, batch, draws.latent_noise)
         process, t = self.process, draws.timesteps
+        noisy, timesteps = add_noise(process, x0, draws.noise, t), process.timesteps(t)
+        conditions = self._conditions(weights, batch, draws.dropped)
+        counted = batch.get("loss_weights")
+        if self.given is not None and draws.first_frame is not None:
+            shown = draws.first_frame
+            conditions, counted = self.given.from_first(conditions, x0, noisy, timesteps, shown)
         prediction = self._denoiser(
             weights,
-            add_noise(process, x0, draws.noise, t),
-            process.timesteps(t),
-            self._conditions(weights, batch, draws.dropped),
+            noisy,
+            timesteps,
+            conditions,
             StepInputs(None, None, self._control_weights(len(x0))),
             gradient_checkpointing=self.gradient_checkpointing,
         )
         target = process.target(x0, draws.noise, t, self.prediction_type)
-        error = squared_error(prediction, target, batch.get("loss_weights"))
+        error = squared_error(prediction, target, counted)
         weight = process.weight(t, self.prediction_type, self.snr_gamma)
         if PRIOR in batch:
             plain = process.weight(t, self.prediction_type, None)
@@ -277,20 +257,20 @@ class DenoisingLoss:
 
     def _latent_shape(self, batch: Batch) -> tuple[int, ...]:
         if self._autoencoder is None:
-            _, h, w, channels = batch["pixel_values"].shape
-            return h, w, channels
+            return tuple(batch["pixel_values"].shape[1:])
         form = self.family.latents(self.networks[self._autoencoder].config)
         if "moments" in batch:
-            _, h, w, _ = batch["moments"].shape
-            return h // form.fold, w // form.fold, form.channels
-        return form.shape(*batch["pixel_values"].shape[1:3])
+            _, *frames, h, w, _ = batch["moments"].shape
+            return *frames, h // form.fold, w // form.fold, form.channels
+        _, *count, height, width, _ = batch["pixel_values"].shape
+        return form.shape(height, width, *count)
 
     def _process_for(self, shape: tuple[int, ...]) -> Process:
         """Returns the process for latents h w c."""
         if self.shift_of is None or not isinstance(self.process, Flow):
             return self.process
         factor = self.family.latents(self.networks[self._autoencoder or ""].config).factor
-        shift = self.shift_of((shape[0] * factor, shape[1] * factor))
+        shift = self.shift_of((shape[-3] * factor, shape[-2] * factor))
         return dataclasses.replace(self.process, shift=shift)
 
     def _latents(self, weights: Params, batch: Batch, noise: jax.Array | None) -> jax.Array:
@@ -323,12 +303,37 @@ class DenoisingLoss:
             images = batch["conditioning_pixel_values"].astype(self.compute_dtype) / 255
             control = self._denoiser.embed(weights, (images[:, None],))
             control = tuple(hint[:, 0] for hint in control)
-        given = Conditions(*prompt[:3], added=added or None, control=control).told(prompt)
+        channels = None
+        if self.given is not None:
+            channels, seen = self._given(self.given, weights, batch)
+            added |= seen
+        given = Conditions(*prompt[:3], channels, added=added or None, control=control).told(prompt)
         names = original_names(batch)
         if not names:
             return given
         originals = [self._image(weights, name, batch[name], dropped.image) for name in names]
         return self.family.edits.condition(given, originals, lambda x: self._scaled(weights, x))
+
+    def _shows_first(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array | None:
+        """Draws whether a clip, whose latents are f h w c, is shown its first frame."""
+        if self.given is None or self.given.in_channels or shape[0] == 1:
+            return None
+        u = jax.random.uniform(jax.random.fold_in(key, _FIRST_FRAME), dtype=jnp.float32)
+        return u < self.given.share
+
+    def _given(
+        self, given: GivenFrames, weights: Params, batch: Batch
+    ) -> tuple[jax.Array | None, dict[str, jax.Array]]:
+        """Returns the input channels that show frames of clips, and what CLIP sees of them."""
+        name = self._autoencoder or ""
+        cached = {key: batch[key] for key in (GIVEN, SEEN) if key in batch}
+        found = cached or given.entries(self.networks, weights, name, batch)
+        channels = None
+        if GIVEN in found:
+            step = self.family.latents(self.networks[name].config).frames
+            latents = self._scaled(weights, found[GIVEN].astype(jnp.float32))
+            channels = given.channels(latents, step)
+        return channels, {"images": found[SEEN]} if SEEN in found else {}
 
     def _text(self, weights: Params, batch: Batch, dropped: jax.Array) -> Prompt:
         seen = seen_images(self.family, self.tokenizers, reference_sizes(batch))
@@ -377,27 +382,3 @@ class DenoisingLoss:
 def _replace(dropped: jax.Array, value: jax.Array, given: jax.Array) -> jax.Array:
     """Returns the value, b ..., where an example's condition is dropped, else what is given."""
     return jnp.where(dropped.reshape(-1, *(1,) * (given.ndim - 1)), value, given)
-
-
-def timestep_probabilities(config: TimestepBiasConfig, count: int) -> np.ndarray | None:
-    """Returns the probability of each of `count` timesteps, float64; None where all are equal.
-
-    Raises:
-        ValueError: the range ends beyond the last timestep.
-    """
-    if config.strategy == "range" and config.end > count:
-        raise ValueError(
-            f"timestep_bias.end={config.end} is beyond the last of the {count} timesteps; it may "
-            f"be {count} at most"
-        )
-    biased = round(config.portion * count)
-    ranges = {
-        "earlier": slice(biased),
-        "later": slice(count - biased, None),
-        "range": slice(config.begin, config.end),
-    }
-    if config.strategy == "none":
-        return None
-    weights = np.ones(count)
-    weights[ranges[config.strategy]] *= config.multiplier
-    return weights / weights.sum()
