@@ -18,7 +18,7 @@ class CacheLatents(FromFiles, CacheConfig):
 
     essentials: ClassVar[tuple[str, ...]] = (
         *("recipe", "model", "data.path", "data.split", "data.resolution", "data.bucket_step"),
-        *("data.image_column", "data.conditioning_image_column"),
+        *("data.num_frames", "data.image_column", "data.conditioning_image_column"),
         *("data.caption_column", "output", "text_embeddings", "copies", "batch_size", "seed"),
         *("config", "set"),
     )

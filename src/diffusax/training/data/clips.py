@@ -7,14 +7,14 @@ that are shown at the times 0, 1 / rate, 2 / rate and so on, whatever the file's
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from diffusax.boundary.messages import require_extra
+from diffusax.images.ffmpeg import opened_frames, read_header
 from diffusax.images.reading import load_image
 from diffusax.training.data.examples import image_file
 from diffusax.training.data.image_files import VIDEO_SUFFIXES, suffix_of
@@ -145,47 +145,28 @@ class _Video:
     """A file that ffmpeg reads."""
 
     def __init__(self, path: Path):
-        self.path, self.ffmpeg = path, require_extra("imageio_ffmpeg", "video")
-        with self._opened() as (meta, _):
-            self.fps = float(meta.get("fps") or 0)
-            width, height = meta["size"]
-            frames = round(self.fps * float(meta.get("duration") or 0))
-        if not frames:
-            raise ValueError(f"cannot read the video {str(path)!r}: it says no length or rate")
-        self.facts = ClipFacts(height, width, frames, frames / self.fps)
+        self.path, header = path, read_header(path)
+        self.fps, seconds = header.fps, header.frames / header.fps
+        self.facts = ClipFacts(header.height, header.width, header.frames, seconds)
 
     def read(self, times: np.ndarray) -> list[Image.Image]:
-        numbers = (times * self.fps).astype(int)
-        first, size = int(numbers[0]), (self.facts.width, self.facts.height)
-        # Half a frame before, so that rounding leaves none out.
-        seek = ["-ss", f"{(first - 0.5) / self.fps:.6f}"] if first else []
+        numbers = (times * self.fps).astype(int).tolist()
+        first, last, wanted = numbers[0], numbers[-1], set(numbers)
         found: dict[int, Image.Image] = {}
-        wanted, last = set(numbers.tolist()), int(numbers[-1])
-        with self._opened(seek) as (_, frames):
-            for number, data in enumerate(frames, first):
+        # Half a frame before, so that rounding leaves none out.
+        with opened_frames(self.path, (first - 0.5) / self.fps) as frames:
+            for number, pixels in enumerate(frames, first):
                 if number in wanted:
-                    found[number] = Image.frombytes("RGB", size, data)
+                    found[number] = Image.fromarray(pixels)
                 if number >= last:
                     break
-        missing = sorted(wanted - found.keys())
-        if not found or (missing and missing[0] < last + 1 - _HELD):
+        newest = max(found, default=first - 1)
+        if not found or min(wanted - found.keys(), default=last) < last + 1 - _HELD:
             raise ValueError(
-                f"cannot read the video {str(self.path)!r}: it ends after "
-                f"{max(found, default=first - 1) + 1} of {self.facts.frames} frames"
+                f"cannot read the video {str(self.path)!r}: it ends before frame {newest + 1} of "
+                f"{self.facts.frames}"
             )
-        held = found[max(found)]
-        return [found.get(number, held) for number in numbers.tolist()]
-
-    @contextlib.contextmanager
-    def _opened(self, seek: Sequence[str] = ()) -> Iterator[tuple[dict[str, Any], Iterator[bytes]]]:
-        reader = self.ffmpeg.read_frames(str(self.path), input_params=list(seek))
-        try:
-            yield next(reader), reader
-        except (OSError, RuntimeError) as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(f"cannot read the video {str(self.path)!r}: {reason[-1]}") from None
-        finally:
-            reader.close()
+        return [found.get(number, found[newest]) for number in numbers]
 
 
 @contextlib.contextmanager

@@ -331,14 +331,14 @@ def read_scheduler(folder: Path, name: str, class_name: str, **changes: Any) -> 
 
 
 def draw_images(c: Components, task: Task, call: Call) -> list[Image.Image]:
-    """Returns the images of a call, as a pipeline would.
+    """Returns the images of a call, as a pipeline would; of videos a list of frames for each.
 
     Raises:
         ValueError: the call cannot be.
     """
     c, call = resolve_adapters(c, call)
     run = task(c, call)
-    images: list[Image.Image] = decode_result(c, call, run, run_plan(c, run, bar=_NO_BAR)).images
+    images: list[Image.Image] = decode_result(c, call, run, run_plan(c, run, bar=_NO_BAR))[0]
     return images
 
 

@@ -12,16 +12,17 @@ from diffusax.boundary.files import load_json
 from diffusax.models.network import Params
 from diffusax.models.parameter_tree import ordered_leaves
 from diffusax.training.data.buckets import Buckets
-from diffusax.training.data.examples import LATENTS
+from diffusax.training.data.examples import LATENTS, SEEN
 from diffusax.training.data.opening import log_buckets
 from diffusax.training.data.options import DataConfig
 from diffusax.training.data.sources import ArrowSource
 from diffusax.training.data.summary import log_summary
 from diffusax.training.recipes.base_model import BaseModel
+from diffusax.training.step.given_frames import IMAGE_ENCODER
 
 INDEX = "cache.json"
 _STEERING = "conditioning_pixel_values"
-EDITS = "instruct-pix2pix"
+EDITS, VIDEOS = "instruct-pix2pix", "text-to-video"
 EMPTY_FILE = "empty.npz"
 
 
@@ -91,7 +92,8 @@ class CachedSource:
         references = tuple(b["references"] for b in index["buckets"] if "references" in b)
         found = (b["reference_sizes"] for b in index["buckets"] if "reference_sizes" in b)
         own = tuple(tuple((height, width) for height, width in shape) for shape in found)
-        buckets = Buckets(sizes, of_row, references, own)
+        frames = tuple(b["frames"] for b in index["buckets"] if "frames" in b)
+        buckets = Buckets(sizes, of_row, references, own, frames)
         return cls(rows, shapes, index["dtypes"], buckets, by_size, empty)
 
     def __len__(self) -> int:
@@ -116,6 +118,8 @@ def _check_networks(folder: str, index: Mapping[str, Any], base: BaseModel) -> N
     made_by = {base.autoencoder: ("latents", "autoencoder")}
     if base.family.embedding_columns[0] in index["shapes"]:
         made_by |= dict.fromkeys(base.text_encoders, ("text embeddings", "text encoder"))
+    if SEEN in index["shapes"]:
+        made_by[IMAGE_ENCODER] = ("images' embeddings", "image encoder")
     for name, (what, network) in made_by.items():
         if index.get("networks", {}).get(name) != fingerprint(base.load(name, "float16").params):
             raise ValueError(

@@ -29,28 +29,32 @@ from diffusax.training.data.examples import (
     EMPTY_LENGTHS,
     LATENTS,
     PIXELS,
+    SEEN_PIXELS,
     image_size,
     is_text,
 )
-from diffusax.training.data.opening import open_images, own_share
-from diffusax.training.data.options import ControlDataConfig, EditDataConfig
+from diffusax.training.data.opening import open_clips, open_images, own_share
+from diffusax.training.data.options import ControlDataConfig, EditDataConfig, VideoDataConfig
 from diffusax.training.data.sources import Source
 from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.recipes.base_model import BaseModel
-from diffusax.training.recipes.cached import EDITS, EMPTY_FILE, INDEX, fingerprint
+from diffusax.training.recipes.cached import EDITS, EMPTY_FILE, INDEX, VIDEOS, fingerprint
 from diffusax.training.recipes.row_examples import (
     caption_example,
     check_references,
+    clip_example,
     control_example,
     edit_example,
     reference_policy,
 )
+from diffusax.training.recipes.video_model import VideoModel, given_of
 from diffusax.training.step.encoding import (
     embedding_entries,
     encode_captions,
     encode_pixels,
     reference_sizes,
 )
+from diffusax.training.step.given_frames import IMAGE_ENCODER
 
 
 class _Kind(NamedTuple):
@@ -69,12 +73,17 @@ _KINDS = {
         ("original_image_column", "edit_prompt_column", "edited_image_column"), edit_example
     ),
     "controlnet": _Kind((*_CAPTIONED, "conditioning_image_column"), control_example),
+    VIDEOS: _Kind(_CAPTIONED, clip_example),
 }
+_OF_CLIPS = ("num_frames", "fps", "frame_extraction", "frame_samples")
+"""The options that are for clips alone."""
 
 
 @dataclasses.dataclass(frozen=True)
-class CacheDataConfig(ControlDataConfig, EditDataConfig):
-    """Images with captions, perhaps with images that steer, or images before and after an edit."""
+class CacheDataConfig(VideoDataConfig, ControlDataConfig, EditDataConfig):
+    """Images with captions, perhaps with images that steer, images before and after an edit, or
+    clips.
+    """
 
     random_flip: bool = False
     """Mirror half of the images, or pairs."""
@@ -84,10 +93,12 @@ class CacheDataConfig(ControlDataConfig, EditDataConfig):
 class CacheConfig(Options):
     """Encode a data set once; `train RECIPE --data.path OUTPUT` then uses the result."""
 
-    recipe: Literal["text-to-image", "instruct-pix2pix", "edit", "controlnet"] = "text-to-image"
-    """What will be trained: images with captions, also for dreambooth and textual-inversion; images
-    before and after an edit (edit is another name of instruct-pix2pix); or images with captions and
-    with images that steer."""
+    recipe: Literal["text-to-image", "text-to-video", "instruct-pix2pix", "edit", "controlnet"] = (
+        "text-to-image"
+    )
+    """What will be trained: images with captions, also for dreambooth and textual-inversion; clips;
+    images before and after an edit (edit is another name of instruct-pix2pix); or images with
+    captions and with images that steer."""
     model: str = ""
     """The checkpoint whose autoencoder and text encoders are used."""
     output: Annotated[str, Meta(min_length=1)] = "out/cache"
@@ -100,7 +111,7 @@ class CacheConfig(Options):
     copies: Count = 1
     """The number of times to store each row, each time cropped and mirrored anew."""
     batch_size: Count = 16
-    """The number of images encoded at a time."""
+    """The number of images encoded at a time; few for clips."""
     seed: Seed = 0
     """The random seed of crops, mirroring and the choice among several captions."""
     distributed: bool = False
@@ -126,32 +137,20 @@ def cache_latents(config: CacheConfig) -> int:
     """
     require_options(config, ("model", "data.path"))
     require_extra("pyarrow", "train")
-    edits = config.recipe == EDITS
-    base = BaseModel.open(config.model, edits=edits)
-    if edits:
-        check_references(base.family, config.data)
-    if edits and base.family.edits.reads_with_text and not config.text_embeddings:
-        raise ValueError(
-            f"text_embeddings must be on for {base.family.name}, whose texts speak of the images "
-            "before the edit"
-        )
+    base: BaseModel
+    if config.recipe == VIDEOS:
+        base = VideoModel.open_videos(config.model, trained=False)
+    else:
+        base = BaseModel.open(config.model, edits=config.recipe == EDITS)
     size = image_size(config.data, base.default_size, base.multiple)
-    columns = _columns(config)
-    column = columns[-1] if edits else columns[0]
-    source = open_images(
-        config.data,
-        columns,
-        image_column=column,
-        side=size,
-        factor=base.multiple,
-        references=base.family.edits.most if edits else 1,
-        policy=reference_policy(base.family, config.data) if edits else None,
-    )
+    source = _open(config, base, size)
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     # The index says that a cache is whole, so that of an earlier cache has to go first.
     (folder / INDEX).unlink(missing_ok=True)
     names = [base.autoencoder, *(base.text_encoders if config.text_embeddings else ())]
+    given = given_of(base)
+    names += [IMAGE_ENCODER] if given is not None and given.seen else []
     dtypes = dict.fromkeys(base.text_encoders, config.text_dtype)
     params = {name: base.load(name, dtypes.get(name, "float32")).params for name in names}
     encode = _encoder(base, params, config.text_embeddings)
@@ -170,6 +169,31 @@ def cache_latents(config: CacheConfig) -> int:
         index = _index(written, buckets_of(source), networks)
         write_json(folder / INDEX, {"recipe": config.recipe, **index})
     return sum(part.rows for part in parts)
+
+
+def _open(config: CacheConfig, base: BaseModel, size: int) -> Source:
+    """Opens the data set. size: the side of the images, or of the square that has their area."""
+    columns, data = _columns(config), config.data
+    if isinstance(base, VideoModel):
+        fps = base.fps if data.fps is None else data.fps
+        return open_clips(data, columns, side=size, factor=base.multiple, step=base.step, fps=fps)
+    edits = config.recipe == EDITS
+    if edits:
+        check_references(base.family, data)
+    if edits and base.family.edits.reads_with_text and not config.text_embeddings:
+        raise ValueError(
+            f"text_embeddings must be on for {base.family.name}, whose texts speak of the images "
+            "before the edit"
+        )
+    return open_images(
+        data,
+        columns,
+        image_column=columns[-1] if edits else columns[0],
+        side=size,
+        factor=base.multiple,
+        references=base.family.edits.most if edits else 1,
+        policy=reference_policy(base.family, data) if edits else None,
+    )
 
 
 def _write_empty(folder: Path, base: BaseModel, params: Params) -> None:
@@ -249,7 +273,8 @@ def _size_of(buckets: Buckets, number: int) -> dict[str, Any]:
     """Returns what the index says of a size, with the images to look at where rows differ."""
     count = {"references": buckets.references[number]} if buckets.references else {}
     own = {"reference_sizes": buckets.shapes[number]} if buckets.shapes else {}
-    return {"size": buckets.sizes[number], **count, **own}
+    frames = {"frames": buckets.frames[number]} if buckets.frames else {}
+    return {"size": buckets.sizes[number], **count, **own, **frames}
 
 
 def _columns(config: CacheConfig) -> tuple[str, ...]:
@@ -262,6 +287,7 @@ def _columns(config: CacheConfig) -> tuple[str, ...]:
     unused = [name for kind in _KINDS.values() for name in kind.columns if name not in used]
     if "caption_column" not in used:
         unused += ["caption_lines", "trigger", "shuffle_tags", "keep_tags", "tag_separator"]
+    unused += _OF_CLIPS if config.recipe != VIDEOS else ()
     for name in unused:
         if getattr(config.data, name) != getattr(CacheDataConfig, name):
             raise ValueError(f"data.{name} is nothing that recipe={config.recipe} reads")
@@ -348,6 +374,9 @@ def encode_batch(
     encode = functools.partial(encode_pixels, base.networks[vae], params[vae])
     arrays = dict(batch)
     arrays["moments"] = jnp.concatenate(encode(arrays.pop("pixel_values")), axis=-1)
+    if (given := given_of(base)) is not None:
+        arrays |= given.entries(base.networks, params, vae, batch)
+        arrays.pop(SEEN_PIXELS, None)
     for name in [name for name in arrays if name.startswith(PIXELS)]:
         arrays[name.replace(PIXELS, LATENTS)], _ = encode(arrays.pop(name))
     if text_embeddings:

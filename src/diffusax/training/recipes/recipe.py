@@ -8,11 +8,11 @@ import numpy as np
 from jax.sharding import Mesh
 from PIL import Image
 
+from diffusax.images.ffmpeg import write_frames
 from diffusax.models.network import Params
 from diffusax.training.data.batches import Element
 from diffusax.training.data.sources import Source
 from diffusax.training.step.step import Batch
-from diffusax.utils.export_utils import export_to_video
 
 
 class Clip(NamedTuple):
@@ -27,7 +27,7 @@ class Clip(NamedTuple):
     def write(self, file: Path) -> None:
         """Writes a file of that suffix."""
         if self.suffix == ".mp4":
-            export_to_video(self.frames, file, fps=round(self.fps))
+            write_frames(file, self.frames, self.fps)
             return
         # Both formats have whole milliseconds, GIF hundredths of a second.
         more, lasting = self.frames[1:], round(1000 / self.fps)

@@ -1,6 +1,7 @@
 """Trains videos: flow matching on the latents of clips with captions (Team Wan 2025)."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,13 +15,14 @@ from diffusax.images.sheets import contact_sheet
 from diffusax.lora.trained import TrainedLora, params_of_file, plan_of_file, write_result
 from diffusax.models.network import Params
 from diffusax.pipelines.tasks import tasks
-from diffusax.pipelines.tasks.tasks import Task
 from diffusax.pipelines.tasks.videos import image_to_video
 from diffusax.samplers.processes import Flow
 from diffusax.training.config import DenoiserConfig, DenoiserValidationConfig
+from diffusax.training.data.examples import GIVEN
 from diffusax.training.data.opening import open_clips
 from diffusax.training.data.options import VideoDataConfig
 from diffusax.training.data.sources import Source
+from diffusax.training.recipes.cached import VIDEOS, CachedSource
 from diffusax.training.recipes.denoiser import Denoiser
 from diffusax.training.recipes.recipe import Clip
 from diffusax.training.recipes.row_examples import clip_example
@@ -82,8 +84,7 @@ class TextToVideo(Denoiser):
     A checkpoint of image to video learns to go on from each clip's first frame.
     """
 
-    name = "text-to-video"
-    cached_as = "text-to-video"
+    name = cached_as = VIDEOS
     config: TextToVideoConfig
     base: VideoModel
     make_example = staticmethod(clip_example)
@@ -103,6 +104,11 @@ class TextToVideo(Denoiser):
         base, denoising = self.base, self.denoising
         assert isinstance(denoising.process, Flow)
         self.given = base.given
+        if self.cached and self.given is not None and GIVEN not in self._cache.shapes:
+            raise ValueError(
+                f"{config.data.path} has nothing of first frames, which {config.model} is shown; "
+                "write it again with this model"
+            )
         if config.first_frame:
             self.given = self._from_first()
         self.denoising = dataclasses.replace(
@@ -116,11 +122,15 @@ class TextToVideo(Denoiser):
 
     def validate(self, trained: Params, frozen: Params) -> Clip:  # type: ignore[override]
         """Generates videos for the validation prompts, side by side with the prompts beneath."""
-        call: dict[str, Any] = {"num_frames": self.validation_frames}
-        task: Task = tasks.text_to_image
-        if self.images:
-            task, call["image"] = image_to_video, self.images
-        videos: Any = self.draw(trained, frozen, task, **call)
+        count = {"num_frames": self.validation_frames}
+        videos: Any = []
+        if not self.images:
+            videos = self.draw(trained, frozen, tasks.text_to_image, **count)
+        prompts = self.config.validation.prompts if self.images else ()
+        # CLIP sees one image in a call.
+        for prompt, image in zip(prompts, itertools.cycle(self.images)):
+            own = {"prompt": [prompt], "image": image, **count}
+            videos += self.draw(trained, frozen, image_to_video, **own)
         sheets = [contact_sheet(self.captioned(list(shown))) for shown in zip(*videos, strict=True)]
         return Clip(sheets, self.fps, f".{self.config.validation.format}")
 
@@ -156,7 +166,16 @@ class TextToVideo(Denoiser):
     @property
     def validation_frames(self) -> int:
         """The number of frames of the videos of the validation."""
-        return self.config.validation.num_frames or self.config.data.num_frames[-1]
+        count = self.config.data.num_frames[-1]
+        if self.cached:
+            shapes = self._cache.shapes_by_size or (self._cache.shapes,)
+            count = (max(own["moments"][0] for own in shapes) - 1) * self.base.step + 1
+        return self.config.validation.num_frames or count
+
+    @property
+    def _cache(self) -> CachedSource:
+        assert isinstance(self.source, CachedSource)
+        return self.source
 
     @property
     def _in_files(self) -> dict[str, Any]:

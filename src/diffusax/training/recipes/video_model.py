@@ -34,12 +34,15 @@ class VideoModel(BaseModel):
     """Which of two transformers is trained; None where there is one."""
 
     @classmethod
-    def open_videos(cls, path_or_repo: str, expert: Expert | None = None) -> "VideoModel":
+    def open_videos(
+        cls, path_or_repo: str, expert: Expert | None = None, *, trained: bool = True
+    ) -> "VideoModel":
         """Opens the checkpoint in a folder or of a Hub repository.
 
         Args:
             path_or_repo: a folder in diffusers' layout, or a Hub repository id.
             expert: which of two transformers is trained.
+            trained: whether one is; what is encoded is the same for both.
 
         Raises:
             ValueError: it cannot be found or read, is of another kind, or the expert is missing or
@@ -72,7 +75,7 @@ class VideoModel(BaseModel):
             read_call_defaults(folder),
             expert,
         )
-        base._check(path_or_repo)
+        base._check(path_or_repo, trained)
         return base
 
     @property
@@ -139,10 +142,10 @@ class VideoModel(BaseModel):
     def _latents(self) -> Any:
         return self.family.latents(self.networks[self.autoencoder].config)
 
-    def _check(self, name: str) -> None:
+    def _check(self, name: str, trained: bool) -> None:
         """Raises ValueError where the transformer cannot be trained, or the expert cannot be."""
         two = LOW_NOISE in self.networks
-        if two and self.expert is None:
+        if two and self.expert is None and trained:
             raise ValueError(
                 f"{name} has two transformers, of which one is trained at a time; give expert="
                 "high_noise, for the beginning of videos, or low_noise, for their details"
@@ -169,6 +172,11 @@ class VideoModel(BaseModel):
         sees = self.given is not None and self.given.seen
         if sees and IMAGE_ENCODER not in self.networks:
             raise ValueError(f"{name} has no {IMAGE_ENCODER}, which its transformer needs")
+
+
+def given_of(base: BaseModel) -> GivenFrames | None:
+    """Returns what a checkpoint's transformer is shown of clips in input channels."""
+    return base.given if isinstance(base, VideoModel) else None
 
 
 def _check_listed(family: Family, folder: Path, listed: Mapping[str, Any]) -> None:
