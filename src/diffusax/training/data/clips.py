@@ -127,6 +127,8 @@ class _Animation:
         durations = []
         for i in range(count if count > 1 else 0):
             image.seek(i)
+            # WebP says how long a frame is shown once it is decoded.
+            image.load()
             durations.append(image.info.get("duration") or 100)
         self.ends = np.cumsum(durations) / 1000
         seconds = float(self.ends[-1]) if durations else 0.0
