@@ -357,9 +357,26 @@ def test_what_is_for_images_refuses_videos(both, tmp_path):
     of_videos = diffusax.WanVideoToVideoPipeline.from_pipe(ours)
     of_videos.save_pretrained(tmp_path / "video to video")
     for folder in (tmp_path, tmp_path / "video to video"):
-        with pytest.raises(ValueError, match="which generates videos"):
-            describe_model(folder, "wan", "Wan")
+        entry = describe_model(folder, "wan", "Wan").entry
+        assert (entry.kind, entry.num_frames, entry.fps) == ("text-to-video", 81, 16)
     with pytest.raises(ValueError, match="WanPipeline videos"):
         Requests(ours, Settings())
     with pytest.raises(ValueError, match="is Wan, of videos"):
         BaseModel.open(str(tmp_path))
+
+
+def test_a_transformer_for_both_is_opened_for_images(tmp_path):
+    wan_pipeline(tmp_path, expand_timesteps=True)
+    texts = diffusax.WanPipeline.from_pretrained(tmp_path)
+    given = {"image": picture(0, 32, 16), "prompt": PROMPT, **CALL, "guidance_scale": 1.0}
+    found = [
+        pipe(**given, seed=0).frames
+        for pipe in (
+            diffusax.WanImageToVideoPipeline.from_pretrained(tmp_path),
+            diffusax.WanImageToVideoPipeline.from_pipe(texts),
+        )
+    ]
+    np.testing.assert_array_equal(*found)
+    wan_pipeline(tmp_path / "images", "WanImageToVideoPipeline", **wan_image_components())
+    with pytest.raises(ValueError, match="WanPipeline is for Wan; .* Wan image to video"):
+        diffusax.WanPipeline.from_pretrained(tmp_path / "images")

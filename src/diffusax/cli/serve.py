@@ -27,7 +27,7 @@ Gigabytes = Annotated[float, Meta(gt=0, le=1e6)]
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Serve(Options):
-    """Serve images over HTTP: a page, jobs, and APIs that clients speak.
+    """Serve images and videos over HTTP: a page, jobs, and APIs that clients speak.
 
     The APIs are those of OpenAI, A1111 and Hugging Face. Requests join a running batch at its next
     step, whatever their samplers, steps, guidance, seeds and LoRAs.
@@ -93,7 +93,11 @@ class Serve(Options):
     most_images: Annotated[int, Meta(ge=1, le=1000)] = 16
     """The most images of a request."""
     most_pixels: Annotated[int, Meta(ge=64, le=2**28)] = 2048 * 2048
-    """The most pixels of an image."""
+    """The most pixels of an image, or of a frame of a video."""
+    most_frames: Annotated[int, Meta(ge=1, le=10_000)] = 161
+    """The most frames of a video."""
+    most_video_pixels: Annotated[int, Meta(ge=64, le=2**34)] = 128 * 2**20
+    """The most pixels of all frames of a video together."""
     most_body: Annotated[float, Meta(gt=0, le=4096)] = 64.0
     """The most megabytes of a request."""
     deadline: Annotated[Seconds | None, OWN] = None
@@ -209,6 +213,8 @@ class Serve(Options):
             most_steps=self.most_steps,
             most_images=self.most_images,
             most_image_pixels=self.most_pixels,
+            most_frames=self.most_frames,
+            most_video_pixels=self.most_video_pixels,
             most_body=int(self.most_body * 1e6),
             log_prompts=self.log_prompts,
         )

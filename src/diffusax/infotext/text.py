@@ -47,6 +47,8 @@ _NUMBERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "Image number": ("number", int),
     "Variation seed": ("variation_seed", int),
     "Variation seed strength": ("variation_strength", float),
+    "Frames": ("num_frames", int),
+    "FPS": ("fps", int),
 }
 """The fields that are numbers, by webui's names for them."""
 _SILENT = frozenset(
@@ -93,8 +95,9 @@ def write(fields: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> s
             seed, variation_seed, variation_strength, number (of the image among those of its
             seed), masked_fill ("image", "noise" or "nothing"), noise, width, height, model,
             strength, strength_rule, eta, clip_skip (layers to leave out), mask_blur,
-            padding_mask_crop, prompt_weighting, long_prompt, adapters (weights by name), controls
-            (mappings with model, scale, start, end). Those that are None are left out.
+            padding_mask_crop, prompt_weighting, long_prompt, adapters (weights by name), num_frames
+            and fps of a video, controls (mappings with model, scale, start, end). Those that are
+            None are left out.
         more: further settings by the names that the text has for them.
     """
     given = {name: value for name, value in fields.items() if value is not None}
@@ -157,6 +160,8 @@ def _settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
         "Variation seed": get("variation_seed") if get("variation_strength") else None,
         "Variation seed strength": get("variation_strength") or None,
         "Size": size,
+        "Frames": get("num_frames"),
+        "FPS": get("fps"),
         "Model": get("model") or None,
         "Denoising strength": get("strength"),
         _RULE: None if get("strength_rule") == "diffusers" else get("strength_rule"),

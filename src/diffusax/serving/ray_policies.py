@@ -12,9 +12,9 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from diffusax.runtime.compat import ray_scope
 
-_ANY_REPLICA = ("/jobs", "/v1/images/", "/models/")
+_ANY_REPLICA = ("/jobs", "/v1/images/", "/v1/videos", "/models/")
 """The beginnings of the paths of jobs that any replica may run."""
-_JOB = re.compile(r"/jobs/(?P<replica>\w+)\.")
+_JOB = re.compile(r"/(?:jobs|v1/videos)/(?P<replica>\w+)\.")
 
 
 class ByDrawings:

@@ -84,7 +84,7 @@ def fitting_class(cls: Any, named: Any, source: str) -> Any:
     """
     if not hasattr(cls, "family"):
         return named
-    if named.family.components != cls.family.components:
+    if not cls.family.takes(named.family):
         raise ValueError(
             f"{cls.__name__} is for {cls.family.name}; {source} holds {named.family.name} "
             f"({named.__name__})"

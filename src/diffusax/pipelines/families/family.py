@@ -164,6 +164,8 @@ class Family:
     unused: Callable[..., Iterable[tuple[Sequence[str], str]]] = none_unused
     """A function (components, call, run) -> names of the family's own arguments that change nothing
     in a run, with the reason."""
+    extends: "Family | None" = None
+    """The family whose checkpoints do as well, as what this one has besides is optional."""
 
     def __repr__(self) -> str:
         return f"Family({self.name!r})"
@@ -171,6 +173,11 @@ class Family:
     # Families are compared by their fields: those of saved programs are other objects.
     def __hash__(self) -> int:
         return hash(self.name)
+
+    def takes(self, other: "Family") -> bool:
+        """Returns whether this family's pipelines are made of the components of another's."""
+        own = (self, self.extends)
+        return any(one is not None and one.components == other.components for one in own)
 
     @property
     def draws_videos(self) -> bool:

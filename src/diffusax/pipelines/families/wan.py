@@ -358,5 +358,6 @@ WAN_IMAGE_TO_VIDEO = dataclasses.replace(
         Component("image_processor", "image_processor", CLIPImageProcessor, optional=True),
     ),
     conditions=conditions_of_images,
+    extends=WAN,
 )
-"""Wan 2.1 and 2.2 of image to video."""
+"""Wan 2.1 and 2.2 of image to video, also with a transformer for both (TI2V-5B)."""

@@ -39,7 +39,7 @@ class Pretrained(Publishing):
             ValueError: the pipeline is of another family, or lacks a component.
         """
         pipe = own_pipeline(Pretrained, pipe)
-        if pipe.family.components != cls.family.components:
+        if not cls.family.takes(pipe.family):
             raise ValueError(
                 f"{cls.__name__} is for {cls.family.name}; the pipeline is {pipe.family.name}"
             )

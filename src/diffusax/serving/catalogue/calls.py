@@ -13,12 +13,22 @@ from diffusax.pipelines.components.loading import EDITORS
 from diffusax.pipelines.tasks.tasks import consistency_image_to_image
 from diffusax.samplers import Scheduler
 from diffusax.serving.catalogue.entries import Checkpoint, FileEntry, arguments_of
+from diffusax.serving.catalogue.video_calls import (
+    fitted,
+    shape_of_source,
+    video_arguments,
+    with_frames,
+)
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.requests.generation import (
     EDIT,
     IMAGE,
+    IMAGE_VIDEO,
     INPAINT,
     TEXT,
+    TEXT_VIDEO,
+    VIDEO_TASKS,
+    VIDEO_VIDEO,
     Generation,
 )
 from diffusax.text.extra_networks import read_tags
@@ -33,7 +43,10 @@ _NEEDS = (
     ("padding_mask_crop", "mask_image"),
 )
 """Fields that mean nothing without another one."""
-_ARTICLES = {TEXT: "text to image", IMAGE: "image to image", INPAINT: "inpainting", EDIT: "edits"}
+_ARTICLES = {
+    **{TEXT: "text to image", IMAGE: "image to image", INPAINT: "inpainting", EDIT: "edits"},
+    **{TEXT_VIDEO: "text to video", IMAGE_VIDEO: "image to video", VIDEO_VIDEO: "video to video"},
+}
 _WITH_ETA = ("DDIMScheduler", "TCDScheduler")
 _LESS_THAN_ALL = 0.999
 """A1111's largest strength, for which its last step is left."""
@@ -48,7 +61,8 @@ def complete(
     """Fills in the defaults of the model for all that a request leaves open.
 
     Its images become upright RGB. Without a mask, width and height are those of the image to start
-    from, rounded down to a size that the model can generate, and the image gets this size.
+    from, rounded down to a size that the model can generate, and the image gets this size. A video
+    has the shape of what it starts from, see `video_calls`.
 
     Args:
         checkpoint: the model.
@@ -59,7 +73,7 @@ def complete(
     Raises:
         Refused: the model cannot generate it; says why, and what the model can do.
     """
-    generation = _with_images(checkpoint, generation)
+    generation = _with_images(checkpoint, with_frames(checkpoint, generation))
     task = _task(checkpoint, generation, layout)
     if generation.controls and task == EDIT:
         raise Refused(f"controls must be empty for {checkpoint.entry.name}", param="controls")
@@ -81,7 +95,7 @@ def complete(
             param="guidance_rescale",
         )
     check_strength(cls, generation)
-    return _resized(generation)
+    return _resized(checkpoint, generation)
 
 
 def arguments(pipeline_class: Any, generation: Generation, scheduler: Scheduler) -> dict[str, Any]:
@@ -93,6 +107,8 @@ def arguments(pipeline_class: Any, generation: Generation, scheduler: Scheduler)
     scheduler: the request's sampler.
     """
     own = step_arguments(pipeline_class, generation, scheduler)
+    if generation.task in VIDEO_TASKS:
+        own |= video_arguments(pipeline_class, generation)
     return _taken(pipeline_class, {**_settings(generation), **own, **_images(generation)})
 
 
@@ -161,6 +177,8 @@ def _with_images(checkpoint: Checkpoint, generation: Generation) -> Generation:
     """Converts the images to the right modes and drops fields that the model lacks."""
     for name, needs in _NEEDS:
         off = getattr(generation, name) in (None, 0, 0.0, "image", ())
+        if name == "strength" and generation.video is not None:
+            continue
         if not off and getattr(generation, needs) is None:
             raise Refused(f"{name} needs {needs}; give both, or neither", param=name)
     images: dict[str, Any] = {}
@@ -187,7 +205,7 @@ def _with_images(checkpoint: Checkpoint, generation: Generation) -> Generation:
 def _check_count(checkpoint: Checkpoint, generation: Generation) -> None:
     """Raises Refused for more images than the model looks at, or beside a mask."""
     count, name = 1 + len(generation.more_images), checkpoint.entry.name
-    most = checkpoint.origin.family.edits.most if generation.mask_image is None else 1
+    most = checkpoint.entry.images if generation.mask_image is None else 1
     if count > most:
         task = "with a mask" if most == 1 and generation.mask_image is not None else "together"
         raise Refused(
@@ -216,8 +234,12 @@ def _task(checkpoint: Checkpoint, generation: Generation, layout: str | None) ->
         EDIT: "give it an image and no mask_image",
         INPAINT: "give it an image and a mask_image",
         IMAGE: "give it an image",
+        IMAGE_VIDEO: "give it an image",
+        TEXT_VIDEO: "give it a prompt alone",
     }[entry.kind]
     named = "image" if generation.image is None else "mask_image"
+    if task in VIDEO_TASKS:
+        named = "image" if generation.video is None else "video"
     raise Refused(
         f"model {entry.name!r} is made for {_ARTICLES[entry.kind]}, not for {_ARTICLES[task]}; "
         f"{mend}, or name another model",
@@ -278,7 +300,9 @@ def _size(checkpoint: Checkpoint, generation: Generation) -> tuple[int, int]:
     """Returns width and height in pixels."""
     entry, factor = checkpoint.entry, checkpoint.entry.multiple
     own = entry.width, entry.height
-    if generation.image is not None and generation.padding_mask_crop is None:
+    if entry.fps is not None:
+        own = shape_of_source(checkpoint, generation)
+    elif generation.image is not None and generation.padding_mask_crop is None:
         own = tuple(max(side // factor, 1) * factor for side in generation.image.size)
     size = generation.width or own[0], generation.height or own[1]
     for name, value in zip(("width", "height"), size):
@@ -291,8 +315,10 @@ def _size(checkpoint: Checkpoint, generation: Generation) -> tuple[int, int]:
     return size
 
 
-def _resized(generation: Generation) -> Generation:
+def _resized(checkpoint: Checkpoint, generation: Generation) -> Generation:
     """Resizes the image to start from to the size to generate, except for inpainting."""
+    if generation.task in VIDEO_TASKS:
+        return fitted(checkpoint, generation)
     if generation.task not in (IMAGE, EDIT):
         return generation
     size = generation.height or 0, generation.width or 0
@@ -367,6 +393,6 @@ def _prompts(generation: Generation, steps: int) -> dict[str, str]:
 
 def _begins_late(pipeline_class: Any, generation: Generation) -> bool:
     """Returns whether the run leaves out the first steps of its sampler."""
-    return generation.task in (IMAGE, INPAINT) and (
+    return generation.task in (IMAGE, INPAINT, VIDEO_VIDEO) and (
         pipeline_class.task is not consistency_image_to_image
     )

@@ -28,8 +28,16 @@ from diffusax.pipelines.pipeline.pipeline import DiffusionPipeline
 from diffusax.pipelines.tasks.setup import pixel_range
 from diffusax.pipelines.tasks.tasks import instruct
 from diffusax.samplers import Scheduler, fitting_samplers, sampler_name, scheduler_from_name
+from diffusax.serving.catalogue.video_models import (
+    VideoTask,
+    frame_rate,
+    looks_at_all,
+    video_class,
+    video_kind,
+    video_tasks,
+)
 
-Task = Literal["text-to-image", "image-to-image", "inpainting", "edit"]
+Task = Literal["text-to-image", "image-to-image", "inpainting", "edit"] | VideoTask
 
 TASKS: dict[Task, tuple[Task, ...]] = {
     "text-to-image": ("text-to-image", "image-to-image", "inpainting"),
@@ -37,17 +45,21 @@ TASKS: dict[Task, tuple[Task, ...]] = {
     "inpainting": ("inpainting",),
     "edit": ("edit",),
 }
-"""The tasks of each kind of model: a plain one, a refiner, one for inpainting, one for edits."""
+"""The tasks of each kind of model of images: a plain one, a refiner, one for inpainting, one for
+edits."""
 AUTOS: dict[str, Any] = {
     "text-to-image": AutoPipelineForText2Image,
     "image-to-image": AutoPipelineForImage2Image,
     "inpainting": AutoPipelineForInpainting,
 }
-"""The classes that choose a pipeline for a task."""
+"""The classes that choose a pipeline for a task of images."""
 
 
 _TEXTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 """What is read only when a model is loaded: writing tokenizers takes most of the time."""
+
+_MOST_REFERENCES = 4
+"""The most images that VACE is given to look at."""
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 """The endings of the pictures beside files."""
@@ -80,7 +92,14 @@ class ModelDescription:
     images: int
     """The most images that it looks at together, when it is given some; mostly 1."""
     strength: bool
-    """Whether a strength says how much of an image is generated anew; others look at it."""
+    """Whether a strength says how much of an image, or a video, is generated anew; others look at
+    it."""
+    num_frames: int | None
+    """The frames of a video by default; None for models that generate images."""
+    frames_multiple: int | None
+    """num_frames is one more than a multiple of so many frames."""
+    fps: int | None
+    """The frames per second of the videos that the model was trained on."""
     loaded: bool
 
 
@@ -198,14 +217,14 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         raise ValueError(f"{path} holds no text encoder; make a whole model of it")
     if not family.text_encoders:
         raise ValueError(f"{source} is a {class_name}, which takes no prompt")
-    if family.draws_videos:
-        raise ValueError(f"{source} is a {class_name}, which generates videos; images are served")
-    names = (*family.names("denoiser"), *family.names("autoencoder"))
+    absent = {one.name for one in family.components if one.optional} - {*listed}
+    every = (*family.names("denoiser"), *family.names("autoencoder"))
+    names = [name for name in every if name not in absent]
     networks = {part: read_network(component_folder(folder, part)) for part in names}
     known = {k: v for k, v in options.items() if k in dict(family.options)}
     rest: dict[str, Any] = {"tokenizers": {}, "scheduler": None}
     parts = Components.of(family, networks, {}, **rest, options={**dict(family.options), **known})
-    kind = _kind(parts, origin, source)
+    kind, tasks, strength = _abilities(parts, origin, source)
     scheduler = _scheduler(folder, listed, origin)
     height, width = parts.default_size
     call_defaults = read_call_defaults(folder)
@@ -215,7 +234,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         title=title,
         family=family.name,
         kind=kind,
-        tasks=tuple(task for task in TASKS[kind] if _does(origin, task)),
+        tasks=tasks,
         width=width,
         height=height,
         multiple=parts.latents.multiple,
@@ -225,9 +244,11 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         image_guidance_scale=own.get("image_guidance_scale"),
         sampler=sampler_name(scheduler),
         samplers=_samplers_for(scheduler),
-        images=family.edits.most,
-        strength=_does(origin, "image-to-image")
-        and "strength" in arguments_of(_class_for(origin, "image-to-image")),
+        images=_MOST_REFERENCES if looks_at_all(origin) else family.edits.most,
+        strength=strength,
+        num_frames=own.get("num_frames"),
+        frames_multiple=parts.latents.frames or None,
+        fps=frame_rate(parts) if family.draws_videos else None,
         path=Path(source),
     )
     dim = parts.denoiser.context_dim
@@ -283,6 +304,24 @@ def preview_of(path: Path) -> Path | None:
     return next((found for name in names if (found := path.with_name(name)).is_file()), None)
 
 
+def _abilities(
+    parts: Components, origin: Any, source: str | Path
+) -> tuple[Task, tuple[Task, ...], bool]:
+    """Returns the kind of a model, its tasks, and whether a strength counts in one of them."""
+    kind: Task
+    if parts.family.draws_videos:
+        kind = video_kind(parts, source)
+        tasks: tuple[Task, ...] = video_tasks(parts, origin, kind)
+        started: Task = "video-to-video"
+        starts = started in tasks
+    else:
+        kind = _kind(parts, origin, source)
+        tasks = tuple(task for task in TASKS[kind] if _does(origin, task))
+        started = "image-to-image"
+        starts = _does(origin, started)
+    return kind, tasks, starts and "strength" in arguments_of(_class_for(origin, started))
+
+
 def _kind(parts: Components, origin: Any, source: str | Path) -> Task:
     """Finds the kind of a model by the input channels of its network."""
     latent, channels = parts.latents.channels, parts.denoiser.in_channels
@@ -300,6 +339,8 @@ def _kind(parts: Components, origin: Any, source: str | Path) -> Task:
 
 @functools.lru_cache(256)
 def _class_for(origin: Any, task: str, *, steered: bool = False) -> Any:
+    if origin.family.draws_videos:
+        return video_class(origin, task, steered=steered)
     return origin if task == "edit" else AUTOS[task].find_class(origin, steered)
 
 

@@ -275,8 +275,13 @@ class LoadedModel:
         if key not in self._pipes:
             nets = [net for _, net in controlnets]
             steered = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
-            made = cls.from_pipe(self._pipe, references_layout=layout) if looks else None
-            self._pipes[key] = made or AUTOS[task].from_pipe(self._pipe, **steered)
+            if looks:
+                made = cls.from_pipe(self._pipe, references_layout=layout)
+            elif cls.family.draws_videos:
+                made = cls.from_pipe(self._pipe)
+            else:
+                made = AUTOS[task].from_pipe(self._pipe, **steered)
+            self._pipes[key] = made
         return self._pipes[key]
 
     def forget(self, controlnet: str) -> None:

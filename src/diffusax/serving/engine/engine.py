@@ -23,6 +23,7 @@ from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.metrics import Metrics
 from diffusax.serving.engine.parts import Part, prepare_part
 from diffusax.serving.engine.previews import Previews
+from diffusax.serving.engine.videos import image_bytes
 from diffusax.serving.requests.errors import Busy, Closing, NotFound, Refused
 from diffusax.serving.requests.generation import Generation
 
@@ -219,6 +220,14 @@ class Engine:
         while self._compiler.waiting and not self._closing:
             time.sleep(0.05)
 
+    def forget(self, job: Job) -> None:
+        """Cancels a job if it has not ended, and keeps nothing of it."""
+        job.cancel()
+        with self._lock:
+            if self._jobs.pop(job.id, None) is not None:
+                self._over.remove(job)
+                self._kept_bytes -= count_bytes(job.generation, job.shown)
+
     def drain(self, timeout: float | None = None) -> bool:
         """Takes no more jobs, ends those that wait, and finishes those that have begun.
 
@@ -381,9 +390,9 @@ class Engine:
 
 
 def count_bytes(generation: Generation, made: Iterable[Any] = ()) -> int:
-    """Returns the bytes of a request's images, and of those that were made of it, if any."""
+    """Returns the bytes of a request's images and of its video, and of what was made of it."""
     controls = [control.image for control in generation.controls]
     own = generation.image, generation.mask_image, *generation.more_images
-    images = [*own, *controls, *made]
-    found = [image for image in images if image is not None]
-    return sum([image.width * image.height * len(image.getbands()) for image in found])
+    frames = () if generation.video is None else generation.video.frames
+    found = [one for one in (*own, *controls, *frames, *made) if one is not None]
+    return sum([getattr(one, "nbytes", None) or image_bytes(one) for one in found])

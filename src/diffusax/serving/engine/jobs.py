@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from diffusax.serving.requests.errors import Refused
-from diffusax.serving.requests.generation import Generation
+from diffusax.serving.requests.generation import VIDEO_TASKS, Generation
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Event(NamedTuple):
     index: int = 0  # type: ignore[assignment]
     """The image that a preview or an image is of."""
     image: Any = None
-    """The preview or the image, a PIL image."""
+    """The preview or the image, a PIL image; of a video a `MovingPreview` or a `Video`."""
 
 
 Callback = Callable[[Event], None]
@@ -79,9 +79,9 @@ class Job:
         self.eta: float | None = None
         """The seconds that it will take from now, if that is known."""
         self.images: list[Any] = [None] * generation.num_images
-        """The images that are done, PIL images; None for the others."""
+        """The images that are done, PIL images, or videos, each a `Video`; None for the others."""
         self.preview: Any = None
-        """The latest preview, a small PIL image."""
+        """The latest preview, a small PIL image, or of a video a `MovingPreview`."""
         self.error: Refused | None = None
         self._fractions = [0.0] * generation.num_images
         self._listeners: dict[int, tuple[Callback, bool]] = {}
@@ -92,6 +92,11 @@ class Job:
         """The images that are decoded before it ends."""
         self._lock = threading.RLock()
         self._over = threading.Event()
+
+    @property
+    def is_of_videos(self) -> bool:
+        """Whether it generates videos."""
+        return self.generation.task in VIDEO_TASKS
 
     @property
     def progress(self) -> float:

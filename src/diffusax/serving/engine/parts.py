@@ -15,8 +15,14 @@ from diffusax.serving.catalogue.calls import adapters_of
 from diffusax.serving.catalogue.residents import Adapters
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.previews import Previews, expected_latents
+from diffusax.serving.engine.videos import Video
 from diffusax.serving.requests.errors import NotFound, Refused, refusal
-from diffusax.serving.requests.generation import Generation, count_steps
+from diffusax.serving.requests.generation import (
+    VIDEO_TASKS,
+    Generation,
+    count_steps,
+    write_infotext,
+)
 
 log = logging.getLogger(__name__)
 
@@ -145,13 +151,21 @@ class Part(request.Request):
 
     def _settled(self) -> None:
         try:
-            images = self.result().images
+            made = self._made()
         except CancelledError:
             return
         except Exception as error:
             self.job.end("failed", refusal(error))
         else:
-            self.job.set_image(self.index, images[0])
+            self.job.set_image(self.index, made)
+
+    def _made(self) -> Any:
+        """Returns the image, or the video, whose file is written here, in the decoder's thread."""
+        result, generation = self.result(), self.job.generation
+        if generation.task not in VIDEO_TASKS:
+            return result.images[0]
+        text = write_infotext(self.job.singles[self.index], self.job.seeds[self.index])
+        return Video.of(result.frames[0], generation.fps or 1, text)
 
 
 def prepare_part(
@@ -200,8 +214,12 @@ def _with_variations(call: Call, single: Generation) -> Call:
 
 
 def _work(generation: Generation) -> float:
-    """Estimates what an image of a job costs: rows times lanes times megapixels."""
+    """Estimates what an image of a job costs: rows times lanes times megapixels.
+
+    Of a video about every fourth frame counts, as one of latents stands for so many.
+    """
     guided = generation.guidance_scale is None or generation.guidance_scale > 1
     lanes = 1 + guided + (generation.image_guidance_scale is not None)
     pixels = (generation.width or 512) * (generation.height or 512)
-    return count_steps(generation) * lanes * pixels / 2**20
+    frames = 1 + ((generation.num_frames or 1) - 1) / 4
+    return count_steps(generation) * lanes * pixels * frames / 2**20

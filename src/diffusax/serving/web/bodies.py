@@ -20,6 +20,7 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
+from diffusax.images.clips import Clip, opened
 from diffusax.images.reading import load_image
 from diffusax.infotext.files import open_image
 from diffusax.serving.requests.errors import Busy, Refused
@@ -31,6 +32,8 @@ _SLOWEST = 2**14
 _LONG = 2**16
 """JSON of more bytes is read in a thread, as other requests would wait for it."""
 FORMATS = ("PNG", "JPEG", "WEBP")
+_VIDEO_AREA = 1280 * 720
+"""The pixels of a frame beyond which a video is read in a smaller size."""
 
 
 def bounded_receive(receive: Receive, most: int, timeout: float) -> Receive:
@@ -291,6 +294,47 @@ def image_from_bytes(data: bytes, param: str, most_pixels: int) -> Image.Image:
             upright = ImageOps.exif_transpose(image)
             upright.load()
             return upright
+
+
+def video_from_bytes(
+    data: bytes, param: str, *, most_pixels: int, most_frames: int, together: int
+) -> Clip:
+    """Reads the first frames of a video, each once its pixels are counted.
+
+    Large frames become smaller, so that all of them have not too many pixels.
+
+    Arguments:
+        data: the bytes of a video's file, or of an animated image's.
+        param: the name of the argument, for errors.
+        most_pixels: the most pixels of a frame; a video with more is refused.
+        most_frames: the frames that are read.
+        together: the most pixels of all of them.
+
+    Raises:
+        Refused: the bytes are no video, or it has too many pixels.
+    """
+    frames: list[Image.Image] = []
+    try:
+        area = min(together // most_frames, _VIDEO_AREA)
+        with opened(data, most_frames, area) as reader:
+            width, height = reader.size
+            if width * height > most_pixels:
+                raise _too_large(param, most_pixels, f"frames of {width}x{height}")
+            rate = reader.fps()
+            for frame in reader.frames:
+                take_pixels(frame.width * frame.height, param)
+                frames.append(frame)
+    except Refused:
+        raise
+    except Image.DecompressionBombError:
+        raise _too_large(param, most_pixels, "many times as many") from None
+    except Exception as error:
+        # For a broken file Pillow's readers raise errors of nearly every class.
+        reason = str(error) or type(error).__name__
+        raise Refused(f"{param} must be a video's file ({reason})", param=param) from None
+    if not frames:
+        raise Refused(f"{param} must be a video's file (it has no frame)", param=param)
+    return Clip(tuple(frames), rate)
 
 
 def open_with_texts(data: bytes, param: str, most_pixels: int) -> Image.Image:

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax._version import __version__
+from diffusax.images.clips import video_type
 from diffusax.infotext.samplers import sampler_titles
 from diffusax.samplers.names import SAMPLER_NAMES
 from diffusax.serving.catalogue.entries import ModelDescription
@@ -40,6 +41,10 @@ class LimitsAnswer:
     steps: int
     pixels: int
     images: int
+    frames: int
+    """Those of a video."""
+    video_pixels: int
+    """Those of all frames of a video together."""
     prompt: int
     body: int
     queue: int
@@ -56,6 +61,8 @@ class CapabilitiesAnswer:
     samplers: list[str]
     sampler_titles: dict[str, str]
     """What A1111's users call the samplers, the most usual ones first."""
+    video_type: str
+    """The media type of videos that are generated: video/mp4, or image/webp without ffmpeg."""
     upscales: bool
     """Whether /sdapi/v1/extra-single-image makes images larger."""
     loras: list[FileAnswer]
@@ -88,6 +95,8 @@ async def capabilities(request: Request) -> Response:
         "steps": settings.most_steps,
         "pixels": settings.most_image_pixels,
         "images": settings.most_images,
+        "frames": settings.most_frames,
+        "video_pixels": settings.most_video_pixels,
         "prompt": settings.most_prompt,
         "body": settings.most_body,
         "queue": service.engine.settings.most_queued,
@@ -102,6 +111,7 @@ async def capabilities(request: Request) -> Response:
             ],
             "samplers": SAMPLER_NAMES,
             "sampler_titles": sampler_titles(),
+            "video_type": video_type(),
             "upscales": any(getattr(one, "path", "") == _UPSCALE for one in request.app.routes),
             "loras": files(catalogue.loras),
             "embeddings": files(catalogue.embeddings),

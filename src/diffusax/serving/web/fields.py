@@ -33,6 +33,15 @@ SentImages = Annotated[
 ]
 
 
+SentVideo = Annotated[
+    str,
+    Meta(
+        description="A video in MP4, MOV, WebM, Matroska or AVI, or an animated GIF, WebP or PNG: "
+        "base64, or a data URI with base64."
+    ),
+]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlFields(ControlSettings):
     """A ControlNet that steers, with its image."""
@@ -47,6 +56,7 @@ class GenerationFields(Settings):
     image: SentImage | None = None
     more_images: SentImages = ()
     mask_image: SentImage | None = None
+    video: SentVideo | None = None
     controls: tuple[ControlFields, ...] = ()
 
 

@@ -1,6 +1,7 @@
-"""The route of Hugging Face's inference clients, which answers with the image's bytes."""
+"""The route of Hugging Face's inference clients, which answers with the bytes of a file."""
 
 import dataclasses
+import functools
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -8,6 +9,7 @@ from starlette.concurrency import run_in_threadpool as in_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
+from diffusax.serving.engine.videos import Video
 from diffusax.serving.requests.errors import Refused
 from diffusax.serving.requests.generation import Generation, Pixels, Text, write_infotext
 from diffusax.serving.web.bodies import (
@@ -55,7 +57,7 @@ class HubFields:
 @operation(
     "POST",
     "/models/{id:path}",
-    "Generate or change an image, as with Hugging Face's inference API.",
+    "Generate or change an image, or generate a video, as with Hugging Face's inference API.",
     group="Hub",
     body=HubFields,
     raw_body=_MEDIA_TYPES,
@@ -78,11 +80,14 @@ async def generate(request: Request) -> Response:
         if not is_image:
             values["prompt"] = fields.inputs
     generation = await in_thread(_generation, service, name, data, values)
-    [job] = await in_thread(service.submit, [generation], client_of(request))
+    given = [generation], client_of(request)
+    [job] = await in_thread(functools.partial(service.submit, videos=True), *given)
     await ended(request, [job])
     [image] = images_of(job)
-    text = write_infotext(job.singles[0], job.seeds[0])
     headers = {"X-Seed": str(job.seeds[0])}
+    if isinstance(image, Video):
+        return Response(image.file.data, media_type=image.file.media_type, headers=headers)
+    text = write_infotext(job.singles[0], job.seeds[0])
     return Response(
         await in_thread(encode, image, "png", text), media_type="image/png", headers=headers
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,9 +10,16 @@ from starlette.concurrency import run_in_threadpool as in_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
+from diffusax.images.clips import SUFFIXES, animation, text_of
 from diffusax.serving.engine.jobs import Job, State
-from diffusax.serving.requests.errors import NotFound
-from diffusax.serving.requests.generation import read_image, settings_of, write_infotext
+from diffusax.serving.engine.videos import MovingPreview, Video
+from diffusax.serving.requests.errors import NotFound, Refused
+from diffusax.serving.requests.generation import (
+    read_image,
+    read_text,
+    settings_of,
+    write_infotext,
+)
 from diffusax.serving.web.bodies import (
     content_type,
     decode_base64,
@@ -21,7 +29,7 @@ from diffusax.serving.web.bodies import (
 )
 from diffusax.serving.web.fields import Deadline, GenerationFields, SentImage, read_fields
 from diffusax.serving.web.openapi import operation
-from diffusax.serving.web.replies import KEEP_ALIVE, Json, data_uri, encode, sse, stream
+from diffusax.serving.web.replies import KEEP_ALIVE, Json, data_uri, encode, send_file, sse, stream
 from diffusax.serving.web.service import (
     client_of,
     events_of,
@@ -66,6 +74,8 @@ class JobAnswer:
     error: JobError | None
     images: list[str | None]
     """The addresses of the images that are done."""
+    videos: list[str | None]
+    """The addresses of the videos that are done, for models that generate videos."""
     settings: dict[str, Any]
     """The request without its images, with all values of its model."""
     warnings: list[str]
@@ -99,7 +109,7 @@ class PngInfoAnswer:
 def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
     """Returns what a client reads of a job."""
     error = job.error and {"message": str(job.error), "param": job.error.param}
-    found = {
+    found: dict[str, Any] = {
         "id": job.id,
         "state": job.state,
         "position": job.position,
@@ -113,11 +123,14 @@ def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
         "ended": job.ended,
         "deadline": job.deadline,
         "error": error,
-        "images": [
-            None if image is None else f"/jobs/{job.id}/images/{i}"
-            for i, image in enumerate(job.images)
-        ],
+        "images": [],
+        "videos": [],
     }
+    kind = "videos" if job.is_of_videos else "images"
+    found[kind] = [
+        None if image is None else f"/jobs/{job.id}/{kind}/{i}"
+        for i, image in enumerate(job.images)
+    ]
     if not settings:
         return found
     warnings = prompt_warnings(job.generation.prompt, job.generation.negative_prompt)
@@ -139,7 +152,8 @@ async def submit(request: Request) -> Response:
     service = service_of(request)
     fields = read_fields(JobFields, await read_json(request))
     generation = await in_thread(to_generation, fields, service.settings)
-    [job] = await in_thread(service.submit, [generation], client_of(request), fields.deadline)
+    given = [generation], client_of(request), fields.deadline
+    [job] = await in_thread(functools.partial(service.submit, videos=True), *given)
     return Json(describe(job), status_code=202, headers={"Location": f"/jobs/{job.id}"})
 
 
@@ -166,7 +180,8 @@ async def cancel(request: Request) -> Response:
 @operation(
     "GET",
     "/jobs/{id}/events",
-    "What happens to a job, as server-sent events: state, progress, preview, image, end.",
+    "What happens to a job, as server-sent events: state, progress, preview, image, end. A preview "
+    "of a video is its middle frame, and has an animation of some frames besides.",
     group="Jobs",
     query=("previews",),
     answer="text/event-stream",
@@ -189,9 +204,20 @@ async def _events(job: Job, previews: bool) -> AsyncIterator[bytes]:
             if event.kind in ("preview", "image"):
                 data["index"] = event.index
             if event.kind == "preview":
-                preview = await in_thread(encode, event.image, "jpeg")
-                data["preview"] = data_uri(preview, "jpeg")
+                data |= await in_thread(_shown, job, event.image)
             yield sse(event.kind, data)
+
+
+def _shown(job: Job, preview: Any) -> dict[str, str]:
+    """Returns a preview as data URIs; of a video with some frames of it, as long as the clip."""
+    if not isinstance(preview, MovingPreview):
+        return {"preview": data_uri(encode(preview, "jpeg"), "jpeg")}
+    generation = job.generation
+    seconds = (generation.num_frames or 1) / (generation.fps or 1)
+    return {
+        "preview": data_uri(encode(preview.middle, "jpeg"), "jpeg"),
+        "animation": data_uri(animation(preview.frames, seconds), "webp"),
+    }
 
 
 @operation(
@@ -205,17 +231,65 @@ async def _events(job: Job, previews: bool) -> AsyncIterator[bytes]:
 )
 async def image(request: Request) -> Response:
     """Sends an image. Its address is enough, as img elements send no key."""
-    service = service_of(request)
-    job = service.engine.job(request.path_params["id"])
-    named = request.path_params["number"].removesuffix(".png")
-    number = int(named) if named.isascii() and named.isdigit() and len(named) < 6 else -1
-    found = job.images[number] if 0 <= number < len(job.images) else None
-    if found is None:
-        raise NotFound(f"the job has no image {named[:20]!r}, or not yet; look at its images")
+    job, number, found = _result(request, "image")
     text = write_infotext(job.singles[number], job.seeds[number])
     data = await in_thread(encode, found, "png", text)
     name = f'inline; filename="diffusax-{job.seeds[number]}.png"'
     return Response(data, media_type="image/png", headers={"Content-Disposition": name})
+
+
+@operation(
+    "GET",
+    "/jobs/{id}/videos/{number}",
+    "A video of a job, with its settings in the file's comment. The id is the key to it. variant "
+    "is video, thumbnail (its middle frame, WebP) or spritesheet (some frames, JPEG).",
+    group="Jobs",
+    query=("variant",),
+    answer="video/mp4",
+    errors=(404, 416, 422),
+    open=True,
+)
+async def video(request: Request) -> Response:
+    """Sends a video. Its address is enough, as video elements send no key."""
+    job, number, found = _result(request, "video")
+    return await in_thread(send_video, request, found, f"diffusax-{job.seeds[number]}")
+
+
+def send_video(request: Request, video: Video, name: str) -> Response:
+    """Answers with a video, or with the variant of it that a request asks for.
+
+    name: of the file, without its ending.
+    """
+    match request.query_params.get("variant", "video"):
+        case "video":
+            suffix = SUFFIXES[video.file.media_type]
+            return send_file(request, video.file.data, video.file.media_type, name + suffix)
+        case "thumbnail":
+            return send_file(request, encode(video.poster, "webp"), "image/webp", f"{name}.webp")
+        case "spritesheet":
+            sheet = encode(video.spritesheet(), "jpeg")
+            return send_file(request, sheet, "image/jpeg", f"{name}.jpg")
+        case other:
+            raise Refused(
+                f"variant must be one of video, thumbnail, spritesheet (got {other[:40]!r})",
+                param="variant",
+            )
+
+
+def _result(request: Request, kind: str) -> tuple[Job, int, Any]:
+    """Returns the job that a path names, which image or video of it, and this itself.
+
+    Raises:
+        NotFound: there is no such one, or not yet.
+    """
+    job = service_of(request).engine.job(request.path_params["id"])
+    named = request.path_params["number"].partition(".")[0]
+    number = int(named) if named.isascii() and named.isdigit() and len(named) < 6 else -1
+    own = job.is_of_videos == (kind == "video")
+    found = job.images[number] if own and 0 <= number < len(job.images) else None
+    if found is None:
+        raise NotFound(f"the job has no {kind} {named[:20]!r}, or not yet; look at its {kind}s")
+    return job, number, found
 
 
 @operation(
@@ -241,9 +315,11 @@ async def png_info(request: Request) -> Response:
 
 
 def _read_image(sent: str | bytes, most_pixels: int) -> dict[str, Any]:
-    """Returns the settings in an image, which is sent as a file or in base64."""
+    """Returns the settings in an image or a video, which is sent as a file or in base64."""
     data = decode_base64(sent, "image") if isinstance(sent, str) else sent
+    if text := text_of(data):
+        return vars(read_text(text))
     return vars(read_image(open_with_texts(data, "image", most_pixels)))
 
 
-OPERATIONS = (submit, list_jobs, show, cancel, events, image, png_info)
+OPERATIONS = (submit, list_jobs, show, cancel, events, image, video, png_info)

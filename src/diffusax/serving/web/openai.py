@@ -66,8 +66,8 @@ _USAGE = {
     "total_tokens": 0,
 }
 _ERRORS = (404, 409, 413, 415, 422, 429, 503, 504)
-_OWN_NAMES = re.compile("(dall-e|gpt-image|chatgpt-image)-")
-"""How OpenAI's own models of images are called; they mean the default model."""
+_OWN_NAMES = re.compile("(dall-e|gpt-image|chatgpt-image|sora)-")
+"""How OpenAI's own models of images and videos are called; they mean the default model."""
 _WITH_ADDRESSES = "dall-e-"
 """How those are called that answer with addresses unless base64 is asked for."""
 _VARIATION = 0.6
@@ -156,11 +156,13 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "created": 0, "object": "model", "owned_by": "diffusax"}
 
 
-def model_called(service: Service, name: str) -> ModelEntry:
+def model_called(service: Service, name: str, *, videos: bool = False) -> ModelEntry:
     """Returns the model that a client of OpenAI's calls by a name.
 
     The names that the settings give come first, then those of the catalogue; any other name of
-    OpenAI's own models means the default model.
+    OpenAI's own models, and none, mean the first model that generates what is asked for.
+
+    videos: whether that is videos, and not images.
 
     Raises:
         NotFound: there is none.
@@ -168,11 +170,14 @@ def model_called(service: Service, name: str) -> ModelEntry:
     given = service.settings.aliases.get(name)
     if given is not None:
         return service.catalogue.entry(given)
+    fitting = (one for one in service.catalogue.models if (one.fps is not None) == videos)
+    if not name:
+        return next(fitting, service.catalogue.entry())
     try:
         return service.catalogue.entry(name)
     except NotFound:
         if _OWN_NAMES.match(name):
-            return service.catalogue.entry()
+            return next(fitting, service.catalogue.entry())
         raise
 
 
@@ -186,7 +191,10 @@ async def _read_edit(request: Request, kind: type[_Edit]) -> tuple[_Edit, dict[s
         unknown = set(files) - {"image", "image[]", "mask"}
         if unknown:
             raise Refused(f"{min(unknown)[:100]!r} is no file here; send image and mask")
-        texts: dict[str, Any] = _plain(values)
+        for name in ("image", "image[]", "mask"):
+            if name in values:
+                raise Refused(f"{name} must be a file in a form (got a text)", param=name)
+        texts = form_values(values)
         # They are files, which have no text.
         filled = {name: "" for name, given in (("image", sent), ("mask", masks)) if given}
         fields = read_fields(kind, {**texts, **filled}, strict=False, ignored=IGNORED)
@@ -196,13 +204,11 @@ async def _read_edit(request: Request, kind: type[_Edit]) -> tuple[_Edit, dict[s
     return fields, await in_thread(_images, service, sent, masks)
 
 
-def _plain(values: dict[str, str]) -> dict[str, Any]:
+def form_values(values: dict[str, str]) -> dict[str, Any]:
     """Returns a form's values by the fields' names; JSON stands in those of ours that need it."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         key = name.partition("[")[0]
-        if name in ("image", "image[]", "mask"):
-            raise Refused(f"{name} must be a file in a form (got a text)", param=name)
         if key == "adapters" and name != key:
             # The client of OpenAI writes {"adapters": {"a": 1}} so.
             found.setdefault(key, {})[name[len(key) + 1 :].removesuffix("]")] = value

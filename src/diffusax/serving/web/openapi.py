@@ -61,6 +61,7 @@ _MEANINGS = {
     409: "The job was cancelled.",
     413: "The body or an image is too large.",
     415: "The body has another content type.",
+    416: "The file has no such part.",
     421: "The host's name is unknown.",
     422: "A value is not possible.",
     429: "The queue is full, or the client has too many jobs; Retry-After says when to ask again.",
@@ -108,7 +109,7 @@ def openapi(operations: Sequence[Operation]) -> dict[str, Any]:
         "info": {
             "title": "diffusax",
             "version": __version__,
-            "description": "Generates images with diffusion models in JAX.",
+            "description": "Generates images and videos with diffusion models in JAX.",
         },
         "paths": paths,
         "components": {

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from PIL import Image
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from diffusax.images.conversion import png_parameters
@@ -19,6 +20,7 @@ from diffusax.serving.requests.errors import Refused
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {429: "rate_limit_error"}
 _DEEPEST = 64
+_RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 _log = logging.getLogger(__name__)
 _LONGEST_COMMENT = 65_000
 """The most bytes of a comment in EXIF."""
@@ -171,6 +173,35 @@ def encode(
             options["exif"] = exif
     image.save(file, kind.upper(), **options)
     return file.getvalue()
+
+
+def send_file(request: Request, data: bytes, kind: str, name: str) -> Response:
+    """Answers with the bytes of a file that browsers show, or with the part that they ask for.
+
+    Without parts Safari plays no video. Of several parts in one request, all of the file is sent.
+
+    Arguments:
+        request: the request, whose Range is read.
+        data: the whole file.
+        kind: its media type.
+        name: how a browser calls it that saves it.
+
+    Raises:
+        Refused: the file has no such part.
+    """
+    headers = {"Content-Disposition": f'inline; filename="{name}"', "Accept-Ranges": "bytes"}
+    asked = _RANGE.fullmatch(request.headers.get("range", "").strip())
+    if asked is None or not any(asked.groups()):
+        return Response(data, media_type=kind, headers=headers)
+    first, last = (int(part) if part else None for part in asked.groups())
+    if first is None:
+        first, last = max(len(data) - (last or 0), 0), None
+    end = len(data) if last is None else min(last + 1, len(data))
+    if first >= end:
+        text = f"Range must be inside the file of {len(data)} bytes (got {asked[0]!r})"
+        raise Refused(text, status=416, code="range")
+    headers["Content-Range"] = f"bytes {first}-{end - 1}/{len(data)}"
+    return Response(data[first:end], status_code=206, media_type=kind, headers=headers)
 
 
 def in_base64(data: bytes) -> str:

@@ -25,7 +25,8 @@ from diffusax.serving.web.replies import error_reply
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; "
-    "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "media-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -67,7 +68,11 @@ class WebSettings:
     most_image_pixels: int = 2048 * 2048
     """The most pixels of an image that is generated."""
     most_images: int = 16
-    """The most images of one request."""
+    """The most images, or videos, of one request."""
+    most_frames: int = 161
+    """The most frames of a video, generated or sent."""
+    most_video_pixels: int = 128 * 2**20
+    """The most pixels of all frames of a video that is generated."""
     most_steps: int = 200
     """The most steps of a sampler."""
     most_prompt: int = 10_000
@@ -258,7 +263,7 @@ class Guard:
         origin = headers.get("origin")
         if origin in self._settings.origins:
             found["Access-Control-Allow-Origin"] = origin
-            found["Access-Control-Expose-Headers"] = "Location, Retry-After"
+            found["Access-Control-Expose-Headers"] = "Content-Range, Location, Retry-After"
             found["Cross-Origin-Resource-Policy"] = "cross-origin"
             found.append("Vary", "Origin")
 

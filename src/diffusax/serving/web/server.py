@@ -23,7 +23,7 @@ from diffusax.runtime.signals import StopRequest, receiving
 from diffusax.serving.catalogue.catalogue import Catalogue
 from diffusax.serving.engine.engine import Engine
 from diffusax.serving.requests.errors import NotFound, Refused
-from diffusax.serving.web import capabilities, hub, jobs, monitoring, openai, writing
+from diffusax.serving.web import capabilities, hub, jobs, monitoring, openai, videos, writing
 from diffusax.serving.web.a1111 import actions, generation, krita, lists
 from diffusax.serving.web.a1111.state import A1111
 from diffusax.serving.web.monitoring import LOG, ROUTE
@@ -42,6 +42,7 @@ except ImportError:  # Windows has no such limits.
 _MODULES: tuple[Any, ...] = (
     jobs,
     openai,
+    videos,
     generation,
     lists,
     actions,

@@ -4,22 +4,40 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
-from collections.abc import AsyncGenerator, Iterable, Sequence
+import weakref
+from collections.abc import AsyncGenerator, Iterable, MutableMapping, Sequence
 from typing import Any
 
 from PIL import Image
 from starlette.requests import Request
 
+from diffusax.images.clips import Clip
 from diffusax.serving.catalogue.catalogue import Catalogue
+from diffusax.serving.catalogue.entries import ModelEntry
 from diffusax.serving.engine.engine import Engine
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.upscaling import Upscalers
 from diffusax.serving.requests.errors import Closing, NotFound, Refused
-from diffusax.serving.requests.generation import Control, Generation
-from diffusax.serving.web.bodies import PixelBudget, image_from_base64
+from diffusax.serving.requests.generation import (
+    INPAINT,
+    TEXT,
+    TEXT_VIDEO,
+    VIDEO_TASKS,
+    Control,
+    Generation,
+)
+from diffusax.serving.web.bodies import (
+    PixelBudget,
+    decode_base64,
+    image_from_base64,
+    video_from_bytes,
+)
 from diffusax.serving.web.fields import GenerationFields
 from diffusax.serving.web.monitoring import LOG, log_job
 from diffusax.serving.web.security import WebSettings, check_most, client_name
+
+_USUAL_FRAMES = 121
+"""The most frames that are read of a video where a request does not say how many."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -38,6 +56,8 @@ class Service:
     """The pixels of the images of all requests."""
     upscalers: Upscalers = dataclasses.field(init=False)
     """What makes images larger."""
+    remixes: MutableMapping[Job, str] = dataclasses.field(default_factory=weakref.WeakKeyDictionary)
+    """The ids of the jobs that others were made like, by these."""
 
     def __post_init__(self) -> None:
         each, every = self.settings.most_request_pixels, self.settings.most_waiting_pixels
@@ -49,14 +69,12 @@ class Service:
     def open(self, sizes: Sequence[tuple[int, int]] = ()) -> None:
         """Loads the default model, and compiles for images of these heights and widths."""
         try:
-            first = self.catalogue.check(Generation())
-            if self.catalogue.entry().kind == "text-to-image":
-                pipe, _ = self.catalogue.acquire(first)
-                self.catalogue.release(pipe)
+            entry = self.catalogue.entry()
+            first = self.catalogue.check(_plain_request(entry, entry.height, entry.width))
+            pipe, _ = self.catalogue.acquire(first)
+            self.catalogue.release(pipe)
             if sizes:
-                self.engine.warm(
-                    [Generation(height=height, width=width) for height, width in sizes]
-                )
+                self.engine.warm([_plain_request(entry, *size) for size in sizes])
             self.opened.set()
         except Exception as error:
             LOG.exception("the model could not be loaded")
@@ -86,7 +104,12 @@ class Service:
             )
 
     def submit(
-        self, generations: Iterable[Generation], client: str, deadline: float | None = None
+        self,
+        generations: Iterable[Generation],
+        client: str,
+        deadline: float | None = None,
+        *,
+        videos: bool = False,
     ) -> list[Job]:
         """Submits jobs together: all of them, or none. May block for a moment.
 
@@ -94,6 +117,7 @@ class Service:
             generations: what to generate, one job each.
             client: who asks for them, see `client_of`.
             deadline: the seconds within which they must be done.
+            videos: whether the client can do with videos.
 
         Raises:
             Refused: one is not possible, the client has too many jobs, or the queue is full.
@@ -104,6 +128,8 @@ class Service:
             found = [self.check(generation) for generation in generations]
             count = sum([generation.num_images for generation in found])
             check_most("num_images", count, self.settings.most_images, "images")
+            if not videos:
+                _check_images(found)
         except Refused:
             self.engine.metrics.count_job("refused")
             raise
@@ -145,8 +171,39 @@ class Service:
         check_most("controls", len(generation.controls), settings.most_controls, "ControlNets")
         for name in ("prompt", "negative_prompt"):
             check_most(name, len(getattr(generation, name)), most_prompt, "characters")
-        own = (1, 1) if generation.image is None else generation.image.size
-        self.check_size(generation.width or own[0], generation.height or own[1])
+        moves = self.catalogue.entry(generation.model).fps is not None
+        own = (1, 1) if generation.image is None or moves else generation.image.size
+        width, height = generation.width or own[0], generation.height or own[1]
+        self.check_size(width, height)
+        frames, most = generation.num_frames or 1, settings.most_video_pixels
+        check_most("num_frames", generation.num_frames, settings.most_frames, "frames")
+        if moves and width * height * frames > most:
+            raise Refused(
+                f"width times height times num_frames must be at most {most} (got {width}x{height} "
+                f"and {frames}); make the video smaller or shorter",
+                param="num_frames",
+                code="limit_exceeded",
+            )
+
+
+def _plain_request(entry: ModelEntry, height: int, width: int) -> Generation:
+    """Returns a request that a model can meet: with a plain image where it needs one."""
+    size: dict[str, Any] = {"height": height, "width": width}
+    if entry.kind in (TEXT, TEXT_VIDEO):
+        return Generation(**size)
+    mask = Image.new("L", (width, height), 255) if entry.kind == INPAINT else None
+    return Generation(image=Image.new("RGB", (width, height)), mask_image=mask, **size)
+
+
+def _check_images(generations: Iterable[Generation]) -> None:
+    """Raises Refused where videos are asked for through an API of images."""
+    for one in generations:
+        if one.task in VIDEO_TASKS:
+            raise Refused(
+                f"model {one.model!r} generates videos, which /v1/videos and /jobs are for; name a "
+                "model that generates images",
+                param="model",
+            )
 
 
 def service_of(request: Request) -> Service:
@@ -172,6 +229,9 @@ def to_generation(fields: GenerationFields, settings: WebSettings) -> Generation
         image_from_base64(sent, f"more_images[{i}]", most_pixels)
         for i, sent in enumerate(fields.more_images)
     )
+    if fields.video is not None:
+        sent = decode_base64(fields.video, "video")
+        values["video"] = read_video(sent, "video", settings, fields.num_frames)
     values["controls"] = tuple(
         Control(
             **{
@@ -182,6 +242,26 @@ def to_generation(fields: GenerationFields, settings: WebSettings) -> Generation
         for i, control in enumerate(fields.controls)
     )
     return Generation(**values)
+
+
+def read_video(data: bytes, param: str, settings: WebSettings, count: int | None) -> Clip:
+    """Reads a video that a request brings, which takes a while.
+
+    Args:
+        data: the file's bytes.
+        param: the name of the argument, for errors.
+        settings: the limits.
+        count: the frames that the request asks for; None for those that it leaves open.
+
+    Raises:
+        Refused: it is none, or asks for too much.
+    """
+    check_most("num_frames", count, settings.most_frames, "frames")
+    most = min(count or _USUAL_FRAMES, settings.most_frames)
+    # Beside them there may be an image.
+    together = int(0.9 * settings.most_request_pixels)
+    limits = {"most_pixels": settings.most_pixels, "most_frames": most, "together": together}
+    return video_from_bytes(data, param, **limits)
 
 
 async def ended(request: Request, jobs: Iterable[Job]) -> None:
@@ -207,8 +287,8 @@ async def ended(request: Request, jobs: Iterable[Job]) -> None:
                 await task
 
 
-def images_of(job: Job) -> list[Image.Image]:
-    """Returns all images of a job that has ended.
+def images_of(job: Job) -> list[Any]:
+    """Returns all images, or videos, of a job that has ended.
 
     Raises:
         Refused: it failed or was cancelled.
