@@ -378,5 +378,5 @@ def test_a_transformer_for_both_is_opened_for_images(tmp_path):
     ]
     np.testing.assert_array_equal(*found)
     wan_pipeline(tmp_path / "images", "WanImageToVideoPipeline", **wan_image_components())
-    with pytest.raises(ValueError, match="WanPipeline is for Wan; .* Wan image to video"):
+    with pytest.raises(ValueError, match=r"WanPipeline is for Wan; .* Wan image to video"):
         diffusax.WanPipeline.from_pretrained(tmp_path / "images")
