@@ -529,9 +529,17 @@ def test_matmul_accumulates_and_adds_the_bias_in_float32(dtype):
     np.testing.assert_allclose(np.float64(actual), expected, rtol=2**-8, atol=1e-5)
 
 
-@pytest.mark.parametrize(("n", "block"), [(77, 128), (1040, 384), (4096, 512), (4160, 384)])
-def test_a_tpu_pads_positions_as_little_as_its_blocks_allow(n, block):
-    assert flash.block_size(n) == block
+@pytest.mark.parametrize(
+    ("n", "queries", "keys"),
+    [
+        *((77, 80, 128), (1040, 528, 384), (4096, 1024, 512), (4160, 832, 384)),
+        *((2310, 784, 640), (18480, 928, 640), (32760, 1024, 512), (75600, 1024, 640)),
+    ],
+)
+def test_a_tpu_pads_positions_little(n, queries, keys):
+    assert flash.query_block(n) == queries
+    assert flash.key_block(n) == keys
+    assert -n % queries <= max(0.02 * n, 16)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
