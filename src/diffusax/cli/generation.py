@@ -90,8 +90,8 @@ class GenerationOptions(Options):
         if self.step_cache is not None:
             from diffusax.models.caches.configs import config_from_text
 
-            network = pipe.parts.models[pipe.parts.denoiser.components[0]]
-            network.enable_cache(config_from_text(self.step_cache))
+            for name in pipe.parts.denoiser.predicting:
+                pipe.parts.models[name].enable_cache(config_from_text(self.step_cache))
         if self.embeddings:
             from diffusax.checkpoints.embeddings import embedding_files
 

@@ -198,7 +198,7 @@ def _example(module: Any) -> str:
     found = collections.Counter(
         re.sub(r"\.\d+\.", r"\\.\\d+\\.", name)
         for name in names
-        if re.fullmatch(r"\w+\.\d+\.(attn|attention)", name)
+        if re.fullmatch(r"\w+\.\d+\.(attn\d?|attention)", name)
     )
     return found.most_common(1)[0][0] if found else ".*attn"
 

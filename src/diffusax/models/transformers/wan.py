@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import normal
 
+from diffusax.models.caches.first_block import through_blocks
 from diffusax.models.layers.inputs import check_tokens, check_video
 from diffusax.models.layers.layers import LayerNorm, Linear, RMSNorm
 from diffusax.models.layers.resnet import rematerialized
@@ -22,6 +23,7 @@ from diffusax.models.ops.modulation import add_gated, modulate
 from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
+    TRANSFORMER_CACHES,
     GELUFeedForward,
     split_heads,
     within_range,
@@ -72,6 +74,26 @@ class WanAttention(nnx.Module):
         y = attention(rotate(q, rotation), rotate(k, rotation), self._in_heads(v))
         return self.to_out[0](y.reshape(*x.shape[:2], -1))
 
+    def _in_heads(self, y: jax.Array) -> jax.Array:
+        return y.reshape(*y.shape[:2], self.heads, -1)
+
+
+class WanCrossAttention(WanAttention):
+    """Attention to a text, and apart from it to images. x: b t c -> b t c."""
+
+    def __init__(self, config: WanTransformer3DConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, cross=True, rngs=rngs)
+
+    def __call__(  # type: ignore[override]
+        self, x: jax.Array, text: KeysValues, images: KeysValues | None
+    ) -> jax.Array:
+        """Attends to what `read` and `read_images` return."""
+        q = self._in_heads(self.norm_q(self.to_q(x)))
+        y = attention(q, *text)
+        if images is not None:
+            y = y + attention(q, *images)
+        return self.to_out[0](y.reshape(*x.shape[:2], -1))
+
     def read(self, text: jax.Array) -> KeysValues:
         """Returns the keys and values of a text, b s c."""
         return self._in_heads(self.norm_k(self.to_k(text))), self._in_heads(self.to_v(text))
@@ -84,17 +106,6 @@ class WanAttention(nnx.Module):
         k = self.norm_added_k(self.add_k_proj(tokens))
         return self._in_heads(k), self._in_heads(self.add_v_proj(tokens))
 
-    def cross(self, x: jax.Array, text: KeysValues, images: KeysValues | None) -> jax.Array:
-        """Attends to a text, and apart from it to images."""
-        q = self._in_heads(self.norm_q(self.to_q(x)))
-        y = attention(q, *text)
-        if images is not None:
-            y = y + attention(q, *images)
-        return self.to_out[0](y.reshape(*x.shape[:2], -1))
-
-    def _in_heads(self, y: jax.Array) -> jax.Array:
-        return y.reshape(*y.shape[:2], self.heads, -1)
-
 
 class WanTransformerBlock(nnx.Module):
     """Self-attention and a feed-forward layer, modulated by the time, and cross-attention between.
@@ -106,7 +117,7 @@ class WanTransformerBlock(nnx.Module):
         c = config.width
         self.eps = config.eps
         self.attn1 = WanAttention(config, cross=False, rngs=rngs)
-        self.attn2 = WanAttention(config, cross=True, rngs=rngs)
+        self.attn2 = WanCrossAttention(config, rngs=rngs)
         self.norm2 = LayerNorm(c, eps=config.eps, rngs=rngs) if config.cross_attn_norm else None
         self.ffn = GELUFeedForward(c, config.ffn_dim, rngs=rngs)
         self.scale_shift_table = _table(6, c, rngs)
@@ -131,7 +142,7 @@ class WanTransformerBlock(nnx.Module):
         shift, scale, gate, ff_shift, ff_scale, ff_gate = _parts(self.scale_shift_table, temb, x)
         y = self.attn1(modulate(x, shift, scale, eps=self.eps), rotation)
         x = add_gated(x, gate, y)
-        x = x + self.attn2.cross(x if self.norm2 is None else self.norm2(x), text, images)
+        x = x + self.attn2(x if self.norm2 is None else self.norm2(x), text, images)
         y = self.ffn(modulate(x, ff_shift, ff_scale, eps=self.eps))
         return within_range(add_gated(x, ff_gate, y))
 
@@ -147,6 +158,9 @@ class WanTransformer3DModel(nnx.Module):
     )
     # Some files have a norm that nothing reads, as in diffusers.
     ignored_keys = ("norm_added_q.weight",)
+    step_caches = TRANSFORMER_CACHES
+    step_cache: Any = None
+    """The cache of steps in an evaluation with one, see `models.caches.step_cache.Session`."""
 
     def __init__(self, config: WanTransformer3DConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -215,13 +229,25 @@ class WanTransformer3DModel(nnx.Module):
             )
         temb, each = self.condition_embedder.of_time(timestep)
         rotation = token_rotation(size, self.config)
-        y = split_tokens(self.patch_embedding(x))
+        tokens = split_tokens(self.patch_embedding(x))
         images = prefix.images or (None,) * len(prefix.text)
         known = list(zip(prefix.text, images, strict=True))
-        gains = self._gains(control, y, each, rotation, known, remat)
-        for i, (block, own) in enumerate(zip(self.blocks, known)):
-            y = rematerialized(block, remat)(y, each, rotation, *own)
-            y = y + gains[i] if i in gains else y
+
+        def call(i: int, y: jax.Array) -> jax.Array:
+            return rematerialized(self.blocks[i], remat)(y, each, rotation, *known[i])
+
+        def first(y: jax.Array) -> tuple[jax.Array]:
+            return (call(0, y),)
+
+        def rest(y: jax.Array) -> jax.Array:
+            # What a control adds is left out with the blocks that it adds to.
+            gains = self._gains(control, tokens, each, rotation, known, remat)
+            for i in range(len(self.blocks)):
+                y = call(i, y) if i else y
+                y = y + gains[i] if i in gains else y
+            return y
+
+        y = through_blocks(self, (tokens,), [first] if self.blocks else [], rest)
         shift, scale = _parts(self.scale_shift_table, temb.astype(jnp.float32)[:, :, None], y)
         y = self.proj_out(modulate(y, shift, scale, eps=self.config.eps))
         return video(y, size, self.config.patch_size)

@@ -287,9 +287,14 @@ class Components:
 
     @property
     def step_cache(self) -> Any:
-        """The cache of steps with which the denoiser runs, as data of a plan; None without one."""
-        config = self.models[self.denoiser.components[0]].switches.cache
-        return None if config is None else config.method()
+        """The cache of steps with which the denoiser runs, as data of a plan; None without one.
+
+        Of a denoiser with several networks that predict, the caches of those with one, by name.
+        """
+        names = self.denoiser.predicting
+        configs = {name: self.models[name].switches.cache for name in names}
+        found = {name: own.method() for name, own in configs.items() if own is not None}
+        return found if found and len(names) > 1 else found.get(names[0])
 
     @property
     def dtype(self) -> Any:

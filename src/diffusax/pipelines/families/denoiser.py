@@ -57,6 +57,19 @@ class Denoiser:
         """The names of the components whose parameters it reads, the main network's first."""
         return (self.component, *self.control_names)
 
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The networks by the names of their components."""
+        return dict(zip(self.components, (self.network, *self.controlnets)))
+
+    @property
+    def predicting(self) -> tuple[str, ...]:
+        """The names of the networks that predict, each in some of the steps.
+
+        Where there are several, caches of steps and what they keep are dictionaries by these names.
+        """
+        return (self.component,)
+
     @functools.cached_property
     def control_names(self) -> tuple[str, ...]:
         """The names of the ControlNets among the components."""
@@ -177,10 +190,19 @@ class Denoiser:
         """Predicts as a call by a main network with hooks; also returns what these keep."""
         return self._beside(params, x, timestep, conditions, inputs, hooks=hooks)
 
-    def _beside(self, *args: Any, **options: Any) -> tuple[jax.Array, Any]:
+    def _beside(
+        self,
+        params: Params,
+        x: jax.Array,
+        timestep: jax.Array,
+        conditions: Conditions,
+        inputs: StepInputs | None,
+        **options: Any,
+    ) -> tuple[jax.Array, Any]:
         """Predicts as a call; also returns what the network returns beside with these options."""
         network: Any = _WithOptions(self.network, options)
-        y = dataclasses.replace(self, network=network)(*args)
+        given = params, x, timestep, conditions, inputs
+        y = dataclasses.replace(self, network=network)(*given)
         return y, network.kept
 
     def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:

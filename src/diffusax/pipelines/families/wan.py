@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -20,6 +20,7 @@ from diffusax.images.reading import load_image
 from diffusax.models.adapters.low_rank import adapter_options
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.autoencoders.wan import AutoencoderKLWanConfig
+from diffusax.models.caches.step_cache import select
 from diffusax.models.network import Network, Params
 from diffusax.models.transformers.wan_vace import Control
 from diffusax.pipelines.families import policies
@@ -32,6 +33,11 @@ from diffusax.pipelines.families.family import (
     diffusers_components,
 )
 from diffusax.pipelines.families.transformer import TransformerDenoiser, longest_text
+from diffusax.pipelines.families.two_stages import (
+    predict_in_stages,
+    predict_with_hooks,
+    predict_with_memories,
+)
 from diffusax.pipelines.plan.plan import Conditions, Encoders, Prompt, StepInputs, Texts, Tokens
 from diffusax.runtime.programs.program import Program
 from diffusax.text.language_tokenizer import T5Tokenizer
@@ -71,6 +77,17 @@ class WanDenoiser(TransformerDenoiser):
         return (self.component,) if self.low_noise is None else (self.component, LOW_NOISE)
 
     @property
+    def networks(self) -> dict[str, Network]:
+        """The transformers by name."""
+        both = zip(self.components, (self.network, self.low_noise))
+        return {name: network for name, network in both if network is not None}
+
+    @property
+    def predicting(self) -> tuple[str, ...]:
+        """The names of the transformers."""
+        return self.components
+
+    @property
     def context_dim(self) -> int:
         """The width of the text's embeddings."""
         return int(self.network.config.text_dim)
@@ -89,7 +106,7 @@ class WanDenoiser(TransformerDenoiser):
             given = params[name], conditions.context, seen
             return network.apply(*given, method="prefix", **options)
 
-        keys = {name: read(name, network) for name, network in self._networks.items()}
+        keys = {name: read(name, network) for name, network in self.networks.items()}
         return conditions._replace(keys=keys)
 
     def predict(self, params: Params, given: DenoiserInputs, options: dict[str, Any]) -> jax.Array:
@@ -102,6 +119,20 @@ class WanDenoiser(TransformerDenoiser):
         zero otherwise; and with two transformers "boundary", b, the timestep
         from which on the first predicts. A transformer that no row needs is left out. Of the inputs
         it reads adapters: b a.
+        """
+        predicted = self._predicted(params, given, options)
+        if self.low_noise is None:
+            y: jax.Array = predicted(self.component)
+            return y
+        noisier = _noisier(given.timestep, given.conditions)
+        both = predict_in_stages(predicted, self.components, noisier)
+        return select(noisier, *both)
+
+    def _predicted(
+        self, params: Params, given: DenoiserInputs, options: dict[str, Any]
+    ) -> Callable[..., Any]:
+        """Returns the function of a transformer's name, and of further options of `Network.apply`,
+        that predicts by it.
         """
         x, timestep, conditions, inputs = given
         added = conditions.added or {}
@@ -117,29 +148,35 @@ class WanDenoiser(TransformerDenoiser):
             times = _of_tokens(timestep, first, x.shape[1:4], self.network.config.patch_size)
         keys = conditions.keys or self.prepare(params, conditions, inputs).keys or {}
 
-        def predicted(name: str) -> jax.Array:
-            own = options | adapter_options(params, name, inputs.adapters)
-            network = self._networks[name]
+        def predicted(name: str, **more: Any) -> Any:
+            own = options | adapter_options(params, name, inputs.adapters) | more
             given = params[name], x, times, *shown
-            y: jax.Array = network.apply(*given, prefix=keys[name], **own)
-            return y
+            return self.networks[name].apply(*given, prefix=keys[name], **own)
 
+        return predicted
+
+    def _beside(
+        self,
+        params: Params,
+        x: jax.Array,
+        timestep: jax.Array,
+        conditions: Conditions,
+        inputs: StepInputs | None,
+        **options: Any,
+    ) -> tuple[jax.Array, Any]:
         if self.low_noise is None:
-            return predicted(self.component)
-        noisier = timestep >= added["boundary"]
-        like = jax.eval_shape(lambda: predicted(self.component))
+            return super()._beside(params, x, timestep, conditions, inputs, **options)
+        given = DenoiserInputs(x, timestep, conditions, inputs or StepInputs(None, None))
+        stages = self._predicted(params, given, {}), self.components, _noisier(timestep, conditions)
+        if "hooks" in options:
+            return predict_with_hooks(*stages, options["hooks"])
+        return predict_with_memories(*stages, options["step_cache"])
 
-        def where(needed: jax.Array, name: str) -> jax.Array:
-            nothing = functools.partial(jnp.zeros, like.shape, like.dtype)
-            y: jax.Array = jax.lax.cond(needed, functools.partial(predicted, name), nothing)
-            return y
 
-        of_both = where(noisier.any(), self.component), where(~noisier.all(), LOW_NOISE)
-        return jnp.where(noisier.reshape(-1, *[1] * (x.ndim - 1)), *of_both)
-
-    @property
-    def _networks(self) -> dict[str, Any]:
-        return dict(zip(self.components, (self.network, self.low_noise)))
+def _noisier(timestep: jax.Array, conditions: Conditions) -> jax.Array:
+    """Returns the rows that the first of two transformers predicts, b."""
+    assert conditions.added is not None
+    return timestep >= conditions.added["boundary"]
 
 
 class LowNoiseDenoiser(WanDenoiser):

@@ -186,8 +186,7 @@ def _row_model(
 
 def _with_mixture(denoiser: Denoiser, params: Params, weights: jax.Array) -> Params:
     """Returns parameters with adapters that all images weigh alike, see `mixed`; weights: a."""
-    networks = dict(zip(denoiser.components, (denoiser.network, *denoiser.controlnets)))
-    own = params["adapters"].items()
+    networks, own = denoiser.networks, params["adapters"].items()
     adapters = {name: mixed(layers, weights, networks[name]) for name, layers in own}
     return {**params, "adapters": adapters}
 
@@ -203,8 +202,8 @@ def _at_row(memory: Any, kept: Any, row: jax.Array) -> Any:
 
 def arrange_kernels(denoiser: Denoiser, params: Params) -> Params:
     """Returns the parameters with kernels arranged once for all steps of a run."""
-    networks = zip(denoiser.components, (denoiser.network, *denoiser.controlnets))
-    return {**params, **{name: _with_arranged_kernels(net, params[name]) for name, net in networks}}
+    own = denoiser.networks.items()
+    return {**params, **{name: _with_arranged_kernels(net, params[name]) for name, net in own}}
 
 
 def guided(
