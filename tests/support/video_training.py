@@ -47,9 +47,9 @@ def write_clips(folder: Path, count: int = 3, *, frames: int = 8, size: tuple[in
     return folder
 
 
-def options(model: Any, data: Any, **changes: Any) -> TextToVideoConfig:
+def options(model: Any, path: Any, **changes: Any) -> TextToVideoConfig:
     own = {"num_frames": (FRAMES,), "fps": 20.0, "buckets": ("32x16",)}
-    clips = VideoDataConfig(str(data), **{**own, **changes.pop("data", {})})
+    clips = VideoDataConfig(str(path), **{**own, **changes.pop("data", {})})
     given = {"batch_size": 2, "compute_dtype": "float32", **changes}
     return TextToVideoConfig(model=str(model), data=clips, **given)
 

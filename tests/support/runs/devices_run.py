@@ -2,8 +2,8 @@
 
 python devices_run.py MODEL DATA OUTPUT name=value ...
 
-One pair is the program's own: recipe=instruct-pix2pix, dreambooth or textual-inversion, by default
-text-to-image.
+One pair is the program's own: recipe=instruct-pix2pix, dreambooth, textual-inversion or
+text-to-video, by default text-to-image.
 """
 
 import sys
@@ -13,11 +13,13 @@ from diffusax.training import (
     DreamBoothConfig,
     InstructPix2PixConfig,
     TextToImageConfig,
+    TextToVideoConfig,
     TextualInversionConfig,
     dreambooth,
     instruct_pix2pix,
     read_config,
     text_to_image,
+    text_to_video,
     textual_inversion,
     train,
 )
@@ -25,6 +27,7 @@ from diffusax.training import (
 RECIPES = {
     "dreambooth": (DreamBoothConfig, dreambooth),
     "text-to-image": (TextToImageConfig, text_to_image),
+    "text-to-video": (TextToVideoConfig, text_to_video),
     "instruct-pix2pix": (InstructPix2PixConfig, instruct_pix2pix),
     "textual-inversion": (TextualInversionConfig, textual_inversion),
 }

@@ -163,7 +163,7 @@ def open_clips(
         columns: the columns to read, first that of the clips.
         side: see `open_images`.
         factor: the number of pixels per token, which divides all sizes.
-        step: the frames per frame of latents after the first.
+        step: the number that the frames after the first are a multiple of.
         fps: the frames per second.
         leave_out: see `open_images`.
 

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from diffusax.boundary.messages import require_extra
 from diffusax.boundary.options import Share
+from diffusax.checkpoints.original.transformers import ORIGINALS
 from diffusax.images.reading import load_image
 from diffusax.images.sheets import contact_sheet
 from diffusax.lora.trained import TrainedLora, params_of_file, plan_of_file, write_result
@@ -31,6 +32,16 @@ from diffusax.training.step.given_frames import IMAGE_ENCODER, GivenFrames
 
 _IN_FILES = "transformer"
 """The name that layers have in files of LoRAs, of both transformers."""
+_USAGE = """```python
+import diffusax
+from diffusax.utils import export_to_video, load_image
+
+pipe = diffusax.DiffusionPipeline.from_pretrained("{model}")
+{load}export_to_video(pipe({call}).frames[0], "video.mp4", fps={fps})
+```
+
+PyTorch diffusers loads the same files by the same methods.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +147,13 @@ class TextToVideo(Denoiser):
 
     def card(self) -> dict[str, Any]:
         kind = "text-to-video" if self.base.given is None else "image-to-video"
-        return {"base_model": self.config.model, "pipeline_tag": kind}
+        adapters = self.lora is not None
+        model = self.config.model if adapters else "{location}"
+        second = ", load_into_transformer_2=True" if self.config.expert == "low_noise" else ""
+        load = f'pipe.load_lora_weights("{{location}}"{second})\n' if adapters else ""
+        call = '"a prompt"' if self.base.given is None else 'load_image("photo.png"), "a prompt"'
+        usage = _USAGE.format(model=model, load=load, call=call, fps=round(self.fps))
+        return {"base_model": self.config.model, "pipeline_tag": kind, "usage": usage}
 
     def save(self, trained: Params, folder: Path) -> None:
         """Saves what was trained; see `Denoiser.save`.
@@ -169,7 +186,8 @@ class TextToVideo(Denoiser):
         count = self.config.data.num_frames[-1]
         if self.cached:
             shapes = self._cache.shapes_by_size or (self._cache.shapes,)
-            count = (max(own["moments"][0] for own in shapes) - 1) * self.base.step + 1
+            form = self.base.family.latents(self.networks[self.base.autoencoder].config)
+            count = (max(own["moments"][0] for own in shapes) - 1) * form.frames + 1
         return self.config.validation.num_frames or count
 
     @property
@@ -207,7 +225,8 @@ class TextToVideo(Denoiser):
 
     def _open_lora(self, edits: bool) -> TrainedLora:
         options = self.config.lora
-        if options.on and options.format != "diffusers":
+        name = self.networks[self.base.denoiser].class_name
+        if options.format != "diffusers" and name not in ORIGINALS:
             raise ValueError(
                 f"lora.format={options.format} cannot be for {self.base.family.name}, whose layers "
                 "have other names in the original code; leave it out"

@@ -12,6 +12,7 @@ from PIL import Image
 from diffusax.checkpoints import read_call_defaults, read_model_index, resolve
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.image_processor import CLIPImageProcessor
+from diffusax.models.autoencoders.wan import CHUNK
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.components.loading import class_for
 from diffusax.pipelines.families import Family
@@ -130,8 +131,8 @@ class VideoModel(BaseModel):
 
     @property
     def step(self) -> int:
-        """The frames per frame of latents after the first."""
-        return self._latents.frames
+        """The number that the frames after the first are a multiple of, to be encoded."""
+        return max(CHUNK, self._latents.frames)
 
     @property
     def default_size(self) -> int:
