@@ -78,13 +78,13 @@ NAMES = {
         ControlNetValidationConfig DataConfig DenoiserValidationConfig Draws DreamBoothConfig
         DreamBoothDataConfig EMAConfig EMAState EditDataConfig FineTuningOptimizerConfig
         ImageDataConfig InstructPix2PixConfig InstructPix2PixValidationConfig LoRAConfig
-        OptimizerConfig Preempted Recipe TextToImageConfig TextualInversionConfig
+        OptimizerConfig Preempted Recipe TextToImageConfig TextToVideoConfig TextualInversionConfig
         TextualInversionDataConfig TextualInversionOptimizerConfig TimestepBiasConfig TrainConfig
-        TrainState UnconditionalConfig UnconditionalValidationConfig ValidationConfig autoencoder
-        cache_latents controlnet copy_as_average dreambooth encode_pixels initial_state
-        instruct_pix2pix make_average make_optimizer make_train_step read_config
-        remove_snapshots_after text_to_image textual_inversion to_yaml train unconditional
-        update_ema write_snapshots
+        TrainState UnconditionalConfig UnconditionalValidationConfig ValidationConfig
+        VideoDataConfig VideoValidationConfig autoencoder cache_latents controlnet copy_as_average
+        dreambooth encode_pixels initial_state instruct_pix2pix make_average make_optimizer
+        make_train_step read_config remove_snapshots_after text_to_image text_to_video
+        textual_inversion to_yaml train unconditional update_ema write_snapshots
     """,
     "diffusax.serving": """
         Catalogue Client Control Engine EngineSettings Generation WebSettings application create_app

@@ -196,6 +196,15 @@ def test_clips_in_parquet_are_read(tmp_path):
     assert source[1][FRAMES] == 5
 
 
+def test_sizes_may_stand_in_columns(tmp_path):
+    write(tmp_path / "a.mp4", 5, 10, (32, 16))
+    line = {"file_name": "a.mp4", "text": "one", "width": 16, "height": 32}
+    (tmp_path / "metadata.jsonl").write_text(json.dumps(line))
+    columns = {"width_column": "width", "height_column": "height"}
+    source = opened(tmp_path, num_frames=(5,), buckets=("32x16", "16x32"), **columns)
+    assert source[0][SIZE] == (32, 16)
+
+
 def test_clips_that_are_too_short_end_the_run(folder):
     message = "2 of 3 clips have fewer than 9 frames, such as .*short.gif; name a smaller number"
     with pytest.raises(ValueError, match=message):
@@ -220,6 +229,10 @@ def test_clips_that_are_too_short_end_the_run(folder):
         ({"num_frames": (81, 8)}, "data.num_frames must be one more than a multiple of 4 .*5 or 9"),
         ({"mask": "alpha"}, "data.mask is of images, and cannot be with clips"),
         ({"mask_column": "mask"}, "data.mask_column is of images"),
+        (
+            {"num_frames": (1, 5), "own_part": True},
+            "data.num_frames must be one number with data.o",
+        ),
         ({"frame_samples": 3}, "data.frame_samples=3 does nothing without data.frame_extraction"),
         ({"num_frames": ()}, "data.num_frames must be at least one number"),
         ({"num_frames": (0,)}, "data.num_frames must be"),

@@ -1,5 +1,7 @@
 """Densities and weights of flow matching against diffusers', on the same random numbers."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,6 +50,19 @@ def test_levels_are_within_the_training_timesteps():
     for scheme in SCHEMES:
         drawn = jax.vmap(Flow(1.0, 1000, FlowWeighting(scheme)).sample_time)(keys)
         assert 1 / 1000 <= drawn.min() < drawn.max() <= 1
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("within", [(0.0, 0.7), (0.7, 1.0)])
+def test_levels_of_a_range_are_as_dense_there_as_without_it(scheme, within):
+    whole = Flow(3.0, 1000, FlowWeighting(scheme, **NUMBERS))
+    part = dataclasses.replace(whole, within=within)
+    keys = jax.vmap(jax.random.key)(jnp.arange(40_000))
+    every, drawn = (np.asarray(jax.vmap(flow.sample_time)(keys)) for flow in (whole, part))
+    assert within[0] <= drawn.min() < drawn.max() <= within[1]
+    kept = every[(every >= within[0]) & (every <= within[1])]
+    shares = np.linspace(0.02, 0.98, 25)
+    np.testing.assert_allclose(*(np.quantile(x, shares) for x in (drawn, kept)), atol=0.02)
 
 
 @pytest.mark.parametrize(

@@ -175,12 +175,15 @@ def open_clips(
     source = open_data(config, columns, leave_out=leave_out, clips=True)
     if not config.bucketed and len(config.num_frames) == 1:
         return source
-    facts = clips_in_headers(source, columns[0], config.threads)
     whole = bucket_sizes(config, side, factor) if config.bucketed else ((side, side),)
-    sizes = np.array([(0, 0) if own is None else (own.height, own.width) for own in facts])
-    frames = np.array([0 if own is None else own.available(fps) for own in facts])
-    buckets = Buckets(whole, nearest_sizes(whole, sizes)).by_frames(frames, config.num_frames)
-    _check_lengths(source, (frames > 0) & (buckets.of_row < 0), config.num_frames[0])
+    if config.width_column:
+        buckets = Buckets(whole, nearest_sizes(whole, _image_sizes(source, config, columns[0])))
+    else:
+        facts = clips_in_headers(source, columns[0], config.threads)
+        sizes = np.array([(0, 0) if own is None else (own.height, own.width) for own in facts])
+        frames = np.array([0 if own is None else own.available(fps) for own in facts])
+        buckets = Buckets(whole, nearest_sizes(whole, sizes)).by_frames(frames, config.num_frames)
+        _check_lengths(source, (frames > 0) & (buckets.of_row < 0), config.num_frames[0])
     log_buckets(buckets)
     return BucketedSource(source, buckets)
 
@@ -194,15 +197,15 @@ def _check_clips(config: VideoDataConfig, step: int) -> None:
                 f"data.num_frames must be one more than a multiple of {step} (got {count}); use "
                 f"{low} or {low + step}"
             )
-    given = [name for name in ("mask_column", "width_column") if getattr(config, name)]
-    given += ["mask"] if config.mask != "none" else []
-    if given:
-        raise ValueError(f"data.{given[0]} is of images, and cannot be with clips; leave it out")
-    if config.streaming and len(config.num_frames) > 1:
-        raise ValueError(
-            "data.num_frames must be one number with data.streaming, where it is not known "
-            f"beforehand how long clips are (got {len(config.num_frames)})"
-        )
+    if config.mask_column or config.mask != "none":
+        name = "mask_column" if config.mask_column else "mask"
+        raise ValueError(f"data.{name} is of images, and cannot be with clips; leave it out")
+    for name in ("streaming", "own_part", "width_column"):
+        if getattr(config, name) and len(config.num_frames) > 1:
+            raise ValueError(
+                f"data.num_frames must be one number with data.{name}, as the lengths of all clips "
+                f"would have to be read beforehand (got {len(config.num_frames)})"
+            )
 
 
 def _check_lengths(source: Source, short: np.ndarray, least: int) -> None:
