@@ -35,6 +35,7 @@ from support.tiny_transformers import qwen_image_pipeline as build_qwen_image
 from support.tiny_transformers import wan_pipeline as build_wan
 from support.tiny_transformers import z_image_pipeline as build_z_image
 from support.tiny_unconditional import build_unconditional
+from support.video_training import write_clips
 
 from diffusax.checkpoints import hub
 from diffusax.cli.console import COMMANDS
@@ -102,6 +103,8 @@ SMALLER = (
     (r",\s*variant=\"fp16\"", ""),
     (r"num_inference_steps=(\d\d+)", "num_inference_steps=6"),
     (r"num_frames=\d+", "num_frames=5"),
+    (r"num_frames=\(\d+,\)", "num_frames=(5,)"),
+    (r"832x480", "32x16"),
 )
 
 
@@ -206,6 +209,7 @@ def place(tmp_path, monkeypatch):
         picture(number, 64, 64).save(f"{file}.png")
     mask(1, 64, 64).save("mask.png")
     write_image_folder(Path("pictures"), 8)
+    write_clips(Path("clips"))
     Path("run.yaml").write_text("model: emoji\ndata: {path: pictures}\n")
     return tmp_path
 
