@@ -24,12 +24,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import diffusax
+from diffusax.images.clips import encode_video
 from diffusax.serving.requests.errors import Refused
-from diffusax.serving.requests.generation import read_image
-from diffusax.serving.web.bodies import open_with_texts
+from diffusax.serving.web.jobs import settings_in_file
 
 PAGE = Path(diffusax.__file__).parent / "serving/page"
-CSP = "default-src 'self'; img-src 'self' data: blob:"
+CSP = "default-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:"
 SAMPLERS = ["ddim", "dpm++2m", "dpm++2m_karras", "euler", "euler_a", "heun"]
 TITLES = {"dpm++2m_karras": "DPM++ 2M Karras", "dpm++2m": "DPM++ 2M", "euler_a": "Euler a"}
 TITLES |= {"euler": "Euler", "heun": "Heun", "ddim": "DDIM"}
@@ -55,6 +55,9 @@ def model(name: str, **changed: Any) -> dict[str, Any]:
         "samplers": SAMPLERS,
         "images": 1,
         "strength": True,
+        "num_frames": None,
+        "frames_multiple": None,
+        "fps": None,
         "path": name,
         "loaded": True,
     } | changed
@@ -124,6 +127,7 @@ class FakeServer:
             Route("/jobs/{id}", self.cancel, methods=["DELETE"]),
             Route("/jobs/{id}/events", self.events),
             Route("/jobs/{id}/images/{index:int}", self.image),
+            Route("/jobs/{id}/videos/{index:int}", self.video),
             Route("/png-info", self.png_info, methods=["POST"]),
             Route("/tokens", self.tokens, methods=["POST"]),
             Route("/loras/{name}/preview", self.lora_preview),
@@ -140,7 +144,13 @@ class FakeServer:
             "several", title="Looks at several", tasks=TASKS[:2], images=3, strength=False
         )
         plain = model("sd", title="SD 1.5", width=512, height=512)
-        models = [model("emoji"), edit, plain, several]
+        moving = {"num_frames": 9, "frames_multiple": 4, "fps": 8, "strength": False}
+        moving |= {"width": 96, "height": 64, "multiple": 16, "steps": 4, "pixels": None}
+        videos = [
+            model("wan", kind="text-to-video", tasks=["text-to-video"], **moving),
+            model("wan-i2v", kind="image-to-video", tasks=["image-to-video"], **moving),
+        ]
+        models = [model("emoji"), edit, plain, several, *videos]
         named = lambda name, **more: [{"name": name, "title": name.title(), **more}]  # noqa: E731
         return self._reply(
             {
@@ -152,7 +162,13 @@ class FakeServer:
                 "loras": named("pixel", preview=True) + named("sketch"),
                 "embeddings": named("sunny"),
                 "controlnets": named("edges") + named("depth"),
-                "limits": {"steps": 60, "images": 8, "prompt": 2000, "pixels": 4194304},
+                "limits": {
+                    "steps": 60,
+                    "images": 8,
+                    "prompt": 2000,
+                    "pixels": 4194304,
+                    "frames": 33,
+                },
                 "api_key_needed": self.key is not None,
             }
         )
@@ -225,6 +241,15 @@ class FakeServer:
             return refused
         return Response(job["pictures"][request.path_params["index"]], media_type="image/png")
 
+    async def video(self, request: Request) -> Response:
+        self.requests.append(str(request.url.path))
+        job = self.jobs[request.path_params["id"]]
+        if request.query_params.get("variant") == "thumbnail":
+            return Response(_png(job, job["seeds"][0]), media_type="image/png")
+        frames = [_frame(job, at) for at in range(job["settings"]["num_frames"])]
+        file = encode_video(frames, job["settings"]["fps"], _text(job, job["seeds"][0]))
+        return Response(file.data, media_type=file.media_type)
+
     async def events(self, request: Request) -> Response:
         job = self.jobs.get(request.path_params["id"])
         if refused := self._refused(request) or (None if job else _error(404, "no such job")):
@@ -236,10 +261,10 @@ class FakeServer:
         async with request.form() as form:
             data = await form["image"].read()
         try:
-            found = read_image(open_with_texts(data, "image", 2**24))
+            found = settings_in_file(data, 2**24)
         except Refused as error:
             return _error(422, str(error))
-        return self._reply(vars(found))
+        return self._reply(found)
 
     async def tokens(self, request: Request) -> Response:
         body = await request.json()
@@ -334,8 +359,10 @@ def _job(name: str, body: dict[str, Any]) -> dict[str, Any]:
 def _seen(job: dict[str, Any]) -> dict[str, Any]:
     seen = {field: job[field] for field in job if field not in ("pictures", "settings")}
     urls = [f"/jobs/{job['id']}/images/{at}" for at in range(len(job["pictures"]))]
-    images = [url if there else None for url, there in zip(urls, job["pictures"], strict=True)]
-    return seen | {"images": images}
+    there = [url if one else None for url, one in zip(urls, job["pictures"], strict=True)]
+    if job["settings"].get("num_frames") is None:
+        return seen | {"images": there, "videos": []}
+    return seen | {"images": [], "videos": there}
 
 
 async def _events(job: dict[str, Any]) -> AsyncIterator[str]:
@@ -351,6 +378,8 @@ async def _events(job: dict[str, Any]) -> AsyncIterator[str]:
             steps = job["steps_done"]
             preview = base64.b64encode(_png(job, job["seeds"][0], 16)).decode()
             told = _seen(job) | {"preview": f"data:image/png;base64,{preview}", "index": 0}
+            if job["settings"].get("num_frames"):
+                told["frames"] = [_uri(_frame(job, at)) for at in (0, 4, 8)]
             yield f"event: preview\ndata: {json.dumps(told)}\n\n"
         kind = "progress"
         await asyncio.sleep(0.02)
@@ -364,8 +393,28 @@ def _png(job: dict[str, Any], seed: int, side: int | None = None) -> bytes:
     image = Image.new("RGB", (width, height), f"hsl({seed * 47 % 360 + 180}, 35%, 88%)")
     ImageDraw.Draw(image).ellipse((width / 5, height / 5, width * 0.8, height * 0.8), hue)
     info = PngInfo()
-    text = f"{settings['prompt']}\nSteps: {job['steps']}, Sampler: Euler a, Seed: {seed}"
-    info.add_text("parameters", text)
+    info.add_text("parameters", _text(job, seed))
     buffer = io.BytesIO()
     image.save(buffer, "PNG", pnginfo=info)
     return buffer.getvalue()
+
+
+def _text(job: dict[str, Any], seed: int) -> str:
+    settings = job["settings"]
+    text = f"{settings['prompt']}\nSteps: {job['steps']}, Sampler: Euler a, Seed: {seed}"
+    frames, fps = settings.get("num_frames"), settings.get("fps")
+    return f"{text}, Frames: {frames}, FPS: {fps}" if frames else text
+
+
+def _frame(job: dict[str, Any], at: int) -> Image.Image:
+    """Draws a bar that goes from left to right."""
+    width, height = job["settings"]["width"], job["settings"]["height"]
+    image = Image.new("RGB", (width, height), "navy")
+    ImageDraw.Draw(image).rectangle((at * width // 12, 0, (at + 3) * width // 12, height), "gold")
+    return image
+
+
+def _uri(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

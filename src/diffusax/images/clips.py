@@ -159,15 +159,6 @@ def _webp(frames: Sequence[Image.Image], fps: float, text: str) -> bytes:
     return buffer.getvalue()
 
 
-def animation(frames: Sequence[Image.Image], seconds: float) -> bytes:
-    """Writes frames as a small animated WebP of so many seconds that repeats for ever."""
-    buffer, (first, *rest) = io.BytesIO(), frames
-    each = max(round(1000 * seconds / len(frames)), 20)
-    options: dict[str, Any] = {"save_all": True, "append_images": rest, "loop": 0}
-    first.save(buffer, "WEBP", duration=each, quality=60, method=0, **options)
-    return buffer.getvalue()
-
-
 def is_still(data: bytes) -> bool:
     """Returns whether bytes are an image of one frame that Pillow knows, by their beginning."""
     try:

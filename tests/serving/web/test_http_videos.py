@@ -117,12 +117,11 @@ def test_previews_show_the_middle_and_move(server):
     id = server.post("/jobs", {**FIELDS, "num_inference_steps": 200}).json["id"]
     shown = [data for name, data in server.events(f"/jobs/{id}/events") if name == "preview"]
     assert shown
-    still, moving = (
-        Image.open(io.BytesIO(base64.b64decode(shown[-1][name].partition(",")[2])))
-        for name in ("preview", "animation")
+    still, *moving = (
+        Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+        for uri in (shown[-1]["preview"], *shown[-1]["frames"])
     )
-    assert (still.format, still.size) == ("JPEG", (32, 16))
-    assert (moving.format, moving.size, moving.n_frames) == ("WEBP", (32, 16), 5)
+    assert [(one.format, one.size) for one in (still, *moving)] == [("JPEG", (32, 16))] * 6
     # Close to what becomes of it: nearer to its own middle frame than to another's.
     own = read(server.get(server.finish(id)["videos"][0]).body)[1][4]
     other = read(server.get(done(server, {**FIELDS, "seed": 9})["videos"][0]).body)[1][4]

@@ -93,7 +93,11 @@ export const capabilities = () => json("capabilities");
 export const job = (id) => json(`jobs/${encodeURIComponent(id)}`);
 export const jobs = async () => (await json("jobs")).jobs;
 export const cancel = (id) => request(`jobs/${encodeURIComponent(id)}`, { method: "DELETE" });
-export const image = async (id, index) => (await request(`jobs/${encodeURIComponent(id)}/images/${index}`)).blob();
+const result = async (id, kind, rest) => (await request(`jobs/${encodeURIComponent(id)}/${kind}/${rest}`)).blob();
+export const image = (id, index) => result(id, "images", index);
+export const video = (id, index) => result(id, "videos", index);
+/** Returns the middle frame of a video. */
+export const poster = (id, index) => result(id, "videos", `${index}?variant=thumbnail`);
 
 const posted = (path, value) =>
   json(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(value) });
@@ -118,10 +122,10 @@ export const upscalers = async () => (await json("sdapi/v1/upscalers")).map(({ n
 export const upscale = async (image, upscaler_1, upscaling_resize) =>
   (await posted("sdapi/v1/extra-single-image", { image, upscaler_1, upscaling_resize })).image;
 
-/** Lets the server read the settings of a PNG. */
+/** Lets the server read the settings of an image or a video. */
 export function pngInfo(file) {
   const body = new FormData();
-  body.append("image", file, "picture.png");
+  body.append("image", file, "picture");
   return json("png-info", { method: "POST", body });
 }
 

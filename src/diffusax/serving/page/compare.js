@@ -1,7 +1,7 @@
 /** Two pictures on each other, with a slider between them. */
 
 import { $, button, h, short } from "./dom.js";
-import { urlOf } from "./pictures.js";
+import { stillOf, urlOf } from "./pictures.js";
 
 const dialog = $("#compare");
 
@@ -18,9 +18,9 @@ export function compare(one, other) {
 }
 
 function show(left, right, part) {
-  const images = [left, right].map(({ blob, settings }, at) => {
-    const alt = `${at ? "Right" : "Left"}: ${short(settings.prompt, 120) || "a picture"}`;
-    return h("img", { src: urlOf(blob), alt });
+  const images = [left, right].map((picture, at) => {
+    const alt = `${at ? "Right" : "Left"}: ${short(picture.settings.prompt, 120) || "a picture"}`;
+    return h("img", { src: urlOf(stillOf(picture)), alt });
   });
   const small = Math.max(left.width, right.width) <= 256;
   for (const image of images) image.classList.toggle("pixels", small);

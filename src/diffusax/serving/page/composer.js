@@ -32,6 +32,16 @@ export class Composer {
     return this.settings.model?.kind === "edit";
   }
 
+  /** Whether the model draws nothing without a picture. */
+  get needsPicture() {
+    return this.edits || this.settings.model?.kind === "image-to-video";
+  }
+
+  /** Whether a picture counts in what the model draws. */
+  get takesPicture() {
+    return this.edits || ["inpainting", "image-to-image", "image-to-video"].some((task) => this.offers(task));
+  }
+
   /** Hands in what the form says. */
   async draw() {
     if (!this.can) return notice("The server does not answer yet.", { error: true, about: "server" });
@@ -63,8 +73,8 @@ export class Composer {
   }
 
   /** Says whether a picture's settings are all that it was drawn from. */
-  repeats({ settings: { strength, image_guidance_scale: scale, controls } }) {
-    return (strength ?? null) === null && (scale ?? null) === null && !controls?.length;
+  repeats({ began, settings: { strength, image_guidance_scale: scale, controls } }) {
+    return !began && (strength ?? null) === null && (scale ?? null) === null && !controls?.length;
   }
 
   /** Says whether its model draws from pictures. */
@@ -74,11 +84,12 @@ export class Composer {
   }
 
   #hasPicture() {
-    if (!this.edits || this.source.picture) return true;
+    if (!this.needsPicture || this.source.picture) return true;
     fold(false);
     $("#group-source").open = true;
     $("#source input").focus();
-    notice(`${this.settings.title} changes pictures; choose one first.`, { error: true, about: "source" });
+    const does = this.edits ? "changes pictures" : "begins with a picture";
+    notice(`${this.settings.title} ${does}; choose one first.`, { error: true, about: "source" });
     return false;
   }
 
@@ -118,8 +129,7 @@ export class Composer {
     const { width, height } = values;
     const masks = this.offers("inpainting");
     const whole = masks && padding_mask_crop !== null;
-    const usable = this.edits || masks || this.offers("image-to-image");
-    const pictures = usable ? await this.source.drawing(width, height, { masks, whole }) : {};
+    const pictures = this.takesPicture ? await this.source.drawing(width, height, { masks, whole }) : {};
     const drawing = { ...values, ...pictures };
     const more = pictures.image && !pictures.mask_image ? this.references.drawing() : [];
     if (more.length) drawing.more_images = more;
@@ -127,7 +137,7 @@ export class Composer {
     if (this.edits) drawing.image_guidance_scale = image_guidance_scale;
     else if (drawing.mask_image || (drawing.image && this.redraws())) drawing.strength = strength;
     if (drawing.mask_image) Object.assign(drawing, { mask_blur, padding_mask_crop });
-    const steering = this.edits ? [] : await this.controls.drawing(width, height);
+    const steering = this.edits || this.settings.moves ? [] : await this.controls.drawing(width, height);
     if (steering.length) drawing.controls = steering;
     return drawing;
   }

@@ -49,6 +49,7 @@ export async function largerRecords(record, seeds, images) {
 /** Says in a few words what kind of drawing it is. */
 export function kindOf(drawing, model) {
   if (model?.kind === "edit") return "Edit";
+  if (model?.fps) return drawing.image ? "Image to video" : "Text to video";
   if (drawing.mask_image) return "Inpainting";
   return drawing.image ? "Image to image" : "Text to image";
 }

@@ -9,6 +9,8 @@ const NAMES = {
   guidance_scale: "Guidance (CFG)",
   image_guidance_scale: "Guidance by the picture",
   guidance_rescale: "Rescale",
+  num_frames: "Frames",
+  fps: "Frames per second",
   seed: "Seed",
   strength: "Strength",
   clip_skip: "CLIP skip",

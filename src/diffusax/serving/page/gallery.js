@@ -106,7 +106,7 @@ export class Gallery {
     grid?.pictures.delete(id);
     this.selection.forget(id);
     // It may be wanted again for a while: deleting can be undone.
-    if (gone) setTimeout(() => [gone.blob, gone.thumb].forEach(forget), 60_000);
+    if (gone) setTimeout(() => [gone.blob, gone.thumb, gone.poster].forEach(forget), 60_000);
   }
 
   #soon() {

@@ -24,8 +24,9 @@ export class Grid extends EventTarget {
     const samplers = Object.keys(titles).filter((name) => model?.samplers?.includes(name));
     const others = (model?.samplers ?? []).filter((name) => !samplers.includes(name));
     const named = (names) => names.map((name) => ({ name, title: titles[name] ?? name }));
-    // Those that edit draw from other things than those that do not.
-    const alike = models.filter((one) => (one.kind === "edit") === (model?.kind === "edit"));
+    // Those that edit draw from other things than those that do not, and videos are other pictures.
+    const kind = (one) => `${one?.kind === "edit"} ${Boolean(one?.fps)}`;
+    const alike = models.filter((one) => kind(one) === kind(model));
     this.#listed = { sampler: named([...samplers, ...others]), model: alike };
     this.#loras = (can.loras ?? []).map(({ name }) => name);
     this.#show();

@@ -2,7 +2,7 @@
 
 import { label } from "./axes.js";
 import { button, h, notice, short } from "./dom.js";
-import { canvasOf, download, open, toBlob } from "./pictures.js";
+import { canvasOf, download, open, stillOf, toBlob } from "./pictures.js";
 import { Tile } from "./tile.js";
 
 export class GridView {
@@ -56,7 +56,7 @@ export class GridView {
   /** Draws the table with its values onto one picture. */
   async #save() {
     const { x, y, prompt } = this.grid;
-    const images = await Promise.all(this.pictures.map((picture) => picture && open(picture.blob)));
+    const images = await Promise.all(this.pictures.map((picture) => picture && open(stillOf(picture))));
     const [w, h] = ["width", "height"].map((side) => Math.max(...images.map((image) => image?.[side] ?? 0)));
     const size = Math.max(10, Math.round(w / 14));
     const [left, top] = [y.axis ? Math.round(size * 8) : 0, x.axis ? size * 2 : 0];

@@ -113,7 +113,7 @@ function named(pictures) {
     const name = fileName(picture);
     const count = taken.get(name) ?? 0;
     taken.set(name, count + 1);
-    const own = count ? name.replace(/\.png$/, `-${count + 1}.png`) : name;
+    const own = count ? name.replace(/\.\w+$/, (end) => `-${count + 1}${end}`) : name;
     return { name: own, blob: picture.blob, date: new Date(picture.created) };
   });
 }

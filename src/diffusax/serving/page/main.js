@@ -10,6 +10,7 @@ import { kindOf } from "./drawing.js";
 import { Gallery } from "./gallery.js";
 import { Grid } from "./grid.js";
 import { References } from "./references.js";
+import { lengthOf } from "./pictures.js";
 import * as restore from "./restore.js";
 import { Settings } from "./settings.js";
 import { fold, listen, narrow } from "./shell.js";
@@ -69,13 +70,18 @@ function changed() {
   const { edits, can } = composer;
   const { picture, painted } = source;
   const mask = painted && composer.offers("inpainting");
-  if (picture || !edits) mended("source");
+  if (picture || !composer.needsPicture) mended("source");
   $("#source-options").hidden = !picture;
   $("#mask-options").hidden = !mask;
   $("#field-strength").hidden = edits || !(mask || composer.redraws());
   $("#field-image-guidance").hidden = !edits;
-  $("#source-summary").textContent = !picture ? (edits ? "needed" : "none") : mask ? "with a mask" : "on";
-  $("#group-controls").hidden = !can?.controlnets?.length || edits;
+  const { needsPicture, takesPicture } = composer;
+  const { moves } = settings;
+  $("#group-source").hidden = Boolean(can) && !takesPicture;
+  $("#source-also").hidden = moves;
+  $("#source-summary").textContent = !picture ? (needsPicture ? "needed" : "none") : mask ? "with a mask" : "on";
+  $("#group-controls").hidden = !can?.controlnets?.length || edits || moves;
+  $("#group-video").hidden = !moves;
   $("#group-larger").hidden = !composer.redraws();
   references.show(mask ? 1 : (settings.model?.images ?? 1));
   const paint = $("#paint");
@@ -84,6 +90,7 @@ function changed() {
   const { width, height, seed, num_images: count } = values;
   const size = `${width} × ${height}`;
   $("#size-summary").textContent = some([size, seed !== null && `seed ${seed}`, count > 1 && `${count} pictures`]);
+  $("#video-summary").textContent = moves && values.num_frames && values.fps ? lengthOf(values) : "";
   $("#larger-summary").textContent = values.larger_on ? `${values.larger_scale} times` : "off";
   $("#plan").textContent = plan(values, mask);
   drafts.changed();
@@ -92,11 +99,13 @@ function changed() {
 
 function plan(values, mask) {
   if (!settings.model) return "";
-  const kind = kindOf({ image: source.picture, mask_image: mask }, settings.model);
+  const picture = composer.takesPicture && source.picture;
+  const kind = kindOf({ image: picture, mask_image: mask }, settings.model);
   const count = grid.on ? grid.count : values.num_images;
   const size = `${values.width} × ${values.height}`;
   const parts = [kind, count > 1 ? `${count} of ${size}` : size, `${values.num_inference_steps} steps`];
-  if (source.cuts(values.width, values.height)) parts.push("the picture is cut");
+  if (values.num_frames) parts.splice(2, 0, `${values.num_frames} frames`);
+  if (picture && source.cuts(values.width, values.height)) parts.push("the picture is cut");
   return parts.join(" · ");
 }
 

@@ -10,6 +10,9 @@ export const dropped = new EventTarget();
 
 const picturesOf = (transfer) => [...(transfer?.files ?? [])].filter((file) => file.type.startsWith("image/"));
 
+/** Returns the first picture or video among what is dropped, or undefined. */
+export const fileOf = (transfer) => [...(transfer?.files ?? [])].find(({ type }) => /^(image|video)\//.test(type));
+
 /** Returns the first picture among what is dropped or pasted, or undefined. */
 export const pictureOf = (transfer) => picturesOf(transfer)[0];
 

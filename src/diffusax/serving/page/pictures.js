@@ -81,10 +81,22 @@ export function forget(blob) {
   urls.delete(blob);
 }
 
+/** Says whether a picture is a video. */
+export const isVideo = ({ poster }) => Boolean(poster);
+
+/** Returns the blob of a picture, or of a video's middle frame. */
+export const stillOf = ({ blob, poster }) => poster ?? blob;
+
+/** How long a video is, in words. */
+export const lengthOf = ({ num_frames: frames, fps }) => `${Number((frames / fps).toPrecision(2))} s`;
+
+/** Returns the ending of a blob's file. */
+const ending = ({ type }) => ({ "video/mp4": "mp4", "image/webp": "webp" })[type] ?? "png";
+
 /** Returns the name of a picture's file: its seed and its prompt's words. */
-export function fileName({ settings, enlarged }) {
+export function fileName({ blob, settings, enlarged }) {
   const words = (settings.prompt ?? "").toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
-  return `${settings.seed}-${words.slice(0, 60) || "picture"}${enlarged ? "-large" : ""}.png`;
+  return `${settings.seed}-${words.slice(0, 60) || "picture"}${enlarged ? "-large" : ""}.${ending(blob)}`;
 }
 
 /** Lets the user save a file. */

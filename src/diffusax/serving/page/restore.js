@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { $, mended, notice } from "./dom.js";
-import { filePicker, pictureOf } from "./picker.js";
+import { filePicker, fileOf, pictureOf } from "./picker.js";
 
 /** The most things that a message names. */
 const MOST = 8;
@@ -42,7 +42,7 @@ export function listen(use, begin) {
     if (!files(event)) return;
     event.preventDefault();
     over(-depth);
-    const file = pictureOf(event.dataTransfer);
+    const file = fileOf(event.dataTransfer);
     if (file) restore(file);
     else notice("That was no picture; drop one.", { error: true });
   });
@@ -54,10 +54,10 @@ export function listen(use, begin) {
     begin(file);
   });
 
-  $("#restore").append(filePicker("Settings from an image", restore, "image/*"));
+  $("#restore").append(filePicker("Settings from an image or a video", restore, "image/*,video/mp4"));
 
   async function restore(file) {
-    const beginning = { "Begin with it": () => begin(file) };
+    const beginning = file.type.startsWith("image/") ? { "Begin with it": () => begin(file) } : {};
     mended("restore");
     let found;
     try {

@@ -8,7 +8,10 @@ const form = $("#settings");
 const field = (name) => form.elements.namedItem(name);
 
 const SIZES = ["width", "height"];
-const NUMBERS = [...SIZES, "num_inference_steps", "guidance_scale", "image_guidance_scale", "guidance_rescale"];
+/** What only models of videos have. */
+const LENGTH = ["num_frames", "fps"];
+const SCALES = ["guidance_scale", "image_guidance_scale", "guidance_rescale"];
+const NUMBERS = [...SIZES, "num_inference_steps", ...SCALES, ...LENGTH];
 const MORE = ["seed", "num_images", "strength", "mask_blur", "padding_mask_crop", "clip_skip"];
 const LARGER = ["larger_scale", "larger_strength"];
 const TEXTS = ["prompt", "negative_prompt", "model", "sampler"];
@@ -66,16 +69,23 @@ export class Settings extends EventTarget {
     this.#titles = titles;
     this.models = models;
     const chosen = field("model").value || models[0]?.name;
-    field("model").replaceChildren(...options(models));
+    const listed = models.map(({ name, title, fps }) => ({ name, title: `${title || name}${fps ? " · video" : ""}` }));
+    field("model").replaceChildren(...options(listed));
     set("model", models.some((one) => one.name === chosen) ? chosen : models[0]?.name);
     limit("num_inference_steps", limits.steps);
     limit("num_images", limits.images);
+    limit("num_frames", limits.frames);
     for (const name of ["prompt", "negative_prompt"]) if (limits.prompt) field(name).maxLength = limits.prompt;
     this.#chosen(before);
   }
 
   get model() {
     return this.models.find((one) => one.name === field("model").value);
+  }
+
+  /** Whether the model generates videos. */
+  get moves() {
+    return Boolean(this.model?.fps);
   }
 
   /** What people call the model. */
@@ -98,9 +108,10 @@ export class Settings extends EventTarget {
 
   #defaults(model) {
     if (!model) return {};
-    const { width, height, steps, guidance_scale, image_guidance_scale } = model;
+    const { width, height, steps, guidance_scale, image_guidance_scale, num_frames, fps } = model;
     const guidance = { guidance_scale, image_guidance_scale: image_guidance_scale ?? 1.5 };
-    return { width, height, num_inference_steps: steps, ...guidance, sampler: "" };
+    const length = { num_frames: num_frames ?? null, fps: fps ?? null };
+    return { width, height, num_inference_steps: steps, ...guidance, ...length, sampler: "" };
   }
 
   /** Another model: what was as the old model has it becomes as the new one has it. */
@@ -120,6 +131,10 @@ export class Settings extends EventTarget {
       if (name in next && (value === "" || Number(value) === old[name])) set(name, next[name]);
     }
     for (const name of SIZES) field(name).step = field(name).min = model.multiple ?? 8;
+    // Its least value is 1, so that the others are one more than multiples.
+    const slider = $(".twin", field("num_frames").parentElement);
+    field("num_frames").step = slider.step = model.frames_multiple ?? 1;
+    for (const name of LENGTH) $(".twin", field(name).parentElement).follow();
     this.before = model;
     this.#changed();
   }
@@ -150,6 +165,7 @@ export class Settings extends EventTarget {
       values[name] = value === "" ? null : Number(value);
     }
     values.sampler ||= null;
+    if (!this.moves) for (const name of LENGTH) values[name] = null;
     for (const name of [...SWITCHES, "larger_on"]) values[name] = field(name).checked;
     return values;
   }
@@ -181,6 +197,7 @@ export class Settings extends EventTarget {
       if (values.sampler !== sampler) left.push(`Sampler: ${values.sampler}`);
       delete values.sampler;
     }
+    if (values.num_frames && !this.moves) left.push(`Frames: ${values.num_frames}`);
     const missing = Object.entries(ASKED).filter(([name]) => !(name in given) || given[name] === null);
     const own = { ...PLAIN, ...this.#defaults(this.model), prompt: "", negative_prompt: "" };
     this.write({ ...own, ...values, model: null });

@@ -1,7 +1,8 @@
 /** One place for a picture: while it is drawn, its preview and progress; then the picture; or why there is none. */
 
 import { button, duration, h, short } from "./dom.js";
-import { urlOf } from "./pictures.js";
+import { Reel } from "./reel.js";
+import { isVideo, lengthOf, stillOf, urlOf } from "./pictures.js";
 
 /** Fills an element (of a list or a table) and keeps it up to date. */
 export class Tile {
@@ -32,15 +33,18 @@ export class Tile {
 
   picture({ picture }) {
     const { prompt, seed } = picture.settings;
-    const image = h("img", { alt: short(prompt) || "A picture", loading: "lazy", decoding: "async" });
-    image.src = urlOf(picture.thumb ?? picture.blob);
+    const moves = isVideo(picture);
+    const alt = `${moves ? "Video: " : ""}${short(prompt) || "A picture"}`;
+    const image = h("img", { alt, loading: "lazy", decoding: "async" });
+    image.src = urlOf(picture.thumb ?? stillOf(picture));
     if (picture.width <= 128) image.classList.add("pixels");
     const open = (event) => this.actions.open(picture, event);
     const title = `${prompt}\nseed ${seed}`;
     this.open = button(image, open, { className: "open", title, data: { picture: picture.id } });
     this.star = button("★", () => this.actions.favourite(picture), { className: "icon star" });
     this.star.setAttribute("aria-label", `Favourite: ${short(prompt, 40) || "picture"}, seed ${seed}`);
-    return [this.open, this.star];
+    const length = moves && h("span", { className: "length", "aria-hidden": "true" }, `▶ ${lengthOf(picture.settings)}`);
+    return [this.open, this.star, length].filter(Boolean);
   }
 
   #mark(picture, selecting, chosen) {
@@ -74,6 +78,7 @@ export class Tile {
   job({ record }) {
     const { width, height, prompt } = record.drawing;
     this.preview = h("img", { alt: "", hidden: true });
+    this.reel = new Reel(record.drawing);
     this.words = h("span", { className: "words" });
     this.bar = h("progress", { max: 1, "aria-label": `Progress of ${short(prompt, 40)}` });
     this.beginning = record.begun || record.set ? record.drawing.image && urlOf(record.drawing.image) : null;
@@ -83,14 +88,16 @@ export class Tile {
       title: "Cancel",
     });
     const state = h("div", { className: "state" }, this.words, this.bar);
-    const box = h("div", { className: "drawing" }, this.preview, state, cancel);
+    const box = h("div", { className: "drawing" }, this.preview, this.reel.element, state, cancel);
     box.style.setProperty("--shape", `${width} / ${height}`);
     return [box];
   }
 
   #progress(record, status, index) {
-    const preview = status.previews?.[index] ?? this.beginning;
-    this.preview.hidden = !preview;
+    const { still, frames } = status.previews?.[index] ?? {};
+    const preview = still ?? this.beginning;
+    this.reel.show(frames);
+    this.preview.hidden = !preview || !this.reel.element.hidden;
     if (preview && this.preview.src !== preview) this.preview.src = preview;
     this.words.textContent = words(record, status);
     const known = ["running", "done"].includes(status.state);

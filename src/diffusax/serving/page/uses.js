@@ -1,6 +1,7 @@
 /** What can be done with a picture in the form: its settings, its seed, beginning with it. */
 
 import { $, notice, say } from "./dom.js";
+import { isVideo } from "./pictures.js";
 import { inWords } from "./restore.js";
 import { fold } from "./shell.js";
 
@@ -19,6 +20,7 @@ export class Uses {
     const tags = [...(written.prompt ?? "").matchAll(/<lora:([^:<>]+)/g)].map(([, name]) => name);
     const unknown = [...loras.write(written.adapters ?? {}), ...tags.filter((name) => !loras.names.includes(name))];
     if (written.eta) left.push(`Eta DDIM: ${written.eta}`);
+    if (Number.isFinite(written.variation_seed)) left.push(`Variation seed: ${written.variation_seed}`);
     if ((written.strength_rule ?? "diffusers") !== "diffusers") left.push(`Strength rule: ${written.strength_rule}`);
     left.push(...unknown.map((name) => `LoRA: ${name}`), ...left_out);
     const kept = [];
@@ -30,9 +32,9 @@ export class Uses {
   }
 
   /** Takes over the settings of a picture in the gallery. */
-  settingsOf({ settings: written }) {
+  settingsOf({ began: withPicture, settings: written }) {
     const left_out = (written.controls ?? []).map(({ model }) => `ControlNet: ${model}`);
-    const began = written.strength !== null && written.strength !== undefined;
+    const began = withPicture || (written.strength !== null && written.strength !== undefined);
     if (began || written.image_guidance_scale) left_out.push("the image that it began with");
     const told = inWords(this.write({ settings: written, left_out }), false);
     if (told) notice(`The settings are taken over${told}`, { seconds: 20 });
@@ -86,15 +88,16 @@ export class Uses {
 
   /** The names of what is possible now with a picture. */
   possible(picture) {
-    const { composer } = this;
+    const { composer, settings } = this;
     const { can, edits } = composer;
     const found = ["settings", "seed"];
     if (picture.written) found.push("written");
     if (composer.repeats(picture)) found.push("more");
+    if (isVideo(picture)) return found;
     if (composer.varies(picture)) found.push("variations");
-    if (edits || composer.offers("image-to-image")) found.push("source");
+    if (edits || composer.offers("image-to-image") || composer.offers("image-to-video")) found.push("source");
     if (composer.offers("inpainting")) found.push("inpaint");
-    if (can?.controlnets?.length && !edits) found.push("control");
+    if (can?.controlnets?.length && !edits && !settings.moves) found.push("control");
     if (can?.upscales) found.push("enlarge");
     return found;
   }

@@ -4,10 +4,11 @@ import { compare } from "./compare.js";
 import { $, button, h, labelled, notice, options, short } from "./dom.js";
 import { facts } from "./facts.js";
 import { favourite, removePictures } from "./gallery.js";
-import { download, fileName, urlOf } from "./pictures.js";
+import { download, fileName, isVideo, urlOf } from "./pictures.js";
 import { upscalers } from "./upscale.js";
 
 const dialog = $("#viewer");
+const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** What goes on from a picture in the form, and closes the window. */
 const ACTIONS = {
@@ -32,6 +33,7 @@ export class Viewer {
   constructor(actions) {
     this.actions = actions;
     dialog.addEventListener("keydown", (event) => this.#key(event));
+    dialog.addEventListener("close", () => $("video", dialog)?.pause());
     dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   }
 
@@ -54,7 +56,7 @@ export class Viewer {
   }
 
   #key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select, video")) return;
     const act = {
       ArrowLeft: () => this.#step(-1),
       ArrowRight: () => this.#step(1),
@@ -67,9 +69,9 @@ export class Viewer {
   }
 
   #render() {
-    const { blob, width, height, settings } = this.picture;
+    const { width, height, settings } = this.picture;
     const focused = document.activeElement?.dataset?.step;
-    const image = h("img", { src: urlOf(blob), alt: short(settings.prompt, 200) || "A picture" });
+    const image = this.#large();
     image.classList.toggle("pixels", Math.max(width, height) <= 256);
     image.style.aspectRatio = `${width} / ${height}`;
     dialog.replaceChildren(
@@ -96,6 +98,15 @@ export class Viewer {
     else if (focused) $(".close", dialog).focus();
   }
 
+  /** The picture itself, or what plays the video. */
+  #large() {
+    const { blob, poster, settings } = this.picture;
+    const name = short(settings.prompt, 200);
+    if (!blob.type.startsWith("video/")) return h("img", { src: urlOf(blob), alt: name || "A picture" });
+    const playing = { controls: true, loop: true, muted: true, playsInline: true, autoplay: !still.matches };
+    return h("video", { src: urlOf(blob), poster: urlOf(poster), "aria-label": name || "A video", ...playing });
+  }
+
   #stepper(text, by, name) {
     const disabled = !this.list[this.#at + by];
     return button(text, () => this.#step(by), { className: "icon", "aria-label": name, disabled, data: { step: by } });
@@ -119,7 +130,7 @@ export class Viewer {
       other && button("Compare", () => (dialog.close(), compare(picture, other)), { title: "With the one beside it" }),
       star,
       button("Download", () => download(picture.blob, fileName(picture))),
-      button("Copy", () => this.#copy(), { hidden: !navigator.clipboard?.write }),
+      button("Copy", () => this.#copy(), { hidden: isVideo(picture) || !navigator.clipboard?.write }),
       button("Delete", () => this.#remove(), { className: "quiet danger", "aria-keyshortcuts": "Delete" }),
     );
   }

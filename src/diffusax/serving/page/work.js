@@ -244,7 +244,7 @@ export class Work extends EventTarget {
     if (before?.state !== state && state === "running" && !record.grid) say(`Drawing: ${short(record.drawing.prompt)}`);
     this.#changed(record.id);
     const ended = ENDS.includes(job.state);
-    if (!ended && !(job.images?.some(Boolean) && !record.then)) return;
+    if (!ended && !(results(job).some(Boolean) && !record.then)) return;
     this.busy.add(record.id);
     try {
       const images = await this.#fetch(record, job);
@@ -263,10 +263,12 @@ export class Work extends EventTarget {
   /** Fetches and keeps the job's pictures that are there; returns those of a job that is drawn larger afterwards. */
   async #fetch(record, job) {
     const images = [];
-    for (const [index, there] of (job.images ?? []).entries()) {
+    for (const [index, there] of results(job).entries()) {
       if (!there || this.records.get(record.id)?.kept?.includes(index)) continue;
-      const blob = await api.image(record.remote, index);
-      if (record.then) images[index] = blob;
+      const moves = job.videos?.length;
+      const blob = await (moves ? api.video : api.image)(record.remote, index);
+      if (moves) await keep(record, job, index, blob, await api.poster(record.remote, index));
+      else if (record.then) images[index] = blob;
       else await keep(record, job, index, blob);
     }
     return images;
@@ -282,5 +284,8 @@ export class Work extends EventTarget {
     else if (!successors.length && !record.grid) say(`Drawn${took(job)}: ${short(record.drawing.prompt)}`);
   }
 }
+
+/** The addresses of a job's pictures, or videos, that are there; null for the others. */
+const results = ({ images, videos }) => (videos?.length ? videos : (images ?? []));
 
 const took = (job) => (job.started && job.ended ? ` in ${duration(job.ended - job.started)}` : "");

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool as in_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from diffusax.images.clips import SUFFIXES, animation, text_of
+from diffusax.images.clips import SUFFIXES, text_of
 from diffusax.serving.engine.jobs import Job, State
 from diffusax.serving.engine.videos import MovingPreview, Video
 from diffusax.serving.requests.errors import NotFound, Refused
@@ -181,7 +181,7 @@ async def cancel(request: Request) -> Response:
     "GET",
     "/jobs/{id}/events",
     "What happens to a job, as server-sent events: state, progress, preview, image, end. A preview "
-    "of a video is its middle frame, and has an animation of some frames besides.",
+    "of a video is its middle frame, and has frames from the first to the last besides.",
     group="Jobs",
     query=("previews",),
     answer="text/event-stream",
@@ -204,20 +204,16 @@ async def _events(job: Job, previews: bool) -> AsyncIterator[bytes]:
             if event.kind in ("preview", "image"):
                 data["index"] = event.index
             if event.kind == "preview":
-                data |= await in_thread(_shown, job, event.image)
+                data |= await in_thread(_shown, event.image)
             yield sse(event.kind, data)
 
 
-def _shown(job: Job, preview: Any) -> dict[str, str]:
-    """Returns a preview as data URIs; of a video with some frames of it, as long as the clip."""
+def _shown(preview: Any) -> dict[str, Any]:
+    """Returns a preview as a data URI; of a video its middle frame, and some of all of it."""
     if not isinstance(preview, MovingPreview):
         return {"preview": data_uri(encode(preview, "jpeg"), "jpeg")}
-    generation = job.generation
-    seconds = (generation.num_frames or 1) / (generation.fps or 1)
-    return {
-        "preview": data_uri(encode(preview.middle, "jpeg"), "jpeg"),
-        "animation": data_uri(animation(preview.frames, seconds), "webp"),
-    }
+    frames = [data_uri(encode(frame, "jpeg"), "jpeg") for frame in preview.frames]
+    return {"preview": data_uri(encode(preview.middle, "jpeg"), "jpeg"), "frames": frames}
 
 
 @operation(
@@ -311,10 +307,10 @@ async def png_info(request: Request) -> Response:
         sent: str | bytes = files.get("image", [b""])[0]
     else:
         sent = read_fields(PngInfoFields, await read_json(request)).image
-    return Json(await in_thread(_read_image, sent, settings.most_pixels))
+    return Json(await in_thread(settings_in_file, sent, settings.most_pixels))
 
 
-def _read_image(sent: str | bytes, most_pixels: int) -> dict[str, Any]:
+def settings_in_file(sent: str | bytes, most_pixels: int) -> dict[str, Any]:
     """Returns the settings in an image or a video, which is sent as a file or in base64."""
     data = decode_base64(sent, "image") if isinstance(sent, str) else sent
     if text := text_of(data):
