@@ -8,6 +8,7 @@ from support.tiny_transformers import wan_pipeline, wan_transformer
 
 import diffusax
 from diffusax.cli import main
+from diffusax.images import clips
 
 SIZE = ["--height", "16", "--width", "32", "--steps", "2", "--guidance", "1"]
 
@@ -69,3 +70,31 @@ def test_generate_begins_a_video_with_an_image(tmp_path):
     main(["generate", "a cat", *given, "--frames", "5", "--output", str(tmp_path / "clip.gif")])
     clip = Image.open(tmp_path / "clip.gif")
     assert (clip.n_frames, clip.size) == (5, (32, 16))
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    pytest.importorskip("imageio_ffmpeg")
+    from support.running_server import running
+
+    with running(str(model)) as found:
+        yield found
+
+
+def test_a_server_s_videos_are_saved_as_they_are(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = ["generate", "a cat", "--server", server.url, *SIZE, "--frames", "5", "--seed", "3"]
+    main([*given, "--num-images", "2"])
+    assert capsys.readouterr().out == "out-0.mp4 (video, seed 3)\nout-1.mp4 (video, seed 3)\n"
+    data = (tmp_path / "out-1.mp4").read_bytes()
+    assert "Seed: 4, Size: 32x16, Frames: 5, FPS: 16" in clips.text_of(data)
+    main([*given, "--fps", "10", "--output", "clip.gif"])
+    clip = Image.open("clip.gif")
+    assert (clip.n_frames, clip.size, clip.info["duration"]) == (5, (32, 16), 100)
+
+
+def test_a_server_s_model_says_what_it_generates(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["generate", "a cat", "--server", server.url, *SIZE, "--output", "clip.png"])
+    assert "tiny generates videos; give --output as .mp4" in capsys.readouterr().err

@@ -14,7 +14,11 @@ import diffusax
 from diffusax.boundary.options import Fraction, ImageCount, Pixels, Scale
 from diffusax.cli import generation, grid, loras, remote, torch_backend
 from diffusax.cli.parsing import OWN, given_flags, parse
+from diffusax.images.clips import VideoFile
 from diffusax.text.extra_networks import read_tags
+
+_FPS = 16
+"""The frames per second that Wan was trained at."""
 
 
 @configure(FlagCreatePairsOff)
@@ -67,8 +71,8 @@ class Generate(generation.ToFile):
     """The number of images to generate for each prompt."""
     frames: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, OWN] = None
     """The number of frames of a video, for models that generate videos; 81 for Wan by default."""
-    fps: Annotated[int, Meta(ge=1, le=240)] = 16
-    """The frames per second of a video."""
+    fps: Annotated[Annotated[int, Meta(ge=1, le=240)] | None, OWN] = None
+    """The frames per second of a video; 16 by default, and on a server the model's own."""
     grid: Annotated[tuple[str, ...], OWN] = ()
     """Generate a labelled grid over one or two of sampler, steps, guidance, seed, strength and
     clip-skip, such as sampler=euler,dpm++2m steps=10,20: columns, then rows.
@@ -143,8 +147,8 @@ class Generate(generation.ToFile):
             for found, own in generate(self, runs, seed):
                 images += found
                 texts += own
-        if images and isinstance(images[0], list):
-            return generation.save_videos(output, images, seed, self.fps)
+        if images and isinstance(images[0], list | VideoFile):
+            return generation.save_videos(output, images, seed, self.fps or _FPS)
         sheet = grid.draw_sheet(images, axes) if axes else None
         return generation.save(output, images, texts, seed, sheet=sheet)
 
@@ -221,14 +225,7 @@ def _opened(
 
 def _check_frames(options: Generate, pipe: Any) -> None:
     """Raises ValueError where options of videos are given for images, or the other way around."""
-    kind, suffix = type(pipe).__name__, Path(options.output or "").suffix.lower()
-    if pipe.family.draws_videos:
-        if suffix == ".png" or options.grid:
-            raise ValueError(
-                f"{kind} generates videos; give --output as .mp4 or .gif, and no --grid"
-            )
-    elif suffix in generation.VIDEOS or options.frames is not None:
-        raise ValueError(f"{kind} generates images; give --output as .png, and no --frames")
+    generation.check_kind(options, type(pipe).__name__, videos=pipe.family.draws_videos)
 
 
 def _texts(runs: Sequence[Generate]) -> list[str]:

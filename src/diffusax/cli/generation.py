@@ -298,27 +298,61 @@ def save(
     return files
 
 
+def check_kind(command: Any, name: str, *, videos: bool) -> None:
+    """Raises ValueError where options of videos are given for images, or the other way around.
+
+    Arguments:
+        command: the options of `diffusax generate`.
+        name: what generates.
+        videos: whether that generates videos.
+    """
+    suffix = Path(command.output or "").suffix.lower()
+    if videos:
+        if suffix == ".png" or command.grid:
+            raise ValueError(
+                f"{name} generates videos; give --output as .mp4 or .gif, and no --grid"
+            )
+    elif suffix in VIDEOS or command.frames is not None:
+        raise ValueError(f"{name} generates images; give --output as .png, and no --frames")
+
+
 def save_videos(output: Path | None, videos: Sequence[Any], seed: int, fps: int) -> list[Path]:
     """Writes videos, numbered if there are several, and prints the files' names.
 
     Arguments:
         output: the file; None takes the first free name.
-        videos: the frames of each, PIL images.
+        videos: the frames of each, PIL images, or its file, a `VideoFile`.
         seed: the seed of the run.
-        fps: the frames per second.
+        fps: the frames per second, where frames are given.
     """
+    from diffusax.images.clips import SUFFIXES, VideoFile
     from diffusax.utils.export_utils import export_to_gif, export_to_video
 
-    count = len(videos)
-    files = _free_files(count, VIDEOS[0]) if output is None else _files(output, count)
+    count, made = len(videos), videos[0]
+    usual = SUFFIXES[made.media_type] if isinstance(made, VideoFile) else VIDEOS[0]
+    files = _free_files(count, usual) if output is None else _files(output, count)
     files = files[1:] or files
     for file, frames in zip(files, videos, strict=True):
+        if isinstance(frames, VideoFile):
+            if SUFFIXES[frames.media_type] == file.suffix.lower():
+                file.write_bytes(frames.data)
+                print(f"{escaped(file)} (video, seed {seed})")
+                continue
+            frames, fps = _frames_of(frames)
         if file.suffix.lower() == ".gif":
             export_to_gif(frames, file, fps=fps)
         else:
             export_to_video(frames, file, fps=fps)
         print(f"{escaped(file)} ({len(frames)} frames, seed {seed})")
     return files
+
+
+def _frames_of(file: Any) -> tuple[list[Any], int]:
+    """Returns the frames of a `VideoFile`, to write them as another kind, and their rate."""
+    from diffusax.images.clips import opened
+
+    with opened(file.data, 100_000, 2**28) as reader:
+        return list(reader.frames), max(round(reader.fps()), 1)
 
 
 def _files(output: Path, count: int) -> list[Path]:

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from diffusax.cli import generation
 from diffusax.cli.parsing import given_flags
+from diffusax.images.clips import VideoFile
 from diffusax.serving.client import ENDED, Client
 
 _OURS = (
@@ -34,6 +36,8 @@ def check(options: Any) -> None:
 def generate(options: Any, runs: Sequence[Any], seed: int) -> Iterator[tuple[list[Any], list[str]]]:
     """Yields the images of each run and their settings, which a server generates together.
 
+    Of a model of videos they are `VideoFile`s, which have their settings in them.
+
     Args:
         options: the options of `diffusax generate`.
         runs: the same with the prompt, and what a grid varies, of each run.
@@ -45,6 +49,7 @@ def generate(options: Any, runs: Sequence[Any], seed: int) -> Iterator[tuple[lis
     from tqdm import tqdm
 
     client = Client(options.server, options.api_key or os.environ.get("DIFFUSAX_API_KEY"))
+    _check_kind(client, options)
     waiting = deque(_fields(run, seed) for run in runs)
     jobs: deque[dict[str, Any]] = deque()
     with tqdm(total=0, unit="step", delay=0.5) as bar:
@@ -61,6 +66,15 @@ def generate(options: Any, runs: Sequence[Any], seed: int) -> Iterator[tuple[lis
                     client.cancel(job["id"])
 
 
+def _check_kind(client: Client, options: Any) -> None:
+    """Raises ValueError where options of videos are given for a model of images, or otherwise."""
+    models = client.capabilities()["models"]
+    named = [one for one in models if one["name"] == options.model] if options.model else models
+    if named:
+        videos = named[0].get("fps") is not None
+        generation.check_kind(options, named[0]["name"], videos=videos)
+
+
 def _images(client: Client, jobs: deque[dict[str, Any]], bar: Any) -> Any:
     """Waits for the first of the jobs, and returns its images and their settings."""
     while jobs[0]["state"] not in ENDED:
@@ -72,6 +86,8 @@ def _images(client: Client, jobs: deque[dict[str, Any]], bar: Any) -> Any:
     first = jobs.popleft()
     if first["state"] != "done":
         raise ValueError((first["error"] or {}).get("message") or "the server cancelled the job")
+    if first["videos"]:
+        return [VideoFile.of(data) for data in first["files"]], []
     images = list(map(_opened, first["files"]))
     return images, [str(image.text.get("parameters", "")) for image in images]
 
@@ -82,7 +98,10 @@ def _looked_at(client: Client, before: dict[str, Any], bar: Any) -> dict[str, An
     bar.update(now["steps_done"] - before["steps_done"])
     if now["state"] == "done":
         # The server keeps results for a while only, and others may be waited for longer.
-        now["files"] = [client.image(now["id"], i) for i in range(len(now["images"]))]
+        fetch, made = (
+            (client.video, now["videos"]) if now["videos"] else (client.image, now["images"])
+        )
+        now["files"] = [fetch(now["id"], i) for i in range(len(made))]
     return now
 
 
@@ -118,6 +137,8 @@ def _fields(options: Any, seed: int) -> dict[str, Any]:
         "sampler": options.sampler,
         "seed": seed if options.seed is None else options.seed,
         "num_images": options.num_images,
+        "num_frames": options.frames,
+        "fps": options.fps,
         "image": options.image and load_image(options.image),
         "strength": options.strength,
         "mask_image": options.mask and mask_of(options.mask),

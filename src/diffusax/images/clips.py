@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from PIL import Image, ImageSequence
 
@@ -45,6 +45,15 @@ class VideoFile:
 
     data: bytes
     media_type: str
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """Returns the file of bytes that `encode_video` wrote."""
+        return cls(data, MP4 if _is_mp4(data) else WEBP)
+
+
+def _is_mp4(data: bytes) -> bool:
+    return data[4:8] == b"ftyp"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +272,7 @@ def _read(path: Path, most: int, area: int) -> Generator[Image.Image]:
 
 def text_of(data: bytes) -> str:
     """Returns the text in a video's file that `encode_video` wrote there, or ""; of MP4s alone."""
-    if data[4:8] != b"ftyp" or video_type() != MP4:
+    if not _is_mp4(data) or video_type() != MP4:
         return ""
     ffmpeg = require_extra("imageio_ffmpeg", "video").get_ffmpeg_exe()
     with tempfile.TemporaryDirectory(prefix="diffusax-") as folder:

@@ -22,7 +22,7 @@ ENDED = ("done", "failed", "cancelled")
 
 
 class Client:
-    """Submits requests to a server, `diffusax serve`, and fetches their images."""
+    """Submits requests to a server, `diffusax serve`, and fetches their images and videos."""
 
     def __init__(self, url: str, api_key: str | None = None):
         """Remembers where the server is; asks it nothing.
@@ -51,7 +51,8 @@ class Client:
     def submit(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Submits a request and returns its job; waits while the server's queue is full.
 
-        fields: those of `diffusax.serving.Generation` that are given; PIL images as they are.
+        fields: those of `diffusax.serving.Generation` that are given; PIL images as they are, and
+            a video as the bytes of its file.
         """
         data = json.dumps(_encoded(dict(fields))).encode()
         for attempt in range(_ATTEMPTS):
@@ -70,6 +71,10 @@ class Client:
     def image(self, id: str, index: int) -> bytes:
         """Returns an image of a job that is done, a PNG file with its settings."""
         return self._fetch("GET", f"/jobs/{quote(id)}/images/{index}")
+
+    def video(self, id: str, index: int) -> bytes:
+        """Returns a video of a job that is done, a file with its settings."""
+        return self._fetch("GET", f"/jobs/{quote(id)}/videos/{index}")
 
     def cancel(self, id: str) -> None:
         """Cancels a job."""
@@ -133,11 +138,13 @@ def _refusal(url: str, error: urllib.error.HTTPError) -> Refusal:
 
 
 def _encoded(value: Any) -> Any:
-    """Replaces PIL images by data URIs."""
+    """Replaces PIL images by data URIs, and the bytes of files by base64."""
     if isinstance(value, dict):
         return {name: _encoded(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [_encoded(one) for one in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     if not hasattr(value, "save"):
         return value
     file = io.BytesIO()

@@ -57,8 +57,9 @@ def export_to_video(
     require_extra("imageio_ffmpeg", "video")
     imageio = require_extra("imageio", "video")
     path = _path(output_video_path, ".mp4")
-    options = {"fps": fps, "quality": quality, "bitrate": bitrate}
-    with imageio.get_writer(path, macro_block_size=macro_block_size, **options) as writer:
+    options: Any = {"fps": fps, "quality": quality, "bitrate": bitrate}
+    opened: Any = imageio.get_writer(path, macro_block_size=macro_block_size, **options)
+    with opened as writer:
         for frame in video_frames:
             pixels = np.asarray(frame)
             writer.append_data(
