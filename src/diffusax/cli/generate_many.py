@@ -18,6 +18,7 @@ from diffusax.cli import loras
 from diffusax.cli.generation import GenerationOptions, lines_of_input
 from diffusax.cli.parsing import OWN, parse
 from diffusax.cli.parts import jax_part, parse_part
+from diffusax.offline.clips import ClipFormat
 
 LEFT_OUT = 3
 """The exit code of a run that has generated all possible images, and has left lines out."""
@@ -26,7 +27,7 @@ LEFT_OUT = 3
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateMany(GenerationOptions, offline.Settings):
-    """Generate the images of all lines of a file, for up to millions of lines.
+    """Generate the images, or videos, of all lines of a file, for up to millions of lines.
 
     Run the same command again to continue a run that stopped, however it ended.
     """
@@ -40,7 +41,8 @@ class GenerateMany(GenerationOptions, offline.Settings):
     prompts: Path
     """The prompts: a .txt file with one a line, or a .jsonl, .csv or .parquet file with a column
     prompt, where a line may also have its own id, seed, height, width, negative_prompt, sampler,
-    steps, guidance and adapters; or - for standard input, with one a line."""
+    steps, guidance and adapters, and for videos frames, fps and guidance_scale_2; or - for standard
+    input, with one a line."""
     out: Path
     """The folder to write."""
     model: str = "emoji"
@@ -50,6 +52,12 @@ class GenerateMany(GenerationOptions, offline.Settings):
     """Height in pixels; by default the model's own."""
     width: Annotated[Pixels | None, OWN] = None
     """Width in pixels; by default the model's own."""
+    frames: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, OWN] = None
+    """The number of frames, for models that generate videos; by default the model's own."""
+    fps: Annotated[Annotated[float, Meta(gt=0, le=240)] | None, OWN] = None
+    """The frames per second that the files of videos say; 16 by default."""
+    clip_format: Annotated[ClipFormat | None, OWN] = None
+    """The files of videos: mp4, the default, animated webp or gif, or npz, an array as it is."""
     clip_skip: Annotated[Annotated[int, Meta(ge=0, le=100)] | None, OWN] = None
     """The number of the text encoder's last layers to leave out."""
     shard: Annotated[str | None, OWN] = None

@@ -75,7 +75,9 @@ def video_type() -> str:
     return MP4 if importlib.util.find_spec("imageio_ffmpeg") else WEBP
 
 
-def encode_video(frames: Sequence[Image.Image], fps: float, text: str = "") -> VideoFile:
+def encode_video(
+    frames: Sequence[Image.Image], fps: float, text: str = "", *, media_type: str | None = None
+) -> VideoFile:
     """Writes frames as a video that browsers play: H.264 in MP4, or an animated WebP.
 
     Args:
@@ -83,11 +85,12 @@ def encode_video(frames: Sequence[Image.Image], fps: float, text: str = "") -> V
         fps: the frames per second.
         text: what the file tells of the video, in MP4's comment or EXIF's UserComment; a very long
             one is left out.
+        media_type: `MP4` or `WEBP`; by default `video_type`.
     """
     text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
     if len(text.encode("utf-16-be")) > _LONGEST_TEXT:
         text = ""
-    made = video_type()
+    made = media_type or video_type()
     return VideoFile((_mp4 if made == MP4 else _webp)(frames, fps, text), made)
 
 

@@ -33,6 +33,18 @@ COLUMNS = {
     "id": "id",
 }
 """The columns that are read, and the argument that each stands for."""
+VIDEO_COLUMNS = {
+    "num_frames": "num_frames",
+    "frames": "num_frames",
+    "guidance_scale_2": "guidance_scale_2",
+    "guidance_2": "guidance_scale_2",
+    "fps": "fps",
+}
+"""Those that are read for models that generate videos, too."""
+_ALL_COLUMNS = {**COLUMNS, **VIDEO_COLUMNS}
+_WHOLE = ("seed", "height", "width", "num_inference_steps", "num_frames")
+_REAL = ("guidance_scale", "guidance_scale_2", "fps")
+"""The arguments that are numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +213,7 @@ class CsvFile:
 
 
 class ParquetFile:
-    """A table with one prompt a row; only the columns in COLUMNS are read."""
+    """A table with one prompt a row; only the known columns are read."""
 
     def __init__(self, path: Path):
         self._arrow = require_extra("pyarrow", "offline")
@@ -213,7 +225,7 @@ class ParquetFile:
         with self._opened() as file:
             self.count = file.metadata.num_rows
             names = file.schema_arrow.names
-        self._columns = [name for name in names if name in COLUMNS]
+        self._columns = [name for name in names if name in _ALL_COLUMNS]
         if "prompt" not in self._columns:
             raise ValueError(f"{path} has no column prompt; it has {', '.join(names)}")
 
@@ -296,10 +308,9 @@ def _count_lines(path: Path) -> tuple[int, str]:
 
 def _number(name: str, value: str) -> Any:
     """Returns the number of a column with numbers; other texts stay, and are refused later."""
-    kind = {"seed": int, "height": int, "width": int, "num_inference_steps": int}
-    argument = COLUMNS.get(name, name)
+    argument = _ALL_COLUMNS.get(name, name)
     try:
-        return float(value) if argument == "guidance_scale" else kind.get(argument, str)(value)
+        return float(value) if argument in _REAL else int(value) if argument in _WHOLE else value
     except ValueError:
         return value
 

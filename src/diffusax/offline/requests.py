@@ -14,13 +14,15 @@ from msgspec import Meta
 from diffusax.batch.image import table_height
 from diffusax.boundary.options import ImageCount, Options, Pixels, Scale, Seed, Steps
 from diffusax.lora.stacks import RANKS, stack_shapes
-from diffusax.offline.prompts import COLUMNS
+from diffusax.offline.clips import USUAL_FPS, ClipFormat, check_writes
+from diffusax.offline.prompts import COLUMNS, VIDEO_COLUMNS
 from diffusax.pipelines.components.adapters import call_adapters, resolve_adapters
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan import guidance
 from diffusax.pipelines.plan.arguments import Call, check_call
 from diffusax.pipelines.tasks.composed_prompts import compose
 from diffusax.pipelines.tasks.setup import (
+    check_frames,
     check_memory,
     image_size,
     make_schedule,
@@ -41,7 +43,8 @@ class CheckedImage:
     schedule: Schedule
     """The rows of its sampler."""
     kind: tuple[Any, ...]
-    """The key that all images of a batch have in common; it begins with height and width."""
+    """The key that all images of a batch have in common; it begins with height and width. Of videos
+    it also has the number of frames."""
     branches: int
     """The lanes that it needs at first."""
     guided_until: int
@@ -65,7 +68,8 @@ def check_image(c: Components, call: Call, scheduler: Any, number: int = 0) -> C
     """
     c = c.variant(scheduler=scheduler)
     size = image_size(c, call)
-    check_memory(c, 1, *size)
+    check_frames(c, call)
+    check_memory(c, call.num_frames or 1, *size)
     require_channels(c, c.latents.channels, "text to image")
     if call.noise != "jax":
         raise ValueError(f"noise must be 'jax' in a batch of several seeds (got {call.noise!r})")
@@ -79,11 +83,12 @@ def check_image(c: Components, call: Call, scheduler: Any, number: int = 0) -> C
             "runs over many prompts do not read; leave prompt_weighting out, or generate it alone"
         )
     rows, weights = len(schedule), c.family.guidance.weights(c, call)
-    table = guidance.weights_by_row(call, weights, schedule.timesteps, rows)
+    table = c.family.guidance.by_row(c, call, weights, schedule.timesteps, rows)
     until = guidance.last_guided_row(table)
     thresholds = schedule.table().threshold is not None
     adapters = stacked_adapters(c, call)
-    kind = (*size, c.family.batch_key(c, call), table_height(rows), thresholds, adapters)
+    frames = () if call.num_frames is None else (call.num_frames,)
+    kind = (*size, *frames, c.family.batch_key(c, call), table_height(rows), thresholds, adapters)
     branches = len(weights) + 1 if until else 1
     return CheckedImage(call, scheduler, schedule, kind, branches, until, adapters, number)
 
@@ -107,6 +112,8 @@ def stacked_adapters(c: Components, call: Call) -> tuple[str, ...]:
 
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_OF_VIDEOS = ("frames", "fps", "clip_format")
+"""The settings that are for videos alone."""
 _ARGUMENTS = frozenset(field.name for field in dataclasses.fields(Call))
 
 
@@ -118,7 +125,7 @@ class Settings(Options):
     """
 
     format: Literal["images", "webdataset", "parquet"] = "images"
-    """The format to write: folders of PNG files, tar files, or Parquet files."""
+    """The format to write: folders of PNG files or clips, tar files, or Parquet files."""
     batch_size: ImageCount = 8
     """The number of images that are generated at once."""
     images_per_shard: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
@@ -145,6 +152,12 @@ class Settings(Options):
     """Use all of a long prompt, in windows as long as the text encoder reads."""
     prompt_weighting: bool = False
     """Read (word:1.3) as a weight."""
+    frames: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    """The number of frames, for models that generate videos; the pipeline's own by default."""
+    fps: Annotated[float, Meta(gt=0, le=240)] | None = None
+    """The frames per second that the files of videos say; 16 by default."""
+    clip_format: ClipFormat | None = None
+    """The files of videos: mp4, the default, animated webp or gif, or npz, an array as it is."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,24 +183,35 @@ class Request:
 
 
 class Requests:
-    """Makes requests from rows for one pipeline."""
+    """Makes requests from rows for one pipeline.
+
+    videos: whether it generates videos.
+    """
 
     def __init__(self, pipe: Any, settings: Settings):
-        """Checks that the settings suit the pipeline. pipe: a text-to-image pipeline.
+        """Checks that the settings suit the pipeline. pipe: a text-to-image pipeline, or one of
+            text to video.
 
         Raises:
             ValueError: the pipeline needs more than prompts, or the settings do not suit it.
+            ImportError: what writes its videos is not installed.
         """
-        if pipe.family.draws_videos:
+        self.videos: bool = pipe.family.draws_videos
+        given = [name for name in _OF_VIDEOS if getattr(settings, name) is not None]
+        if given and not self.videos:
             raise ValueError(
-                f"a run over many prompts draws images, and {type(pipe).__name__} videos"
+                f"{given[0]} is for models that generate videos, and {type(pipe).__name__} "
+                "generates images; leave it out"
             )
+        if self.videos:
+            check_writes(settings.clip_format or "mp4")
         if type(pipe).task is not text_to_image:
             raise ValueError(
                 f"a run over many prompts draws from prompts alone, which {type(pipe).__name__} "
                 "does not; take AutoPipelineForText2Image"
             )
         self._pipe, self.settings = pipe, settings
+        self._columns = {**COLUMNS, **(VIDEO_COLUMNS if self.videos else {})}
         self._scheduler = functools.lru_cache(
             lambda name: pipe.scheduler
             if name is None
@@ -196,7 +220,7 @@ class Requests:
         parameters = inspect.signature(type(pipe).__call__).parameters
         own = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
         own |= {n: value for n, value in pipe.call_defaults.items() if n in parameters}
-        own |= _arguments({n: v for n, v in vars(settings).items() if n in COLUMNS})
+        own |= self._arguments({n: v for n, v in vars(settings).items() if n in self._columns})
         for name in ("clip_skip", "long_prompt", "prompt_weighting"):
             own[name] = getattr(settings, name)
         self._defaults = {n: v for n, v in own.items() if n in _ARGUMENTS}
@@ -209,17 +233,49 @@ class Requests:
         Raises:
             ValueError: a value in the row is not valid; names the column and what is valid.
         """
-        given = _arguments(row)
+        given = self._arguments(row)
         if not isinstance(given.get("prompt"), str):
             got = "nothing" if given.get("prompt") is None else repr(given["prompt"])[:80]
             raise ValueError(f"prompt must be a text (got {got})")
-        key = _key(given.pop("id", None), number)
+        key, fps = _key(given.pop("id", None), number), self._fps(given.pop("fps", None))
         images = self._images(given, number)
         keys = [key] if len(images) == 1 else [f"{key}-{i}" for i in range(len(images))]
         return [
-            Request(key, image, self._info(key, number, image, given.get("sampler")))
+            Request(key, image, self._info(key, number, image, given.get("sampler"), fps))
             for key, image in zip(keys, images)
         ]
+
+    def unknown_columns(self, row: Mapping[str, Any]) -> list[str]:
+        """Returns the columns of a row that are not used."""
+        return [str(name) for name in row if name not in self._columns]
+
+    @property
+    def ending(self) -> str:
+        """The ending of the files of images or videos, without a dot."""
+        return (self.settings.clip_format or "mp4") if self.videos else "png"
+
+    def _arguments(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the values of a row under the names of a call's arguments."""
+        given: dict[str, Any] = {}
+        for name, value in row.items():
+            argument = self._columns.get(name)
+            if argument is None or value is None:
+                continue
+            if argument in given:
+                raise ValueError(f"{name} is another name of {argument}; give one of the two")
+            given[argument] = value
+        return given
+
+    def _fps(self, given: Any) -> float:
+        """Returns the frames per second of a line.
+
+        Raises:
+            ValueError: they are no number that files can have.
+        """
+        found = self.settings.fps or USUAL_FPS if given is None else given
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= 240:
+            raise ValueError(f"fps must be a number up to 240 (got {given!r})")
+        return float(found)
 
     def _images(self, given: dict[str, Any], number: int) -> list[CheckedImage]:
         arguments = {**self._defaults, "seed": line_seed(self.settings.seed, number), **given}
@@ -245,9 +301,14 @@ class Requests:
         return [check_image(c, call, scheduler, number) for number in numbers]
 
     def _info(
-        self, key: str, line: int, image: CheckedImage, sampler: str | None
+        self, key: str, line: int, image: CheckedImage, sampler: str | None, fps: float
     ) -> dict[str, Any]:
         call, (height, width) = image.call, image.kind[:2]
+        of_videos = {
+            "num_frames": call.num_frames,
+            "fps": fps,
+            "guidance_scale_2": call.guidance_scale_2,
+        }
         return {
             "key": key,
             "line": line,
@@ -260,30 +321,13 @@ class Requests:
             "num_inference_steps": call.num_inference_steps,
             "guidance_scale": call.guidance_scale,
             "sampler": sampler or self.settings.sampler or self._pipe.scheduler.class_name,
+            **(of_videos if self.videos else {}),
         }
 
 
 def line_seed(seed: int, number: int) -> int:
     """Returns the seed of a line without one, which is the same in every run with this seed."""
     return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])
-
-
-def unknown_columns(row: Mapping[str, Any]) -> list[str]:
-    """Returns the columns of a row that are not used."""
-    return [str(name) for name in row if name not in COLUMNS]
-
-
-def _arguments(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a row under the names of a call's arguments."""
-    given: dict[str, Any] = {}
-    for name, value in row.items():
-        argument = COLUMNS.get(name)
-        if argument is None or value is None:
-            continue
-        if argument in given:
-            raise ValueError(f"{name} is another name of {argument}; give one of the two")
-        given[argument] = value
-    return given
 
 
 def _with_adapters(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,9 +144,12 @@ def _dtype_fact(params: Any) -> str:
 
 
 def _cache_facts(pipe: Any) -> dict[str, Any]:
-    """Returns the options of the cache of steps, if one is on."""
-    config = pipe.parts.models[pipe.parts.denoiser.components[0]].switches.cache
-    return {} if config is None else {"step cache": repr(config)}
+    """Returns the options of the caches of steps that are on."""
+    names = pipe.parts.denoiser.predicting
+    configs = [pipe.parts.models[name].switches.cache for name in names]
+    if configs == [None] * len(names):
+        return {}
+    return {"step cache": ", ".join(map(repr, configs))}
 
 
 def _adapter_facts(pipe: Any) -> dict[str, Any]:

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from PIL import Image
 
 from diffusax.images.conversion import png_parameters, to_pil
 from diffusax.infotext import text as infotext
 from diffusax.offline.batches import Batches, new_lanes
+from diffusax.offline.clips import encode_clip
 from diffusax.offline.folder import Folder, Shard
 from diffusax.offline.formats import Item, open_format
 from diffusax.offline.prompts import Line, Part
-from diffusax.offline.requests import Request, Requests, Settings, unknown_columns
+from diffusax.offline.requests import Request, Requests, Settings
 from diffusax.offline.seating import Seated, seat_requests
 from diffusax.pipelines.run.images import decode
 from diffusax.runtime.signals import StopRequest
@@ -54,8 +55,12 @@ class Order:
 
     @property
     def folder(self) -> Folder:
-        """The output folder."""
-        return Folder(self.out, open_format(self.settings.format))
+        """The output folder, to look into."""
+        return self.folder_of("png")
+
+    def folder_of(self, ending: str) -> Folder:
+        """Returns the output folder for files with this ending."""
+        return Folder(self.out, open_format(self.settings.format, ending))
 
 
 @dataclasses.dataclass(eq=False)
@@ -69,7 +74,8 @@ class Piece:
     number: int
     images: list[Seated]
     decoded: dict[Seated, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
-    """For each image that has ended, its pixels 1 H W 3 and whether they are finite, 1."""
+    """For each image that has ended, its pixels 1 H W 3 and whether they are finite, 1; of videos
+    1 F H W 3, uint8."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -99,7 +105,7 @@ class ShardGenerator:
         """
         self._pipe, self._order, self._stop = pipe, order, stop
         self._requests = Requests(pipe, order.settings)
-        self._folder = order.folder
+        self._folder = order.folder_of(self._requests.ending)
         self._unknown: set[str] = set()
 
     def run(self, parts: Iterable[Part], advance: Advance) -> Iterator[int]:
@@ -152,7 +158,7 @@ class ShardGenerator:
         return [request for requests in found.values() for request in requests], errors, left_out
 
     def _name_unknown(self, row: Mapping[str, Any]) -> None:
-        for name in unknown_columns(row):
+        for name in self._requests.unknown_columns(row):
             if name not in self._unknown:
                 self._unknown.add(name)
                 log.warning("%s: the column %r is not read", self._order.name, name)
@@ -217,7 +223,8 @@ class ShardGenerator:
 
     def _decode(self, latents: jax.Array) -> tuple[Any, Any]:
         c = self._pipe.parts
-        return decode(c, latents, c.decoding, tiled=self._pipe.vae.tiling)
+        pixels, finite = decode(c, latents, c.decoding, tiled=self._pipe.vae.tiling)
+        return _as_bytes(pixels) if self._requests.videos else pixels, finite
 
     def _write(self, piece: Piece, pool: Executor) -> tuple[int, int]:
         """Writes a piece, or the shard; returns how many images that settles, and generates."""
@@ -228,9 +235,9 @@ class ShardGenerator:
         decoded = [tuple(map(np.asarray, piece.decoded[image])) for image in images]
         requests = [image.request for image in images]
         whole = [bool(finite.all()) for _, finite in decoded]
-        pil_images = [to_pil(pixels)[0] for (pixels, _), ok in zip(decoded, whole) if ok]
+        found = [pixels[0] for (pixels, _), ok in zip(decoded, whole) if ok]
         good = [request for request, ok in zip(requests, whole) if ok]
-        items: list[Item] = list(pool.map(self._encode, good, pil_images))
+        items: list[Item] = list(pool.map(self._encode, good, found))
         errors = [
             self._error(request.info["line"], self._not_finite(), key=request.key)
             for request, ok in zip(requests, whole)
@@ -239,9 +246,12 @@ class ShardGenerator:
         opened.shard.add_batch(piece.number, items, errors, pool)
         return len(images), len(items)
 
-    def _encode(self, request: Request, image: Image.Image) -> Item:
-        file = io.BytesIO()
+    def _encode(self, request: Request, pixels: np.ndarray) -> Item:
         text = png_text(request, self._order)
+        if self._requests.videos:
+            kind = self._order.settings.clip_format or "mp4"
+            return request.info, encode_clip(pixels, request.info["fps"], text, kind)
+        (image,), file = to_pil(pixels[None]), io.BytesIO()
         image.save(file, "png", pnginfo=png_parameters(text))
         return request.info, file.getvalue()
 
@@ -250,15 +260,21 @@ class ShardGenerator:
         return {"file": self._order.name, "line": line, "error": reason, **more}
 
     def _not_finite(self) -> str:
-        vae = self._pipe.vae.dtype
+        what, vae = "video" if self._requests.videos else "image", self._pipe.vae.dtype
         return (
-            f"the image is not finite in {self._pipe.dtype} (autoencoder {vae}); use bfloat16 or "
+            f"the {what} is not finite in {self._pipe.dtype} (autoencoder {vae}); use bfloat16 or "
             "float32"
         )
 
 
+@jax.jit
+def _as_bytes(pixels: jax.Array) -> jax.Array:
+    """Returns pixels in [0, 1] as bytes, of which videos have many."""
+    return jnp.rint(pixels * 255).astype(jnp.uint8)
+
+
 def png_text(request: Request, order: Order) -> str:
-    """Returns the settings of an image for its PNG file."""
+    """Returns the settings of an image or a video for its file."""
     info, call = request.info, request.image.call
     names = ("prompt", "negative_prompt", "num_inference_steps", "guidance_scale", "seed")
     fields = {name: info[name] for name in (*names, "width", "height", "number")}
