@@ -73,8 +73,8 @@ def pack_single_file(folder: Path, path: Path, *, dtype: Any = None) -> None:
     or a transformer alone has names without a prefix.
 
     Args:
-        folder: the folder of a pipeline of Stable Diffusion, SDXL, FLUX or Z-Image, or of a UNet, a
-            transformer, a ControlNet or an autoencoder.
+        folder: the folder of a pipeline of Stable Diffusion, SDXL, FLUX, Z-Image or Wan, or of a
+            UNet, a transformer, a ControlNet or an autoencoder.
         path: the .safetensors file to write.
         dtype: the dtype of the tensors; None keeps the folder's.
 

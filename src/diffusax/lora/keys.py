@@ -82,7 +82,10 @@ _CUT = "diffusion_model.sformer_blocks."
 _UNREAD = ("text_projection", "logit_scale")
 """The ends of the names of what a model's CLIP may lack, and no image of it depends on then."""
 _TRANSFORMER = "a transformer such as FLUX"
-_OF_TRANSFORMERS = ("transformer.", "lora_transformer_", "double_blocks", "single_blocks")
+_OF_TRANSFORMERS = (
+    *("transformer.", "lora_transformer_", "double_blocks", "single_blocks"),
+    "cross_attn",  # Wan's
+)
 _WIDTHS = {
     768: "Stable Diffusion 1",
     1024: "Stable Diffusion 2",

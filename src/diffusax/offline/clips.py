@@ -1,6 +1,7 @@
 """The files of a run's clips: MP4, animated WebP or GIF, or NumPy's arrays."""
 
 import io
+import itertools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -45,8 +46,9 @@ def _by_clips(media_type: str) -> Callable[[np.ndarray, float, str], bytes]:
 def _gif(frames: np.ndarray, fps: float, text: str) -> bytes:
     buffer, (first, *rest) = io.BytesIO(), map(Image.fromarray, frames)
     options: dict[str, Any] = {"save_all": True, "append_images": rest, "loop": 0}
-    # GIF counts hundredths of a second.
-    options["duration"] = max(10 * round(100 / fps), 10)
+    # GIF counts hundredths of a second, and is to be as long as the video.
+    ends = [10 * round(100 * i / fps) for i in range(len(frames) + 1)]
+    options["duration"] = [end - begin for begin, end in itertools.pairwise(ends)]
     first.save(buffer, "GIF", comment=text.encode(), optimize=False, **options)
     return buffer.getvalue()
 

@@ -66,12 +66,12 @@ def autoencoder_of_frames(part: Part) -> Config:
         ValueError: it has other latents than any that the package knows the statistics of.
     """
     original = part.layout == "original"
-    paths = (
-        *(("conv2", "encoder.conv1", "decoder.head.2") if original else ()),
-        *(() if original else ("post_quant_conv", "encoder.conv_in", "decoder.conv_out")),
-    )
+    paths = ("post_quant_conv", "encoder.conv_in", "decoder.conv_out")
+    paths = ("conv2", "encoder.conv1", "decoder.head.2") if original else paths
     latents, first, last = (part.shape(f"{path}.weight") for path in paths)
     width = part.shape(f"decoder.{'head.0' if original else 'norm_out'}.gamma")
+    if latents is not None and latents[0] == len(WAN22["latents_mean"]):
+        part = part.read_as("AutoencoderKLWan")
     known = _LATENTS[part.class_name]
     if not latents or not first or not last or not width or latents[0] not in known:
         raise ValueError(
