@@ -79,7 +79,7 @@ def test_losses_and_gradients_of_adapters_are_those_of_pytorch(tmp_path, clips, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW)
 def test_losses_of_twenty_steps_are_those_of_pytorch(tmp_path, clips, kind):
     losses_alike(tmp_path, clips, kind, steps=20, adapters=True)
 
