@@ -84,6 +84,8 @@ CHIPS = {
     "TPU v5p": Chip(459, 95, 2765),
     "TPU v6 lite": Chip(918, 32, 1640),
     "TPU v6e": Chip(918, 32, 1640),
+    # Of a chip JAX sees two devices, which are half of it each.
+    "TPU7x": Chip(1153, 96, 3690),
     "NVIDIA A100-PCIE-40GB": _gpu(312, 42.4, 1555),
     "NVIDIA A100 80GB PCIe": _gpu(312, 79.1, 1935),
     "NVIDIA H100 PCIe": _gpu(756, 84.9, 2039),

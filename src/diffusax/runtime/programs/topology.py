@@ -30,10 +30,11 @@ def topology_mesh(topology: str, mesh: str | None = None) -> Mesh:
     """Makes a mesh of TPUs or GPUs that may be elsewhere, to compile for.
 
     Args:
-        topology: for TPUs version and layout, such as "v5e:2x2", "v4:2x2x4" or "v6e:4x4", or
-            "v5e:1" for one chip (also of v4, v5p and v6e); for GPUs a name of `CARDS` and the
-            number of them, with the number of hosts before it if there are several: "h100:8",
-            "2xh100:8". Without a number it is one card.
+        topology: for TPUs version and layout, such as "v5e:2x2", "v4:2x2x4", "v6e:4x4" or
+            "tpu7x:2x2x1", each chip of which is two devices, or "v5e:1" for one chip (also of v4,
+            v5p and v6e); for GPUs a name of `CARDS` and the number of them, with the number of
+            hosts before it if there are several: "h100:8", "2xh100:8". Without a number it is one
+            card.
         mesh: the shape as for `make_mesh`; if it has fewer devices, the first ones are taken.
 
     Raises:
