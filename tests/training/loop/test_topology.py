@@ -158,6 +158,8 @@ def test_what_does_not_fit_is_an_error_with_the_size():
 def test_a_chip_of_v4_is_one_device():
     pytest.importorskip("libtpu")
     assert topology_mesh("v4:2x2x4").size == 16
+    # The chips of TPU7x are two devices each, and four of them are a host's.
+    assert topology_mesh("tpu7x:2x2x1").local_mesh.size == 8
 
 
 @pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e"])
