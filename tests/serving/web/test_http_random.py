@@ -13,8 +13,11 @@ RAW += (b'{"a":' * 40 + b"1" + b"}" * 40, b"--X\r\n", b"--X--\r\n", b"%PDF", b"\
 POSTS = {
     "/jobs": (
         "prompt num_inference_steps width height seed num_images sampler model image "
-        "mask_image strength controls adapters guidance_scale clip_skip mask_blur"
+        "mask_image strength controls adapters guidance_scale clip_skip mask_blur num_frames fps "
+        "video"
     ),
+    "/v1/videos": "prompt model size seconds num_frames fps strength input_reference seed",
+    "/v1/videos/x/remix": "prompt",
     "/v1/images/generations": (
         "prompt n size model response_format output_format stream partial_images seed"
     ),
@@ -33,7 +36,8 @@ POSTS = {
     "/sdapi/v1/png-info": "image",
     "/sdapi/v1/options": "sd_model_checkpoint CLIP_stop_at_last_layers sd_vae",
 }
-OTHERS = ("/jobs/x", "/jobs/x/events", "/jobs/x/images/y", "/v1/models/x", "/nix", "//", "/%00")
+OTHERS = ("/v1/videos?limit=x", "/v1/videos/x", "/v1/videos/x/content", "/jobs/x/videos/0")
+OTHERS += ("/jobs/x", "/jobs/x/events", "/jobs/x/images/y", "/v1/models/x", "/nix", "//", "/%00")
 KINDS = ("application/json", "text/plain", "multipart/form-data; boundary=X", "image/png", "x", "")
 # What is right may be answered with a picture, so that few steps have to be asked for.
 CHEAP = {"num_inference_steps": 1, "steps": 1}

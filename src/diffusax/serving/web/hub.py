@@ -61,7 +61,7 @@ class HubFields:
     group="Hub",
     body=HubFields,
     raw_body=_MEDIA_TYPES,
-    answer="image/png",
+    answer="*/*",
     errors=(404, 409, 413, 415, 422, 429, 503, 504),
 )
 async def generate(request: Request) -> Response:

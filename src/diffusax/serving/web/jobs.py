@@ -241,7 +241,7 @@ async def image(request: Request) -> Response:
     "is video, thumbnail (its middle frame, WebP) or spritesheet (some frames, JPEG).",
     group="Jobs",
     query=("variant",),
-    answer="video/mp4",
+    answer="*/*",
     errors=(404, 416, 422),
     open=True,
 )

@@ -198,7 +198,7 @@ async def retrieve(request: Request) -> Response:
     "The file of a video; variant is video, thumbnail (WebP) or spritesheet (JPEG).",
     group="OpenAI",
     query=("variant",),
-    answer="video/mp4",
+    answer="*/*",
     errors=(404, 409, 416, 422),
 )
 async def content(request: Request) -> Response:
