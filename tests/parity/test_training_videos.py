@@ -9,6 +9,7 @@ from support.effort import few
 from support.lora import ATTENTION
 from support.lora_training import ALPHA, add_trained, check_gradients, trained_tree
 from support.video_training import (
+    WAN22,
     draw_batches,
     options,
     our_losses,
@@ -23,7 +24,7 @@ from diffusax.training import LoRAConfig, text_to_video
 RANK, RATE = 4, 1e-3
 KINDS = (
     *("text-to-video", "high_noise", "low_noise", "tokens", "tokens-first"),
-    *("image-to-video", "first-and-last", "channels"),
+    *("image-to-video", "first-and-last", "channels", WAN22),
 )
 
 
@@ -39,7 +40,7 @@ def prepared(tmp_path: Any, clips: Any, kind: str, *, adapters: bool) -> tuple[A
     changes: dict[str, Any] = {"gradient_checkpointing": "blocks"}
     if kind.endswith("_noise"):
         changes["expert"] = kind
-    if kind == "tokens-first":
+    if kind.startswith("tokens-first"):
         changes["first_frame"] = 0.5
     network = getattr(pipe, name)
     if adapters:
@@ -47,7 +48,7 @@ def prepared(tmp_path: Any, clips: Any, kind: str, *, adapters: bool) -> tuple[A
         changes["lora"] = LoRAConfig(rank=RANK, alpha=ALPHA * RANK)
     else:
         network.requires_grad_(True)
-    recipe = text_to_video(options(tmp_path / "model", clips, **changes))
+    recipe = text_to_video(options(tmp_path / "model", clips, kind, **changes))
     trained = recipe.trained()
     if adapters:
         own = {name: trained_tree(network)}
@@ -58,7 +59,7 @@ def prepared(tmp_path: Any, clips: Any, kind: str, *, adapters: bool) -> tuple[A
 
 def losses_alike(tmp_path: Any, clips: Any, kind: str, *, steps: int, adapters: bool) -> None:
     pipe, recipe, trained = prepared(tmp_path, clips, kind, adapters=adapters)
-    run = draw_batches(steps=steps)
+    run = draw_batches(kind, steps=steps)
     # The same clips again and again, so that something is learnt.
     run = [{**batch, "pixel_values": run[0]["pixel_values"]} for batch in run]
     name = recipe.base.denoiser

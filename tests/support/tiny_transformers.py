@@ -935,9 +935,8 @@ def wan_pipeline(folder: Any, kind: str = "WanPipeline", **changes: Any) -> Any:
     pipe = getattr(diffusers, kind)(
         tokenizer=t5_tokenizer(),
         text_encoder=randomize(transformers.UMT5EncoderModel(transformers.UMT5Config(**text)), 2),
-        vae=randomize(vae, 3),
         scheduler=diffusers.UniPCMultistepScheduler(**WAN_SCHEDULE),
-        **{"transformer": wan_transformer(), **changes},
+        **{"transformer": wan_transformer(), "vae": randomize(vae, 3), **changes},
     )
     pipe.set_progress_bar_config(disable=True)
     pipe.save_pretrained(folder)

@@ -21,12 +21,18 @@ from diffusax.training.step.draws import Draws, Dropped
 from diffusax.training.step.given_frames import GivenFrames
 from diffusax.utils import export_to_gif
 from support.lora_training import trained_tree
-from support.tiny_transformers import wan_image_components, wan_pipeline, wan_transformer
+from support.tiny_transformers import (
+    WAN22_VAE,
+    wan_autoencoder,
+    wan_image_components,
+    wan_pipeline,
+    wan_transformer,
+)
 
 PROMPTS = ["a red apple", "an old house on a hill by the sea, and two dogs that run before it"]
-SIZE, FRAMES = (16, 32), 5
-LATENTS = (3, 8, 16, 4)
-"""f h w c of clips of this size with the tiny autoencoder, which halves frames and sides."""
+FRAMES = 5
+WAN22 = "tokens-first-wan22"
+"""The kind with Wan 2.2's autoencoder, of which a latent is of 16x16 pixels and four frames."""
 LENGTH = 512
 Arrays = dict[str, np.ndarray]
 
@@ -47,8 +53,14 @@ def write_clips(folder: Path, count: int = 3, *, frames: int = 8, size: tuple[in
     return folder
 
 
-def options(model: Any, path: Any, **changes: Any) -> TextToVideoConfig:
-    own = {"num_frames": (FRAMES,), "fps": 20.0, "buckets": ("32x16",)}
+def sizes(kind: str) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+    """The height and width of clips, and f h w c of their latents with the tiny autoencoder."""
+    return ((32, 64), (2, 2, 4, 6)) if kind == WAN22 else ((16, 32), (3, 8, 16, 4))
+
+
+def options(model: Any, path: Any, kind: str = "", **changes: Any) -> TextToVideoConfig:
+    height, width = sizes(kind)[0]
+    own = {"num_frames": (FRAMES,), "fps": 20.0, "buckets": (f"{width}x{height}",)}
     clips = VideoDataConfig(str(path), **{**own, **changes.pop("data", {})})
     given = {"batch_size": 2, "compute_dtype": "float32", **changes}
     return TextToVideoConfig(model=str(model), data=clips, **given)
@@ -66,18 +78,21 @@ def pipeline(folder: Any, kind: str) -> Any:
         )
     if kind in ("high_noise", "low_noise"):
         return wan_pipeline(folder, transformer_2=wan_transformer(7), boundary_ratio=0.7)
-    more = {"expand_timesteps": True} if kind.startswith("tokens") else {}
+    more: dict[str, Any] = {"expand_timesteps": True} if kind.startswith("tokens") else {}
+    if kind == WAN22:
+        more["vae"] = wan_autoencoder(**WAN22_VAE)
+        more["transformer"] = wan_transformer(in_channels=6, out_channels=6)
     return wan_pipeline(folder, **more)
 
 
-def draw_batches(*, steps: int, within: tuple[float, float] = (0.2, 1.0)) -> list[Arrays]:
+def draw_batches(kind: str, *, steps: int) -> list[Arrays]:
     """Clips, and every random number of each step."""
-    rng = np.random.default_rng(0)
+    rng, (size, latents) = np.random.default_rng(0), sizes(kind)
     return [
         {
-            "pixel_values": rng.integers(0, 256, (2, FRAMES, *SIZE, 3), np.uint8),
-            "noise": rng.standard_normal((2, *LATENTS), np.float32),
-            "timesteps": rng.uniform(*within, 2).astype(np.float32),
+            "pixel_values": rng.integers(0, 256, (2, FRAMES, *size, 3), np.uint8),
+            "noise": rng.standard_normal((2, *latents), np.float32),
+            "timesteps": rng.uniform(0.2, 1.0, 2).astype(np.float32),
             "first_frame": np.array([True, False]),
         }
         for _ in range(steps)
@@ -139,7 +154,7 @@ def torch_losses(
         sigmas = torch.tensor(batch["timesteps"]).reshape(-1, 1, 1, 1, 1)
         noise, timesteps = ncfhw(batch["noise"]), 1000 * sigmas.flatten()
         noisy, counted = (1 - sigmas) * clean + sigmas * noise, torch.ones_like(clean)
-        if kind == "tokens-first":
+        if kind.startswith("tokens-first"):
             mask = torch.ones_like(clean)
             mask[torch.tensor(batch["first_frame"]), :, 0] = 0
             noisy = (1 - mask) * clean + mask * noisy

@@ -16,6 +16,7 @@ from diffusax.images.sheets import contact_sheet
 from diffusax.lora.trained import TrainedLora, params_of_file, plan_of_file, write_result
 from diffusax.models.network import Params
 from diffusax.pipelines.tasks import tasks
+from diffusax.pipelines.tasks.tasks import Task
 from diffusax.pipelines.tasks.videos import image_to_video
 from diffusax.samplers.processes import Flow
 from diffusax.training.config import DenoiserConfig, DenoiserValidationConfig
@@ -133,15 +134,14 @@ class TextToVideo(Denoiser):
 
     def validate(self, trained: Params, frozen: Params) -> Clip:  # type: ignore[override]
         """Generates videos for the validation prompts, side by side with the prompts beneath."""
-        count = {"num_frames": self.validation_frames}
         videos: Any = []
-        if not self.images:
-            videos = self.draw(trained, frozen, tasks.text_to_image, **count)
-        prompts = self.config.validation.prompts if self.images else ()
-        # CLIP sees one image in a call.
-        for prompt, image in zip(prompts, itertools.cycle(self.images)):
-            own = {"prompt": [prompt], "image": image, **count}
-            videos += self.draw(trained, frozen, image_to_video, **own)
+        pairs = zip(self.config.validation.prompts, itertools.cycle(self.images or [None]))
+        # One after the other, as several might need more memory than the step.
+        for i, (prompt, image) in enumerate(pairs):
+            task: Task = tasks.text_to_image if image is None else image_to_video
+            own: dict[str, Any] = {} if image is None else {"image": image}
+            own |= {"prompt": [prompt], "seed": self.config.seed + i}
+            videos += self.draw(trained, frozen, task, num_frames=self.validation_frames, **own)
         sheets = [contact_sheet(self.captioned(list(shown))) for shown in zip(*videos, strict=True)]
         return Clip(sheets, self.fps, f".{self.config.validation.format}")
 
