@@ -8,35 +8,24 @@ import dataclasses
 import importlib.util
 import io
 import itertools
-import re
-import subprocess
 import tempfile
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from PIL import Image, ImageSequence
 
-from diffusax.boundary.messages import require_extra
+from diffusax.images import ffmpeg
 
 MP4, WEBP = "video/mp4", "image/webp"
 SUFFIXES = {MP4: ".mp4", WEBP: ".webp"}
 """The endings of files by their media types."""
-_RATE_FACTOR = "16"
-"""H.264's constant rate factor: 0 loses nothing, 18 hardly anything that is seen."""
 _SECONDS = 120.0
-"""The longest that ffmpeg may take for a file."""
-_STREAM = re.compile(r"Stream #\d.*?Video:.*?\b(\d{1,5})x(\d{1,5})\b(?:.*?([\d.]+) fps)?")
+"""The longest that reading a video may take."""
 _LONGEST_TEXT = 65_000
 """The most bytes of a text, which is an argument of ffmpeg."""
 _EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286
 _ANIMATIONS = ("GIF", "WEBP", "PNG")
-_DEMUXERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg"
-"""What ffmpeg may take a file for: no lists that name other files or addresses."""
-_BOUNDS = ["-protocol_whitelist", "file", "-format_whitelist", _DEMUXERS]
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-_COMMENT = re.compile(r"^comment=((?:\\.|[^\\\n])*)$", re.DOTALL | re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,67 +84,10 @@ def encode_video(
 
 
 def _mp4(frames: Sequence[Image.Image], fps: float, text: str) -> bytes:
-    width, height = frames[0].size
-    given = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:g}"]
-    # The index stands first, so that playing begins before all of the file has come.
-    made = [
-        "-c:v",
-        "libx264",
-        "-crf",
-        _RATE_FACTOR,
-        "-pix_fmt",
-        "yuv420p",
-        "-movflags",
-        "+faststart",
-    ]
-    # Without a name for its colours, each player takes them for others.
-    for name in ("colorspace", "color_primaries", "color_trc"):
-        made += [f"-{name}", "bt709"]
-    filters = "scale=out_color_matrix=bt709,pad=ceil(iw/2)*2:ceil(ih/2)*2"
-    comment = ["-metadata", f"comment={text}"] if text else []
     with tempfile.TemporaryDirectory(prefix="diffusax-") as folder:
         path = Path(folder) / "clip.mp4"
-        call = [*given, "-i", "pipe:0", "-vf", filters, *made, *comment, str(path)]
-        with _ffmpeg(call, Path(folder), stdin=subprocess.PIPE) as process:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                for frame in frames:
-                    process.stdin.write(frame.convert("RGB").tobytes())
+        ffmpeg.write_frames(path, frames, fps, comment=text)
         return path.read_bytes()
-
-
-@contextlib.contextmanager
-def _ffmpeg(call: Sequence[str], folder: Path, **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs ffmpeg inside the context, at whose end it must have ended well.
-
-    imageio_ffmpeg itself forks the process, which JAX's threads do not survive.
-
-    Raises:
-        ValueError: it does not do what it is asked for; says why.
-    """
-    program = require_extra("imageio_ffmpeg", "video").get_ffmpeg_exe()
-    with open(folder / "log", "w+b") as log:
-        process = subprocess.Popen([program, "-v", "error", *call], stderr=log, **pipes)
-        # No file may keep it busy for ever.
-        timer = threading.Timer(_SECONDS, process.kill)
-        timer.start()
-        try:
-            yield process
-            if process.stdin is not None:
-                process.stdin.close()
-            process.wait()
-        finally:
-            timer.cancel()
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
-        if process.returncode:
-            log.seek(0)
-            said = log.read().decode("utf-8", "replace").strip().splitlines()[-1:]
-            raise ValueError(f"ffmpeg failed ({said[0][:120] if said else 'it says nothing'})")
 
 
 def _webp(frames: Sequence[Image.Image], fps: float, text: str) -> bytes:
@@ -197,7 +129,7 @@ def opened(data: bytes, most: int, area: int) -> Iterator[Reader]:
     """Opens a video's file inside the context.
 
     GIF, animated WebP and PNG are read by Pillow, and MP4, MOV, WebM, Matroska, AVI and MPEG by
-    ffmpeg.
+    ffmpeg, which may open nothing else.
 
     Args:
         data: the bytes of the file.
@@ -212,16 +144,29 @@ def opened(data: bytes, most: int, area: int) -> Iterator[Reader]:
         image = Image.open(io.BytesIO(data), formats=_ANIMATIONS)
     except Exception:  # Pillow's readers raise errors of nearly every class.
         image = None
-    if image is None:
-        with tempfile.TemporaryDirectory(prefix="diffusax-") as folder:
-            path = Path(folder) / "clip"
-            path.write_bytes(data)
-            size, fps = _facts(path)
-            with contextlib.closing(_read(path, most, area)) as frames:
-                yield Reader(size, lambda: fps, frames)
-    else:
+    if image is not None:
         with image:
             yield Reader(image.size, lambda: _fps(image), _animated(image, most, area))
+        return
+    with _as_file(data) as path:
+        try:
+            header = ffmpeg.read_header(path)
+        except ValueError as error:
+            # The name of the file is nobody's.
+            reason = str(error).rpartition(": ")[2]
+            raise ValueError(f"ffmpeg finds no video in it ({reason})") from None
+        limits: Any = {"most": most, "area": area, "seconds": _SECONDS}
+        with ffmpeg.opened_frames(path, **limits) as frames:
+            images = map(Image.fromarray, frames)
+            yield Reader((header.width, header.height), lambda: header.fps, images)
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="diffusax-") as folder:
+        path = Path(folder) / "clip"
+        path.write_bytes(data)
+        yield path
 
 
 def _fps(image: Image.Image) -> float:
@@ -242,47 +187,9 @@ def _animated(image: Image.Image, most: int, area: int) -> Iterator[Image.Image]
         raise ValueError(str(error) or type(error).__name__) from None
 
 
-def _facts(path: Path) -> tuple[tuple[int, int], float]:
-    """Returns the width and height of a video's frames, and the frames per second or 0."""
-    program = require_extra("imageio_ffmpeg", "video").get_ffmpeg_exe()
-    call = [program, "-hide_banner", "-nostdin", *_BOUNDS, "-i", str(path)]
-    done = subprocess.run(call, capture_output=True, check=False, timeout=_SECONDS)
-    said = done.stderr.decode("utf-8", "replace")
-    found = _STREAM.search(said)
-    if found is None:
-        reason = said.strip().splitlines()[-1:] or ["it says nothing"]
-        raise ValueError(f"ffmpeg finds no video in it ({reason[0][:120]})")
-    return (int(found[1]), int(found[2])), float(found[3] or 0)
-
-
-def _read(path: Path, most: int, area: int) -> Generator[Image.Image]:
-    """Yields the first frames of a video."""
-    shrink = f"min(1\\,sqrt({area}/(iw*ih)))"
-    scale = f"scale=w=max(2\\,trunc(iw*{shrink}/2)*2):h=max(2\\,trunc(ih*{shrink}/2)*2)"
-    # Each frame comes with its size: turned videos have another one than their file says.
-    made = ["-frames:v", str(most), "-vf", scale, "-an", "-f", "image2pipe", "-c:v", "ppm"]
-    call = ["-nostdin", *_BOUNDS, "-i", str(path), *made, "pipe:1"]
-    with _ffmpeg(call, path.parent, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        while process.stdout.readline() == b"P6\n":
-            width, height = map(int, process.stdout.readline().split())
-            process.stdout.readline()
-            pixels = process.stdout.read(3 * width * height)
-            if len(pixels) < 3 * width * height:
-                break
-            yield Image.frombytes("RGB", (width, height), pixels)
-
-
 def text_of(data: bytes) -> str:
     """Returns the text in a video's file that `encode_video` wrote there, or ""; of MP4s alone."""
     if not _is_mp4(data) or video_type() != MP4:
         return ""
-    ffmpeg = require_extra("imageio_ffmpeg", "video").get_ffmpeg_exe()
-    with tempfile.TemporaryDirectory(prefix="diffusax-") as folder:
-        path = Path(folder) / "clip"
-        path.write_bytes(data)
-        call = [ffmpeg, "-v", "quiet", "-nostdin", *_BOUNDS, "-i", str(path)]
-        call += ["-f", "ffmetadata", "pipe:1"]
-        done = subprocess.run(call, capture_output=True, check=False, timeout=_SECONDS)
-    comment = _COMMENT.search(done.stdout.decode("utf-8", "replace"))
-    return _ESCAPED.sub(r"\1", comment[1]) if comment else ""
+    with _as_file(data) as path:
+        return ffmpeg.read_comment(path)

@@ -148,6 +148,10 @@ class _Video:
 
     def __init__(self, path: Path):
         self.path, header = path, read_header(path)
+        if not header.frames:
+            raise ValueError(
+                f"cannot read the video {str(path)!r}: it says no length, or no frames per second"
+            )
         self.fps, seconds = header.fps, header.frames / header.fps
         self.facts = ClipFacts(header.height, header.width, header.frames, seconds)
 
