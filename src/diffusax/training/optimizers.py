@@ -215,4 +215,4 @@ def _together(vectors: Sequence[jax.Array]) -> jax.Array:
 
 def _row_sums(x: jax.Array) -> jax.Array:
     """Adds up the rows of an array as they lie in a GPU's memory, n."""
-    return x.sum((0, 1, 2) if is_kernel(x.shape) else -1).reshape(-1)
+    return x.sum(tuple(range(x.ndim - 1)) if is_kernel(x.shape) else -1).reshape(-1)

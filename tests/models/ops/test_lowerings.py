@@ -20,7 +20,7 @@ from diffusax.models.ops import matmul as matmul_module
 from diffusax.models.ops import norms
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.attention_kernels import Operands
-from diffusax.models.ops.conv import conv2d
+from diffusax.models.ops.conv import conv2d, conv3d
 from diffusax.models.ops.matmul import matmul
 from diffusax.runtime.devices.mesh import make_mesh
 
@@ -65,6 +65,20 @@ def test_every_convolution_equals_direct_sums(name, x_shape, kernel_shape, strid
     x, kernel = arrays(x_shape, kernel_shape)
     actual = conv_module.LOWERINGS[name](jnp.asarray(x), jnp.asarray(kernel), stride, padding)
     np.testing.assert_allclose(actual, reference_conv(x, kernel, stride, padding), atol=1e-5)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [((3, 3, 3), 1), ((3, 1, 1), 2), ((2, 3, 1), 1)])
+def test_convolutions_over_frames_equal_pytorch(kernel, stride):
+    x, w = arrays((2, 5, 6, 7, 4), (*kernel, 4, 3))
+    pad = (1, 0), *[(k // 2, k // 2) for k in kernel[1:]]
+    padded = np.pad(x, ((0, 0), *pad, (0, 0)))
+    given = (torch.tensor(np.float64(a)) for a in (padded, w))
+    moved = (a.permute(*order) for a, order in zip(given, ((0, 4, 1, 2, 3), (4, 3, 0, 1, 2))))
+    expected = torch.nn.functional.conv3d(*moved, stride=(stride, 1, 1)).permute(0, 2, 3, 4, 1)
+    forms = conv_module._over_frames, conv_module._stacked_frames
+    for found in (conv3d(x, w, stride=stride, padding=pad), *(f(x, w, stride, pad) for f in forms)):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert conv_module._lowering_over_frames("cpu") != conv_module._lowering_over_frames("tpu")
 
 
 def test_winograd_in_bands_equals_one_piece():

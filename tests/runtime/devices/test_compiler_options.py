@@ -10,13 +10,21 @@ from diffusax.runtime.devices.lowering import compiler_options
 from diffusax.runtime.programs.program import Program
 
 
-def mesh_of(platform):
-    return SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
+def mesh_of(platform, capability=""):
+    device = SimpleNamespace(platform=platform, compute_capability=capability)
+    return SimpleNamespace(devices=np.array([device]))
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 def test_only_gpus_have_options(platform):
     assert bool(compiler_options(mesh_of(platform))) == (platform == "gpu")
+
+
+@pytest.mark.parametrize(("capability", "last"), [("7.5", False), ("8.0", True), ("gfx942", False)])
+def test_videos_have_channels_last_from_ampere_on(capability, last):
+    assert (
+        compiler_options(mesh_of("gpu", capability)).get("xla_gpu_force_conv_nhwc", False) == last
+    )
 
 
 def test_an_option_of_the_user_stays(monkeypatch):

@@ -33,10 +33,42 @@ def conv3d(
 
     stride: over frames. padding: of frames, rows and columns.
     """
-    y = jax.lax.conv_general_dilated(
+    if is_plain():
+        return _over_frames(x, kernel, stride, padding)
+    forms = {
+        name: lambda x, k, form=form: form(x, k, stride, padding)
+        for name, form in (("direct", _over_frames), ("stacked", _stacked_frames))
+    }
+    return computed(by_platform(_lowering_over_frames, forms, x, kernel))
+
+
+def _lowering_over_frames(platform: str) -> str:
+    """Chooses the lowering of a convolution over frames; CPUs have forms for two axes alone."""
+    return "stacked" if platform == "cpu" else "direct"
+
+
+def _over_frames(
+    x: jax.Array, kernel: jax.Array, stride: int, padding: tuple[tuple[int, int], ...]
+) -> jax.Array:
+    """Calls XLA's convolution of three axes."""
+    return jax.lax.conv_general_dilated(
         x, kernel, (stride, 1, 1), padding, dimension_numbers=("NDHWC", "DHWIO", "NDHWC")
     )
-    return computed(y)
+
+
+def _stacked_frames(
+    x: jax.Array, kernel: jax.Array, stride: int, padding: tuple[tuple[int, int], ...]
+) -> jax.Array:
+    """Convolves frames of two axes, which have those that the kernel sees as further channels."""
+    taps, kh, kw, c, d = kernel.shape
+    x = jnp.pad(x, ((0, 0), padding[0], *[(0, 0)] * 3))
+    b, count = x.shape[0], (x.shape[1] - taps) // stride + 1
+    last = stride * (count - 1) + 1
+    seen = jnp.concatenate([x[:, i : i + last : stride] for i in range(taps)], axis=-1)
+    frames = seen.reshape(b * count, *seen.shape[2:])
+    flat = kernel.transpose(1, 2, 0, 3, 4).reshape(kh, kw, taps * c, d)
+    y = conv2d(frames, flat, padding=(padding[1], padding[2]))
+    return y.reshape(b, count, *y.shape[1:])
 
 
 # As for attention, layers of one shape are traced once.

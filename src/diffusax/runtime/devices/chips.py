@@ -110,6 +110,10 @@ def chip_of(device: jax.Device) -> Chip | None:
     return CHIPS.get(device.device_kind)
 
 
+CHANNELS_LAST = (8, 0)
+"""The compute capability from which XLA convolves images b h w c in every dtype."""
+
+
 def capability_of(device: jax.Device) -> tuple[int, int] | None:
     """Returns the compute capability of an NVIDIA GPU; None for other devices."""
     found = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))

@@ -17,14 +17,15 @@ import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Sharding
 
-from diffusax.runtime.devices.chips import capability_of
+from diffusax.runtime.devices.chips import CHANNELS_LAST, capability_of
 from diffusax.runtime.devices.host import KIND
 from diffusax.runtime.devices.lowering import int8_choice, platform_of
 
 ORDERS = {"cuda": (3, 0, 1, 2)}
 """The axes of a kernel h w c d from the slowest to the quickest, by platform (`platform_of`).
 
-AMD's MIOpen has none here: XLA gives it the order in which it would convolve images b c h w.
+Kernels over frames, t h w c d, have t before h. AMD's MIOpen has none here: XLA gives it the order
+in which it would convolve images b c h w.
 """
 INT8_ORDERS = {"cuda": (1, 0)}
 """The same for kernels c d of int8."""
@@ -35,17 +36,31 @@ XLA stores them in tiles of 32 rows, and would send each kernel to the TPU, back
 these tiles, and to the TPU again.
 """
 _CHANNELS_FIRST = (3, 2, 0, 1)
-_CHANNELS_LAST = {"float16": (7, 0), "bfloat16": (8, 0), "float32": (8, 0)}
+_CHANNELS_LAST = {"float16": (7, 0), "bfloat16": CHANNELS_LAST, "float32": CHANNELS_LAST}
 """The compute capability from which XLA convolves images b h w c; before it converts them to
 b c h w, and kernels to d c h w."""
 
 
 def is_kernel(shape: Sequence[int]) -> bool:
-    """Returns whether a parameter is a convolution's kernel.
+    """Returns whether a parameter is a convolution's kernel, over pixels or frames of them.
 
     Kernels of one pixel are matrices, which are multiplied as they are.
     """
-    return len(shape) == 4 and tuple(shape[:2]) != (1, 1)
+    return len(shape) in (4, 5) and tuple(shape[-4:-2]) != (1, 1)
+
+
+def usual_order(shape: Sequence[int], platform: str) -> tuple[int, ...] | None:
+    """Returns the order of a parameter's axes on a platform; None where it is the usual one."""
+    order = ORDERS.get(platform) if is_kernel(shape) else None
+    return None if order is None else _over_frames(order, len(shape))
+
+
+def _over_frames(order: tuple[int, ...], axes: int) -> tuple[int, ...]:
+    """Returns the order of the axes h w c d, or that of t h w c d, where t stands before h."""
+    if axes == 4:
+        return order
+    found = ((0, 1) if axis == 0 else (axis + 1,) for axis in order)
+    return tuple(axis for axes in found for axis in axes)
 
 
 def kernel_order(shape: Sequence[int], dtype: Any, device: Any) -> tuple[int, ...] | None:
@@ -53,12 +68,14 @@ def kernel_order(shape: Sequence[int], dtype: Any, device: Any) -> tuple[int, ..
     if len(shape) == 2 and jnp.dtype(dtype) == jnp.int8:
         # Those that are multiplied out would be copied into the other order, all of them.
         return INT8_ORDERS.get(platform_of(device)) if int8_choice() == "on" else None
-    order = ORDERS.get(platform_of(device))
-    if order is None or not is_kernel(shape):
+    order = usual_order(shape, platform_of(device))
+    if order is None:
         return None
-    capability, least = capability_of(device), _CHANNELS_LAST.get(jnp.dtype(dtype).name)
+    # Maps over frames are b f h w c only where XLA's option says so, see `compiler_options`.
+    least = _CHANNELS_LAST.get(jnp.dtype(dtype).name) if len(shape) == 4 else CHANNELS_LAST
+    capability = capability_of(device)
     old = capability is not None and least is not None and capability < least
-    return _CHANNELS_FIRST if old else order
+    return _over_frames(_CHANNELS_FIRST, len(shape)) if old else order
 
 
 def place_of(x: Any, sharding: Sharding) -> Any:
@@ -87,7 +104,7 @@ def in_order(params: Any) -> Any:
     """
 
     def one(x: Any) -> Any:
-        if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or x.ndim not in (2, 4):
+        if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or x.ndim in (1, 3):
             return x
         place = place_of(x, x.sharding)
         if place is x.sharding or order_of(x) == place.layout.major_to_minor:

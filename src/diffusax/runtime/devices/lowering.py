@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import Mesh
 
-from diffusax.runtime.devices.chips import CARDS, capability_of
+from diffusax.runtime.devices.chips import CARDS, CHANNELS_LAST, capability_of
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """JAX's names of the platforms that lowerings are chosen for."""
@@ -26,6 +26,10 @@ _STREAMING: dict[str, dict[str, str | bool]] = {
 }
 """Further options of programs that copy parameters while they compute. Without this one cards
 before Hopper wait for each copy."""
+
+_CHANNELS_LAST: dict[str, str | bool] = {"xla_gpu_force_conv_nhwc": True}
+"""Further options for NVIDIA's cards from Ampere on, where XLA convolves images b h w c anyway.
+Without this one it would convolve videos b c f h w, for which it copies maps and kernels."""
 
 # JAX keeps what it traces by the values of these, too.
 _PLATFORM: Any = jax.make_user_context(None)
@@ -210,7 +214,9 @@ def compiler_options(mesh: Mesh | None = None, *, streams: bool = False) -> dict
 
     streams: whether the program copies parameters from the host's memory while it computes.
     """
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    flags = os.environ.get("XLA_FLAGS", "")
+    device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
+    platform, flags = device.platform, os.environ.get("XLA_FLAGS", "")
     wanted = {**OPTIONS.get(platform, {}), **(_STREAMING.get(platform, {}) if streams else {})}
+    if (capability_of(device) or (0, 0)) >= CHANNELS_LAST:
+        wanted |= _CHANNELS_LAST
     return {name: on for name, on in wanted.items() if name not in flags}

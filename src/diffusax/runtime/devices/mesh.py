@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from diffusax.runtime.devices.layouts import ORDERS, is_kernel
+from diffusax.runtime.devices.layouts import usual_order
 from diffusax.runtime.devices.lowering import platform_of
 
 BATCH_AXES = ("data", "fsdp")
@@ -202,7 +202,7 @@ def _axis_to_gather(shape: Sequence[int], free: Sequence[int], platform: str) ->
     lie one behind the other already.
     """
     # In every order of a platform the same axis is the slowest.
-    order = ORDERS.get(platform) if is_kernel(shape) else None
+    order = usual_order(shape, platform)
     return order[0] if order and order[0] in free else max(free, key=lambda i: shape[i])
 
 

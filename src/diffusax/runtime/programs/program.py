@@ -394,7 +394,7 @@ def _orders(leaves: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _may_have_order(x: Any) -> bool:
-    return x.ndim == 4 or (x.ndim == 2 and x.dtype.itemsize == 1)
+    return x.ndim in (4, 5) or (x.ndim == 2 and x.dtype.itemsize == 1)
 
 
 def _placement(sharding: Sharding) -> Any:
