@@ -64,6 +64,11 @@ def test_a_video_is_drawn_and_plays(moving, server):
     names = page.locator(".deeds button:visible").all_inner_texts()
     assert "Four more" in names
     assert not {"Draw a part anew", "Begin with this picture", "Copy"} & set(names)
+    page.keyboard.press("Escape")
+    page.select_option("#model", "emoji")
+    moving.draw("a frog", num_inference_steps=2)
+    moving.pictures(2)
+    assert not {"num_frames", "fps"} & set(server.asked[-1])
 
 
 def test_a_video_is_saved_and_brings_its_settings_back(moving, server):

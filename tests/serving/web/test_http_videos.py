@@ -311,3 +311,17 @@ def test_a_spritesheet_has_frames_from_the_first_to_the_last():
     sheet = np.asarray(Video.of(frames, 16, "").spritesheet())
     assert sheet.shape == (128, 256, 3)
     assert (sheet[0, 0, 0], sheet[-1, -1, 0]) == (0, 240)
+
+
+@pytest.mark.parametrize("model", ["images", "emoji-edit"])
+def test_models_that_need_an_image_are_ready_at_the_start(folder, model):
+    with running(model, folder) as server:
+        server.service.opened.clear()
+        assert server.get("/ready").status == 503
+        server.service.open()
+        assert server.get("/ready").status == 200, server.service.failure
+        first = server.get("/capabilities").json["models"][0]
+        assert (first["name"], first["loaded"]) == (model, True)
+        found = server.post("/tokens", {"prompt": "a cat"}).json
+        assert found["tokens"] >= 2
+        assert found["most"] == (512 if model == "images" else 75)

@@ -16,7 +16,7 @@ from diffusax.serving.catalogue.residents import Adapters
 from diffusax.serving.engine.jobs import Job
 from diffusax.serving.engine.previews import Previews, expected_latents
 from diffusax.serving.engine.videos import Video
-from diffusax.serving.requests.errors import NotFound, Refused, refusal
+from diffusax.serving.requests.errors import Failed, NotFound, Refused, refusal
 from diffusax.serving.requests.generation import (
     VIDEO_TASKS,
     Generation,
@@ -165,7 +165,11 @@ class Part(request.Request):
         if generation.task not in VIDEO_TASKS:
             return result.images[0]
         text = write_infotext(self.job.singles[self.index], self.job.seeds[self.index])
-        return Video.of(result.frames[0], generation.fps or 1, text)
+        try:
+            return Video.of(result.frames[0], generation.fps or 1, text)
+        except (ValueError, OSError):
+            log.exception("a video could not be written")
+            raise Failed("the video could not be written; the server's log tells more") from None
 
 
 def prepare_part(

@@ -86,7 +86,8 @@ def refusal(error: BaseException) -> Refused:
     log.error("an image failed", exc_info=error)
     if is_out_of_memory(error):
         return Failed(
-            "the device has too little memory for width and height; ask for a smaller image",
+            "the device has too little memory for width, height and num_frames; ask for a smaller "
+            "image, or a shorter video",
             code="out_of_memory",
             status=507,
         )

@@ -85,6 +85,8 @@ def log_job(job: Job, prompts: bool) -> None:
         "steps": generation.num_inference_steps,
         "images": generation.num_images,
     }
+    if generation.num_frames is not None:
+        fields["frames"] = generation.num_frames
     warnings = prompt_warnings(generation.prompt, generation.negative_prompt)
     if warnings:
         # They quote the prompts.

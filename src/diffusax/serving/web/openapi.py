@@ -58,7 +58,7 @@ _MEANINGS = {
     403: "The request comes from another site's page.",
     404: "What was named does not exist.",
     408: "The body came too slowly.",
-    409: "The job was cancelled.",
+    409: "The job was cancelled, or is not done yet.",
     413: "The body or an image is too large.",
     415: "The body has another content type.",
     416: "The file has no such part.",

@@ -271,7 +271,7 @@ class Guard:
         """Answers a browser that asks whether another site's page may ask something."""
         found: Any = [
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", b"Authorization, Content-Type"),
+            (b"access-control-allow-headers", b"Authorization, Content-Type, Range"),
             (b"access-control-max-age", b"600"),
         ]
         await send({"type": "http.response.start", "status": 204, "headers": found})
