@@ -191,5 +191,6 @@ def text_of(data: bytes) -> str:
     """Returns the text in a video's file that `encode_video` wrote there, or ""; of MP4s alone."""
     if not _is_mp4(data) or video_type() != MP4:
         return ""
-    with _as_file(data) as path:
+    with _as_file(data) as path, contextlib.suppress(ValueError):
         return ffmpeg.read_comment(path)
+    return ""

@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -153,6 +153,7 @@ def read_comment(path: Path) -> str:
     """Returns the comment that a video holds, or "".
 
     Raises:
+        ValueError: it takes too long.
         ImportError: imageio-ffmpeg is not installed.
     """
     given = ["-nostdin", *_BOUNDS, "-i", f"file:{path}"]
@@ -162,13 +163,12 @@ def read_comment(path: Path) -> str:
 
 
 def _done(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        start_new_session=True,
-        timeout=_SECONDS,
-    )
+    """Runs a command that reads; raises ValueError where it takes too long."""
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+    try:
+        return subprocess.run(command, capture_output=True, timeout=_SECONDS, **options)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"reading the video took more than {_SECONDS:g} seconds") from None
 
 
 def _program(log: str) -> list[str]:

@@ -324,4 +324,15 @@ def test_models_that_need_an_image_are_ready_at_the_start(folder, model):
         assert (first["name"], first["loaded"]) == (model, True)
         found = server.post("/tokens", {"prompt": "a cat"}).json
         assert found["tokens"] >= 2
-        assert found["most"] == (512 if model == "images" else 75)
+        assert found["most"] == (512 if model == "images" else 14)
+
+
+def test_without_ffmpeg_videos_are_animated_webps(server, monkeypatch):
+    monkeypatch.setattr(clips.importlib.util, "find_spec", lambda name: None)
+    assert server.get("/capabilities").json["video_type"] == "image/webp"
+    job = done(server, FIELDS)
+    file = server.get(job["videos"][0])
+    assert (file.headers["content-type"], file.image.n_frames) == ("image/webp", 9)
+    assert 'filename="diffusax-1.webp"' in file.headers["content-disposition"]
+    found = server.post("/png-info", {"image": in_base64(file.body)}).json
+    assert FIELDS.items() <= found["settings"].items()

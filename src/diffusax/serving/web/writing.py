@@ -84,7 +84,7 @@ def count_tokens(
     """
     text, _ = read_tags(prompt)
     if not isinstance(tokenizer, CLIPTokenizer):
-        count = len(tokenizer(text, add_special_tokens=False).input_ids[0])
+        count = len(tokenizer([text], add_special_tokens=False).input_ids[0])
         return TokensAnswer(tokens=count, most=most, window=most)
     lengths = window_lengths(tokenizer, text, weighting=weighting)
     room = tokenizer.model_max_length - 2
