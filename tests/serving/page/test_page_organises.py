@@ -100,6 +100,7 @@ def test_keys_choose_pictures(visitor, server):
     page.keyboard.press("Shift+ArrowRight")
     assert page.inner_text("#chosen-count") == "2 chosen"
     pressed = page.locator(".tile .open[aria-pressed=true]")
+    pressed.nth(1).wait_for()
     assert [one.get_attribute("title")[:5] for one in pressed.all()] == ["a cat", "a fro"]
     page.keyboard.press("Control+a")
     assert page.inner_text("#chosen-count") == "3 chosen"
