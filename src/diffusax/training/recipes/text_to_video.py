@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from msgspec import Meta
 
 from diffusax.boundary.messages import require_extra
-from diffusax.boundary.options import Share
+from diffusax.boundary.options import Count, Share
 from diffusax.checkpoints.original.transformers import ORIGINALS
 from diffusax.images.reading import load_image
 from diffusax.images.sheets import contact_sheet
@@ -76,6 +76,11 @@ class TextToVideoConfig(DenoiserConfig):
     refused: ClassVar[tuple[str, ...]] = ("train_text_encoder", "prediction_type", "snr_gamma")
     refusal: ClassVar[str] = "videos are trained by flow matching, for a text encoder as it is"
 
+    batch_size: Count = 1
+    """The number of clips of an update, over all devices and microbatches."""
+    gradient_checkpointing: Literal["none", "blocks", "full"] = "blocks"
+    """What is computed again for the gradient to save memory: none, or blocks (each transformer
+    block; full is the same)."""
     caption_dropout: Share = 0.1
     """The share of captions replaced by the empty one, for classifier-free guidance."""
     expert: Expert | None = None
