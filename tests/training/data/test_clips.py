@@ -93,6 +93,15 @@ def test_clips_in_bytes_and_images_are_read(tmp_path):
     assert clip_facts(image) == ClipFacts(6, 8, 1, 0.0)
 
 
+def test_images_are_upright_and_pages_no_frames(tmp_path):
+    image, exif = Image.new("RGB", (8, 6)), Image.Exif()
+    exif[0x0112] = 6
+    image.save(tmp_path / "turned.jpg", exif=exif)
+    assert clip_facts({"path": str(tmp_path / "turned.jpg")}) == ClipFacts(8, 6, 1, 0.0)
+    image.save(tmp_path / "pages.tif", save_all=True, append_images=[image] * 4)
+    assert clip_facts({"path": str(tmp_path / "pages.tif")}).frames == 1
+
+
 def test_videos_are_upright(tmp_path):
     given, file = write(tmp_path / "clip.mp4", 4, 10), tmp_path / "turned.mp4"
     program = imageio_ffmpeg.get_ffmpeg_exe()

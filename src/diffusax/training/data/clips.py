@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from diffusax.images.ffmpeg import opened_frames, read_header
-from diffusax.images.reading import load_image
+from diffusax.images.reading import load_image, upright_size
 from diffusax.training.data.examples import image_file
 from diffusax.training.data.image_files import VIDEO_SUFFIXES, suffix_of
 from diffusax.training.data.options import Extraction
@@ -23,6 +23,10 @@ from diffusax.training.data.options import Extraction
 _ALIKE = 0.05
 """Rates that differ by less than this share are one: those of GIFs are made of hundredths of a
 second, and films of 24 frames a second may have 23.976 or 25."""
+_ANIMATED = ("GIF", "WEBP", "PNG", "AVIF")
+"""The formats whose several images are frames; those of a TIFF are pages."""
+_USUAL = 100
+"""The milliseconds for which browsers show a frame that does not say how long."""
 _HELD = 3
 """The frames that may be missing at the end of a video, whose sound may be longer."""
 
@@ -118,21 +122,31 @@ def chosen_frames(
     return start + np.arange(count)
 
 
+class _Image:
+    """An image, which is one frame."""
+
+    def __init__(self, file: Path | Image.Image):
+        self.file = file
+        size = file.size[::-1] if isinstance(file, Image.Image) else upright_size(file)
+        self.facts = ClipFacts(*size, 1, 0.0)
+
+    def read(self, times: np.ndarray) -> list[Image.Image]:
+        return [load_image(self.file) for _ in times]
+
+
 class _Animation:
-    """An image, or an animated one: frames that are each shown for a time of their own."""
+    """An animated image, whose frames are each shown for a time of their own."""
 
     def __init__(self, image: Image.Image):
-        self.image = image
-        count = getattr(image, "n_frames", 1)
-        durations = []
-        for i in range(count if count > 1 else 0):
+        self.image, durations = image, []
+        count: int = image.n_frames  # type: ignore[attr-defined]
+        for i in range(count):
             image.seek(i)
             # WebP says how long a frame is shown once it is decoded.
             image.load()
-            durations.append(image.info.get("duration") or 100)
+            durations.append(image.info.get("duration") or _USUAL)
         self.ends = np.cumsum(durations) / 1000
-        seconds = float(self.ends[-1]) if durations else 0.0
-        self.facts = ClipFacts(image.height, image.width, count, seconds)
+        self.facts = ClipFacts(image.height, image.width, count, float(self.ends[-1]))
 
     def read(self, times: np.ndarray) -> list[Image.Image]:
         numbers = np.searchsorted(self.ends, times, side="right")
@@ -175,11 +189,14 @@ class _Video:
         return [found.get(number, found[newest]) for number in numbers]
 
 
+_Clip = _Image | _Animation | _Video
+
+
 @contextlib.contextmanager
-def _clip(file: bytes | Path | Image.Image) -> Iterator[_Animation | _Video]:
+def _clip(file: bytes | Path | Image.Image) -> Iterator[_Clip]:
     """Opens a clip."""
     if isinstance(file, Image.Image):
-        yield _Animation(file)
+        yield _Image(file)
         return
     if isinstance(file, bytes):
         with tempfile.NamedTemporaryFile() as copy:
@@ -193,7 +210,7 @@ def _clip(file: bytes | Path | Image.Image) -> Iterator[_Animation | _Video]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[_Animation | _Video]:
+def _opened(path: Path) -> Iterator[_Clip]:
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}")
     try:
@@ -205,4 +222,5 @@ def _opened(path: Path) -> Iterator[_Animation | _Video]:
         yield _Video(path)
         return
     with image:
-        yield _Animation(image)
+        animated = getattr(image, "n_frames", 1) > 1 and image.format in _ANIMATED
+        yield _Animation(image) if animated else _Image(path)

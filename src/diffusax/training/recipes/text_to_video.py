@@ -10,7 +10,6 @@ from msgspec import Meta
 
 from diffusax.boundary.messages import require_extra
 from diffusax.boundary.options import Count, Share
-from diffusax.checkpoints.original.transformers import ORIGINALS
 from diffusax.images.reading import load_image
 from diffusax.images.sheets import contact_sheet
 from diffusax.lora.trained import TrainedLora, params_of_file, plan_of_file, write_result
@@ -230,12 +229,6 @@ class TextToVideo(Denoiser):
 
     def _open_lora(self, edits: bool) -> TrainedLora:
         options = self.config.lora
-        name = self.networks[self.base.denoiser].class_name
-        if options.format != "diffusers" and name not in ORIGINALS:
-            raise ValueError(
-                f"lora.format={options.format} cannot be for {self.base.family.name}, whose layers "
-                "have other names in the original code; leave it out"
-            )
         if options.path is None:
             return super()._open_lora(edits)
         found = plan_of_file(
