@@ -1,7 +1,6 @@
 """Programs that import diffusers' names from diffusers' paths run with the import changed."""
 
 import importlib
-import importlib.util
 import logging
 import random
 import sys
@@ -125,9 +124,30 @@ def test_images_become_what_diffusers_makes_of_them(tmp_path):
     theirs = diffusers.utils.export_to_gif(frames, str(tmp_path / "theirs.gif"), fps=5)
     ours = utils.export_to_gif(frames, tmp_path / "ours.gif", fps=5)
     assert Path(ours).read_bytes() == Path(theirs).read_bytes()
-    if importlib.util.find_spec("imageio") is None:
-        with pytest.raises(ImportError, match="imageio_ffmpeg is needed here"):
-            utils.export_to_video(frames)
+
+
+def test_a_video_is_written_and_read_back(tmp_path, monkeypatch):
+    pytest.importorskip("imageio_ffmpeg")
+    ramp = np.linspace(0, 1, 4)[:, None, None, None] * np.ones((4, 20, 36, 3))
+    path = utils.export_to_video(list(ramp), tmp_path / "clip.mp4", fps=5, quality=9)
+    frames, fps = utils.load_video(path, return_fps=True)
+    assert (len(frames), frames[0].size, fps) == (4, (48, 32), 5)
+    found = np.stack([np.asarray(frame) for frame in frames]) / 255
+    np.testing.assert_allclose(found.mean((1, 2)), ramp.mean((1, 2)), atol=0.02)
+    noise = np.random.default_rng(0).random((4, 32, 32, 3))
+    small, large = (
+        Path(utils.export_to_video(list(noise), tmp_path / f"{q}.mp4", quality=q)) for q in (2, 9)
+    )
+    assert small.stat().st_size < large.stat().st_size
+    plain = utils.export_to_video(list(ramp), macro_block_size=None)
+    assert utils.load_video(plain)[0].size == (36, 20)
+    Path(plain).unlink()
+    (tmp_path / "text.mp4").write_text("no video")
+    with pytest.raises(ValueError, match="cannot read the video"):
+        utils.load_video(tmp_path / "text.mp4")
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ImportError, match="imageio_ffmpeg is needed here"):
+        utils.export_to_video(list(ramp))
 
 
 @pytest.mark.parametrize("seeds", [[3], [1, 2]])

@@ -121,11 +121,21 @@ def opened_frames(
 
 
 def write_frames(
-    path: Path, frames: Sequence[Image.Image], fps: float, *, comment: str = ""
+    path: Path,
+    frames: Sequence[Image.Image],
+    fps: float,
+    *,
+    comment: str = "",
+    coding: Sequence[str] = ("-crf", "18"),
 ) -> None:
     """Writes a video, H.264 in an .mp4 file, with an even number of rows and columns.
 
-    comment: a text for the file to hold.
+    Args:
+        path: the file.
+        frames: of one size.
+        fps: the frames per second.
+        comment: a text for the file to hold.
+        coding: ffmpeg's arguments that say how good the video is.
 
     Raises:
         ValueError: ffmpeg cannot write it; says why.
@@ -134,7 +144,7 @@ def write_frames(
     width, height = (side + side % 2 for side in frames[0].size)
     even = [ImageOps.pad(frame, (width, height), color="white") for frame in frames]
     given = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:g}"]
-    coded = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "18"]
+    coded = ["-c:v", "libx264", "-pix_fmt", "yuv420p", *coding]
     # Players take colours without a name for different ones.
     coded += ["-vf", "scale=out_color_matrix=bt709", "-colorspace", "bt709"]
     coded += ["-color_primaries", "bt709", "-color_trc", "bt709"]

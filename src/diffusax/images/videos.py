@@ -1,4 +1,4 @@
-"""Reads videos as images: GIF and WebP by Pillow, others by imageio."""
+"""Reads videos as images: GIF and WebP by Pillow, others by ffmpeg."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image, ImageSequence
 
-from diffusax.boundary.messages import require_extra
+from diffusax.images.ffmpeg import opened_frames, read_header
 
 _BY_PILLOW = (".gif", ".webp", ".png")
 Frames = list[Image.Image]
@@ -26,14 +26,14 @@ def load_video(
         return_fps: whether to return the frames per second, too, 0 where the file does not say.
 
     Raises:
-        ValueError: there is no such file.
-        ImportError: the extra `video`, imageio and its ffmpeg, is not installed, for files that are
-            no animated images.
+        ValueError: there is no such file, or it is no video.
+        ImportError: the extra `video`, imageio-ffmpeg, is not installed, for files that are no
+            animated images.
     """
     path = Path(video)
     if not path.is_file():
         raise ValueError(f"there is no file {video}")
-    frames, fps = _by_pillow(path) if path.suffix.lower() in _BY_PILLOW else _by_imageio(path)
+    frames, fps = _by_pillow(path) if path.suffix.lower() in _BY_PILLOW else _by_ffmpeg(path)
     given = [frame.convert("RGB") for frame in frames]
     found = given if convert_method is None else convert_method(frames)
     return (found, fps) if return_fps else found
@@ -46,10 +46,7 @@ def _by_pillow(path: Path) -> tuple[Frames, float]:
     return frames, 1000 / duration if duration else 0.0
 
 
-def _by_imageio(path: Path) -> tuple[Frames, float]:
-    require_extra("imageio_ffmpeg", "video")
-    imageio = require_extra("imageio", "video")
-    with imageio.get_reader(path) as reader:
-        frames = [Image.fromarray(frame) for frame in reader]
-        fps = float(reader.get_meta_data().get("fps", 0.0))
-    return frames, fps
+def _by_ffmpeg(path: Path) -> tuple[Frames, float]:
+    fps = read_header(path).fps
+    with opened_frames(path) as frames:
+        return [Image.fromarray(frame) for frame in frames], fps

@@ -1,4 +1,4 @@
-"""Writes images as animations: GIF by Pillow, video by imageio."""
+"""Writes images as animations: GIF by Pillow, video by ffmpeg."""
 
 import tempfile
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from diffusax.boundary.messages import require_extra
+from diffusax.images.ffmpeg import write_frames
 
 
 def export_to_gif(
@@ -41,31 +41,42 @@ def export_to_video(
     bitrate: int | None = None,
     macro_block_size: int | None = 16,
 ) -> str:
-    """Writes images as a video by imageio and ffmpeg, and returns its path.
+    """Writes images as a video, H.264 by ffmpeg, and returns its path.
 
     Args:
         video_frames: PIL images, or arrays h w 3 in [0, 1].
         output_video_path: the file; by default one in the system's folder for temporary files.
         fps: the images per second.
-        quality: from 0 to 10; None where bitrate is given.
+        quality: from 0 to 10, as imageio counts it; without effect where bitrate is given.
         bitrate: the bits per second.
-        macro_block_size: a number that divides width and height, to which imageio enlarges images.
+        macro_block_size: a number that divides width and height, to which images are enlarged; None
+            for 2, which H.264 needs.
 
     Raises:
-        ImportError: the extra `video`, imageio and its ffmpeg, is not installed.
+        ValueError: there are no images, or ffmpeg cannot write the file.
+        ImportError: the extra `video`, imageio-ffmpeg, is not installed.
     """
-    require_extra("imageio_ffmpeg", "video")
-    imageio = require_extra("imageio", "video")
+    if not len(video_frames):
+        raise ValueError("video_frames must be at least one image (got none)")
     path = _path(output_video_path, ".mp4")
-    options: Any = {"fps": fps, "quality": quality, "bitrate": bitrate}
-    opened: Any = imageio.get_writer(path, macro_block_size=macro_block_size, **options)
-    with opened as writer:
-        for frame in video_frames:
-            pixels = np.asarray(frame)
-            writer.append_data(
-                (pixels * 255).astype(np.uint8) if pixels.dtype != np.uint8 else pixels
-            )
+    frames = [_image(frame) for frame in video_frames]
+    block = macro_block_size or 2
+    width, height = (-(-side // block) * block for side in frames[0].size)
+    if (width, height) != frames[0].size:
+        frames = [frame.resize((width, height), Image.Resampling.BICUBIC) for frame in frames]
+    coding: tuple[str, ...] = () if bitrate is None else ("-b:v", str(bitrate))
+    if bitrate is None and quality is not None:
+        # H.264's constant rate factor, from 0 for no loss to 51.
+        coding = ("-crf", str(int((1 - quality / 10) * 51)))
+    write_frames(Path(path), frames, fps, coding=coding)
     return path
+
+
+def _image(frame: Any) -> Image.Image:
+    if isinstance(frame, Image.Image):
+        return frame
+    pixels = np.asarray(frame)
+    return Image.fromarray(pixels if pixels.dtype == np.uint8 else (pixels * 255).astype(np.uint8))
 
 
 def _path(given: str | Path | None, suffix: str) -> str:
