@@ -25,7 +25,7 @@ from support.repository import ROOT
 from support.tiny import build_asymmetric, randomize
 from support.tiny_flux3 import flux3_pipeline
 from support.tiny_language import build_language_model
-from support.tiny_transformers import FLUX_FILL, wan_image_components
+from support.tiny_transformers import FLUX_FILL, wan_image_components, wan_vace_transformer
 from support.tiny_transformers import flux_controlnet as flux_controlnet
 from support.tiny_transformers import flux_pipeline as build_flux
 from support.tiny_transformers import klein_pipeline as build_klein
@@ -40,6 +40,7 @@ from support.video_training import write_clips
 from diffusax.checkpoints import hub
 from diffusax.cli.console import COMMANDS
 from diffusax.pipelines.plan.descriptions import DESCRIPTIONS
+from diffusax.utils import export_to_video
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
@@ -86,6 +87,7 @@ DDPM = "google/ddpm-cat-256"
 Z_IMAGE = "Tongyi-MAI/Z-Image-Turbo"
 WAN = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
 WAN_IMAGE = "Wan-AI/Wan2.2-I2V-A14B-Diffusers"
+WAN_VACE = "Wan-AI/Wan2.1-VACE-1.3B-diffusers"
 KREA2, QWEN_IMAGE21 = "krea/Krea-2-Raw", "Qwen/Qwen-Image-2.1"
 QWEN_IMAGE, QWEN_IMAGE_EDIT = "Qwen/Qwen-Image", "Qwen/Qwen-Image-Edit-2511"
 FLUX = {
@@ -172,6 +174,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
             build_wan(folder)
         elif repo == WAN_IMAGE:
             build_wan(folder, "WanImageToVideoPipeline", **wan_image_components())
+        elif repo == WAN_VACE:
+            build_wan(folder, "WanVACEPipeline", transformer=wan_vace_transformer())
         elif repo == KREA2:
             build_krea2(folder)
         elif repo == QWEN_IMAGE_EDIT:
@@ -210,6 +214,7 @@ def place(tmp_path, monkeypatch):
     mask(1, 64, 64).save("mask.png")
     write_image_folder(Path("pictures"), 8)
     write_clips(Path("clips"))
+    export_to_video([picture(0, 64, 64)] * 5, "depth.mp4")
     Path("run.yaml").write_text("model: emoji\ndata: {path: pictures}\n")
     return tmp_path
 
@@ -232,6 +237,7 @@ def repositories(stand_in, monkeypatch):
             Z_IMAGE,
             WAN,
             WAN_IMAGE,
+            WAN_VACE,
             KREA2,
             QWEN_IMAGE,
             QWEN_IMAGE_EDIT,
