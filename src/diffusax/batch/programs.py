@@ -27,8 +27,8 @@ from diffusax.pipelines.plan.branches import ScatteredLanes, lane_inputs
 from diffusax.pipelines.plan.guidance import active_branches, guidance_by
 from diffusax.pipelines.plan.plan import Conditions, Inpainting, StepInputs
 from diffusax.pipelines.run.programs import arrange_kernels, guided, keep_known
-from diffusax.runtime.devices.mesh import split_lanes
 from diffusax.runtime.devices.shares import images_sharding
+from diffusax.runtime.devices.splitting import split_lanes
 from diffusax.runtime.programs.program import Program
 from diffusax.runtime.random.noise import draw_rows
 from diffusax.samplers.step import init_state, step_with_memory

@@ -25,7 +25,7 @@ from diffusax.models.layers.inputs import check_video
 from diffusax.models.layers.rngs import shaped
 from diffusax.models.ops.conv import conv2d, conv3d
 from diffusax.models.streaming import unordered
-from diffusax.runtime.devices.mesh import split_maps
+from diffusax.runtime.devices.splitting import split_maps
 
 CHUNK = 4
 """The frames that are encoded at once, after the first. Upstream has the number in its code."""

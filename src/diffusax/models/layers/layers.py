@@ -28,7 +28,7 @@ from diffusax.models.ops.matmul import (
 from diffusax.models.ops.norms import group_norm, layer_norm, rms_norm
 from diffusax.models.quantized import Kernel, Quantized
 from diffusax.runtime.devices.host import in_host_memory
-from diffusax.runtime.devices.mesh import split_columns, tensor_parts
+from diffusax.runtime.devices.splitting import split_columns, tensor_parts
 
 _DENSE: dict[str, Any] = {"kernel_init": shaped(lecun_normal()), "bias_init": shaped(zeros)}
 _NORM: dict[str, Any] = {"scale_init": shaped(ones), "bias_init": shaped(zeros)}

@@ -24,13 +24,8 @@ from diffusax.runtime.devices.lowering import (
     is_plain,
     known_sizes,
 )
-from diffusax.runtime.devices.mesh import (
-    BATCH_AXES,
-    CONTEXT_AXIS,
-    TENSOR_AXIS,
-    gather_tokens,
-    split_tokens,
-)
+from diffusax.runtime.devices.mesh import BATCH_AXES, CONTEXT_AXIS, TENSOR_AXIS
+from diffusax.runtime.devices.splitting import gather_tokens, split_tokens
 
 Lowering = Literal["whole", "chunks", "large_chunks", "xla", "cudnn", "flash", "side_by_side"]
 Watcher = Callable[[Operands, Callable[[Operands], jax.Array]], jax.Array]

@@ -22,7 +22,7 @@ from diffusax.runtime.devices.lowering import (
     known_platform,
     known_sizes,
 )
-from diffusax.runtime.devices.mesh import context_parts
+from diffusax.runtime.devices.splitting import context_parts
 
 FASTER = {
     "TPU v5 lite": (512, 1024, 1024),

@@ -15,7 +15,7 @@ from diffusax.runtime.devices.lowering import (
     is_plain,
     is_rematerialized,
 )
-from diffusax.runtime.devices.mesh import context_parts
+from diffusax.runtime.devices.splitting import context_parts
 
 
 def matmul(x: jax.Array, kernel: Kernel, bias: jax.Array | None = None) -> jax.Array:

@@ -22,9 +22,8 @@ from diffusax.models.ops.matmul import apart, concatenate
 from diffusax.models.ops.rotation import Rotation, rotate
 from diffusax.models.quantized import Kernel, Quantized, dense
 from diffusax.models.transformers.references import KeysValues, attend
-from diffusax.runtime.devices.mesh import (
-    Rule,
-    Rules,
+from diffusax.runtime.devices.mesh import Rule, Rules
+from diffusax.runtime.devices.splitting import (
     gather_channels,
     split_rows,
     split_tokens,

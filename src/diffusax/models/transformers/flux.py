@@ -33,7 +33,8 @@ from diffusax.models.transformers.blocks import (
     within_range,
 )
 from diffusax.models.transformers.configs import FluxConfig, FluxTransformer2DConfig
-from diffusax.runtime.devices.mesh import Rules, split_tokens
+from diffusax.runtime.devices.mesh import Rules
+from diffusax.runtime.devices.splitting import split_tokens
 
 PATCH = 2
 """Latents per token, in each direction."""

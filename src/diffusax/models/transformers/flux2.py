@@ -35,7 +35,8 @@ from diffusax.models.transformers.blocks import (
 )
 from diffusax.models.transformers.configs import Flux2Transformer2DConfig
 from diffusax.models.transformers.references import KeysValues, attend
-from diffusax.runtime.devices.mesh import Rules, split_tokens
+from diffusax.runtime.devices.mesh import Rules
+from diffusax.runtime.devices.splitting import split_tokens
 
 REFERENCE_TIMES = 10
 """The distance between images to look at on the first of the four axes of positions."""

@@ -34,7 +34,8 @@ from diffusax.models.transformers.flux2 import (
     image_ids,
     text_ids,
 )
-from diffusax.runtime.devices.mesh import Rules, split_tokens
+from diffusax.runtime.devices.mesh import Rules
+from diffusax.runtime.devices.splitting import split_tokens
 
 _EPS = 1e-6
 _SCALE = np.array([1, 0.5, 0.5, 1])

@@ -41,7 +41,8 @@ from diffusax.models.transformers.references import (
     between,
     rows_of,
 )
-from diffusax.runtime.devices.mesh import Rule, Rules, gather_channels, split_tokens
+from diffusax.runtime.devices.mesh import Rule, Rules
+from diffusax.runtime.devices.splitting import gather_channels, split_tokens
 
 PATCH = 2
 KREA2_RULES: Rules = (

@@ -32,7 +32,8 @@ from diffusax.models.transformers.blocks import (
 )
 from diffusax.models.transformers.configs import QwenImageTransformer2DConfig
 from diffusax.models.transformers.qwen_image21 import TimeEmbedding, image_ids, text_ids
-from diffusax.runtime.devices.mesh import Rules, gather_channels, split_tokens
+from diffusax.runtime.devices.mesh import Rules
+from diffusax.runtime.devices.splitting import gather_channels, split_tokens
 
 PATCH = 2
 """Latents per token, in each direction."""

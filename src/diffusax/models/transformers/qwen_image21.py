@@ -37,7 +37,8 @@ from diffusax.models.transformers.blocks import (
     within_range,
 )
 from diffusax.models.transformers.configs import QwenImage21Transformer2DConfig
-from diffusax.runtime.devices.mesh import Rules, split_tokens
+from diffusax.runtime.devices.mesh import Rules
+from diffusax.runtime.devices.splitting import split_tokens
 
 _TIMES = 256
 _THETA = 10000.0

@@ -36,7 +36,8 @@ from diffusax.models.transformers.wan_embeddings import (
     token_rotation,
     video,
 )
-from diffusax.runtime.devices.mesh import Rules, split_tokens
+from diffusax.runtime.devices.mesh import Rules
+from diffusax.runtime.devices.splitting import split_tokens
 
 WAN_RULES: Rules = (*TENSOR_RULES, (r"add_[kv]_proj\.(kernel|bias)", -1))
 """The tensor axis splits the heads and the feed-forwards' inner channels."""

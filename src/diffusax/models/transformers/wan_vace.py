@@ -17,7 +17,7 @@ from diffusax.models.layers.resnet import rematerialized
 from diffusax.models.ops.rotation import Rotation
 from diffusax.models.transformers.wan import Prefix, WanTransformer3DModel, WanTransformerBlock
 from diffusax.models.transformers.wan_embeddings import PatchEmbedding, WanTransformer3DConfig
-from diffusax.runtime.devices.mesh import split_tokens
+from diffusax.runtime.devices.splitting import split_tokens
 
 
 @dataclasses.dataclass(frozen=True)

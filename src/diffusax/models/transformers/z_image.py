@@ -39,7 +39,7 @@ from diffusax.models.transformers.references import (
     between,
     rows_of,
 )
-from diffusax.runtime.devices.mesh import split_tokens
+from diffusax.runtime.devices.splitting import split_tokens
 
 _PATCH = 2
 _NAME = f"{_PATCH}-1"

@@ -37,7 +37,7 @@ from diffusax.pipelines.plan.plan import (
     Plan,
     StepInputs,
 )
-from diffusax.runtime.devices.mesh import split_images, split_lanes, tensor_parts
+from diffusax.runtime.devices.splitting import split_images, split_lanes, tensor_parts
 from diffusax.runtime.programs.program import Program
 from diffusax.runtime.random.noise import draw_rows
 from diffusax.samplers import Schedule, Table, init_state

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from diffusax.runtime.devices.mesh import batch_sharding, batch_size, pad, replicated
+from diffusax.runtime.devices.mesh import batch_sharding, batch_size, replicated
+from diffusax.runtime.devices.splitting import pad
 
 NO_IMAGES = -1
 """The axis of images of an array that has no images."""
