@@ -13,7 +13,7 @@ import diffusax
 from diffusax.models.autoencoders import tiling
 from diffusax.pipelines.pipeline import ahead
 from diffusax.pipelines.pipeline.ahead_of_time import compile_all
-from diffusax.pipelines.run import programs
+from diffusax.pipelines.run import autoencoding
 from diffusax.runtime.programs.compilations import count_compilations
 
 TWO = {"prompt": PROMPTS, "negative_prompt": NEGATIVES, "num_inference_steps": 3}
@@ -111,13 +111,13 @@ def test_the_whole_call_as_a_function_tiles_and_programs_made_ahead(pipe, monkey
         forget_executables()
 
     kept = []
-    decode = programs.decode_pixels
+    decode = autoencoding.decode_pixels
 
     def note(vae, params, latents, shown, **options):
         kept.append((latents.shape, shown.image.shape, shown.mask.shape))
         return decode(vae, params, latents, shown, **options)
 
-    monkeypatch.setattr(programs, "decode_pixels", note)
+    monkeypatch.setattr(autoencoding, "decode_pixels", note)
     monkeypatch.setattr(tiling, "OVERLAP", 0.5)
     pipe.enable_vae_tiling()
     tiles = pipe(**CALL).images

@@ -18,7 +18,7 @@ from diffusax.batch.programs import insert
 from diffusax.batch.run import BatchRun
 from diffusax.batch.sizes import KindSizes
 from diffusax.pipelines.components.components import Components
-from diffusax.pipelines.run import programs
+from diffusax.pipelines.run import autoencoding
 from diffusax.runtime.devices.memory import return_memory
 from diffusax.runtime.programs.program import Request, key
 from diffusax.runtime.programs.room import make_room, memory_maps
@@ -218,7 +218,7 @@ class Compiler:
 
 
 def _decode_request(c: Components, prepared: PreparedImage) -> Request:
-    return programs.decode.request(
+    return autoencoding.decode.request(
         c.autoencoder,
         c.autoencoder_params,
         prepared.entry.latents[None],

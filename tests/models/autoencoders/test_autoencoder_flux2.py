@@ -13,7 +13,7 @@ from diffusax.models import AutoencoderKLFlux2, AutoencoderKLFlux2Config
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network
 from diffusax.networks import load_network
-from diffusax.pipelines.run import programs
+from diffusax.pipelines.run import autoencoding
 
 WIDER = {"decoder_block_out_channels": (8, 16), "block_out_channels": (8, 8)}
 
@@ -51,12 +51,12 @@ def test_latents_are_patches_normalised_by_the_statistics_and_decode_again(both)
     mean = vae.bn.running_mean.view(1, -1, 1, 1)
     std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps)
     expected = (patches - mean) / std
-    latents = programs.encode_image(model.network, model.params, x, None)
+    latents = autoencoding.encode_image(model.network, model.params, x, None)
     assert_close(first(latents), expected)
     assert latents.shape[1:] == LatentFormat.of(model.config).shape(12, 20)
 
     decoded = vae.decode(pipe._unpatchify_latents(expected * std + mean)).sample
-    ours = programs.decode_pixels(
+    ours = autoencoding.decode_pixels(
         model.network, model.params, latents, upcast=False, normalize=False
     )
     assert_close(first(ours), decoded)

@@ -14,7 +14,7 @@ from diffusax.models import AutoencoderKLQwenImage, AutoencoderKLQwenImageConfig
 from diffusax.models.autoencoders.latents import LatentFormat
 from diffusax.models.network import Network, cast_params
 from diffusax.networks import Model, load_network
-from diffusax.pipelines.run import programs
+from diffusax.pipelines.run import autoencoding
 
 MORE = {
     "base_dim": 6,
@@ -111,11 +111,13 @@ def test_latents_of_pipelines_are_normalised_by_mean_and_deviation(both):
     )
     expected = (vae.encode(x).latent_dist.mode() - mean) / std
     pixels = x.numpy()[:, :, 0].transpose(0, 2, 3, 1)
-    found = programs.encode_image(model.network, model.params, pixels, None, normalize=True)
+    found = autoencoding.encode_image(model.network, model.params, pixels, None, normalize=True)
     assert found.shape[1:] == LatentFormat.of(model.config).shape(24, 40)
     assert_close(np.asarray(found).transpose(0, 3, 1, 2)[:, :, None], expected)
     decoded = vae.decode(expected * std + mean).sample
-    ours = programs.decode_pixels(model.network, model.params, found, upcast=False, normalize=True)
+    ours = autoencoding.decode_pixels(
+        model.network, model.params, found, upcast=False, normalize=True
+    )
     assert_close(np.asarray(ours).transpose(0, 3, 1, 2)[:, :, None].clip(-1, 1), decoded, 2e-5)
 
 

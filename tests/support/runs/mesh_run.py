@@ -19,7 +19,7 @@ from diffusax.models.layers.rngs import ShapeRngs
 from diffusax.models.layers.transformer import TENSOR_RULES, BasicTransformerBlock
 from diffusax.models.ops import attention
 from diffusax.models.ops.attention_kernels import Operands
-from diffusax.pipelines.run import programs
+from diffusax.pipelines.run import autoencoding
 from diffusax.runtime.devices import mesh as meshes
 from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.runtime.programs.program import lower
@@ -147,7 +147,7 @@ def encoding_share(root: Path) -> float:
     pipe = diffusax.StableDiffusionPipeline.from_pretrained(root / "sd", mesh="data=4,tensor=2")
     vae, params = pipe.parts.networks["vae"], pipe.params["vae"]
     pixels = np.zeros((3, 64, 64, 3), np.float32)
-    request = programs.encode_image.request(vae, params, pixels, None)
+    request = autoencoding.encode_image.request(vae, params, pixels, None)
     flops = []
     for mesh in (None, pipe.parts.mesh):
         with in_mesh(mesh):

@@ -13,7 +13,7 @@ from diffusax.models.autoencoders.latents import to_unit
 from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unet import UNetDenoiser
 from diffusax.pipelines.plan.plan import Conditions, Plan, Prompt, StepInputs, Tokens
-from diffusax.pipelines.run import programs
+from diffusax.pipelines.run import autoencoding, programs
 from diffusax.pipelines.run.sample import LoadedDenoiser, differentiably, sample
 from diffusax.runtime.random.noise import as_key
 from diffusax.samplers import Schedule
@@ -94,7 +94,7 @@ def encode_images(
     noise = None if key is None else jax.random.normal(as_key(key), shape, jnp.float32)
     dtype = jax.tree.leaves(weights)[0].dtype
     pixels = channels_last(images).astype(dtype)
-    return programs.encode_image(network, weights, pixels, noise, scale=scale)
+    return autoencoding.encode_image(network, weights, pixels, noise, scale=scale)
 
 
 def denoise(
@@ -137,7 +137,7 @@ def denoise(
 def decode(pipe: Any, params: Params, latents: jax.Array) -> jax.Array:
     """Decodes latents b h w c to images b H W 3 in [0, 1], float32."""
     weights = pipe.vae.narrowed(params["vae"])
-    pixels = programs.decode_pixels(
+    pixels = autoencoding.decode_pixels(
         pipe.vae.network, weights, latents, upcast=False, normalize=False
     )
     return to_unit(pixels)

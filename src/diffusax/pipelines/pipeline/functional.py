@@ -30,7 +30,7 @@ from diffusax.pipelines.plan.plan import (
     TextImages,
     Tokens,
 )
-from diffusax.pipelines.run import programs
+from diffusax.pipelines.run import autoencoding
 from diffusax.pipelines.run.sample import LoadedDenoiser, differentiably, sample
 from diffusax.pipelines.tasks.prompts import (
     encode_adapted,
@@ -207,7 +207,7 @@ def _generate(
     shown = inputs.decoder_condition
     name, network = vae
     decoder = {} if name is None else params[name]
-    images, _ = programs.decode(network, decoder, latents, shown, **options)
+    images, _ = autoencoding.decode(network, decoder, latents, shown, **options)
     return images if kept is None else (images, kept)
 
 

@@ -27,7 +27,7 @@ from diffusax.models.autoencoders.tiling import (
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call, read_numbers
 from diffusax.pipelines.plan.plan import DecoderCondition, Decoding, PreparedRun
-from diffusax.pipelines.run import programs
+from diffusax.pipelines.run import autoencoding
 from diffusax.pipelines.run.sample import Sampled
 from diffusax.runtime.devices.shares import own_images, put
 from diffusax.runtime.switches import in_mesh
@@ -73,7 +73,7 @@ def to_output(
         if c.latents.fold > 1:
             # diffusers' pipeline_flux2_klein.py returns what the autoencoder decodes.
             own = c.autoencoder, c.autoencoder_params
-            latents = programs.own_latents(*own, latents, normalize=decoding.normalize)
+            latents = autoencoding.own_latents(*own, latents, normalize=decoding.normalize)
             return jnp.transpose(latents, (0, 3, 1, 2))
         return c.latents.outward(latents)
     images, finite = decode(c, latents, decoding, condition, tiled=c.tiled)
@@ -146,7 +146,7 @@ def decode(
     with in_mesh(mesh):
         if mesh is not None:
             given = jax.tree.map(functools.partial(put, mesh), given)
-        decoded = programs.decode(c.autoencoder, c.autoencoder_params, *given, **options)
+        decoded = autoencoding.decode(c.autoencoder, c.autoencoder_params, *given, **options)
     if mesh is not None:
         decoded = [own_images(mesh, x, len(latents)) for x in decoded]
     images, finite = decoded
@@ -156,13 +156,13 @@ def decode(
 def _decode_tiles(
     c: Components, latents: Any, condition: DecoderCondition | None, **options: bool
 ) -> tuple[Any, Any]:
-    """Decodes as `programs.decode` does, in overlapping tiles where the images are large."""
+    """Decodes as `autoencoding.decode` does, in overlapping tiles where the images are large."""
     params, factor = c.autoencoder_params, c.latents.factor
 
     def decode_tile(part: np.ndarray, *shown: np.ndarray) -> jax.Array:
         given = part, DecoderCondition(*shown) if shown else None
         with in_mesh(c.local_mesh):
-            return programs.decode_pixels(c.autoencoder, params, *given, **options)
+            return autoencoding.decode_pixels(c.autoencoder, params, *given, **options)
 
     tile = tile_of(c.autoencoder.config, factor)
     patch = getattr(c.autoencoder.config, "patch", 1)
@@ -188,7 +188,7 @@ def _not_finite(c: Components, what: str) -> str:
 def encode_pixels(
     c: Components, pixels: Any, noise: Any, *, upcast: bool, **options: Any
 ) -> jax.Array:
-    """Encodes images b H W 3, or videos b f H W 3, in [-1, 1]; see `programs.encode_image`.
+    """Encodes images b H W 3, or videos b f H W 3, in [-1, 1]; see `autoencoding.encode_image`.
 
     Args:
         c: the components; their autoencoder's switches say whether there are tiles.
@@ -202,15 +202,15 @@ def encode_pixels(
     tiles = encoder_tiles(vae.config) if in_tiles else None
     if tiles is None or max(pixels.shape[-3:-1]) <= tiles["whole"] * tiles["factor"]:
         given = vae, params, pixels, noise
-        whole: jax.Array = programs.encode_image(*given, upcast=upcast, **options)
+        whole: jax.Array = autoencoding.encode_image(*given, upcast=upcast, **options)
         return whole
 
     def encode_tile(part: np.ndarray) -> jax.Array:
-        moments: jax.Array = programs.encode_moments(vae, params, part, upcast=upcast)
+        moments: jax.Array = autoencoding.encode_moments(vae, params, part, upcast=upcast)
         return moments
 
     moments = tiled_encode(encode_tile, pixels, **tiles)
-    latents: jax.Array = programs.sample_moments(vae, params, moments, noise, **options)
+    latents: jax.Array = autoencoding.sample_moments(vae, params, moments, noise, **options)
     return latents
 
 

@@ -15,7 +15,7 @@ from diffusax.images.references import as_images, reference_images
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan.arguments import Call
 from diffusax.pipelines.plan.plan import PreparedRun
-from diffusax.pipelines.run import programs
+from diffusax.pipelines.run import autoencoding, programs
 from diffusax.pipelines.run.images import encode_pixels
 from diffusax.pipelines.tasks.setup import are_latents
 
@@ -95,7 +95,7 @@ def _reference_maps(c: Components, call: Call, b: int) -> list[jax.Array]:
         channels, factor = c.latents.channels, c.latents.multiple
         pixels = to_pixels(call.image_reference, factor=factor, latent_channels=channels)
     if are_latents(pixels):
-        found = programs.normalized(c.autoencoder, c.autoencoder_params, pixels)
+        found = autoencoding.normalized(c.autoencoder, c.autoencoder_params, pixels)
     else:
         found = _encoded(c, pixels)
     return [found] if len(found) in (1, b) else [found[i : i + 1] for i in range(len(found))]

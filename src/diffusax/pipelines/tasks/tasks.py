@@ -25,7 +25,7 @@ from diffusax.pipelines.plan.plan import (
     PreparedRun,
     StepInputs,
 )
-from diffusax.pipelines.run import programs
+from diffusax.pipelines.run import autoencoding, programs
 from diffusax.pipelines.run.images import check_latents, encode_pixels
 from diffusax.pipelines.tasks.composed_prompts import (
     Composition,
@@ -298,7 +298,9 @@ def encode(
     check_count(pixels, b, "image")
     channels = c.latents.channels
     if are_latents(pixels):
-        return programs.tile(programs.normalized(c.autoencoder, c.autoencoder_params, pixels), b)
+        return programs.tile(
+            autoencoding.normalized(c.autoencoder, c.autoencoder_params, pixels), b
+        )
     eps = None
     if noise is not None and c.autoencoder.class_name not in _NOT_SAMPLED:
         many = per_seed and isinstance(noise, TorchNoise) and len(noise.generators) > 1
