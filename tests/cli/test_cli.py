@@ -640,7 +640,7 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
         (["edit", "a.png", "b", "--sweep", "--num-images", "3"], "leave --num-images out"),
         (["compile", "a", "--sizes", "512"], "--sizes must be height and width"),
         (["compile", "a", "--topology", "b", "--output", "c"], "--output cannot be given with"),
-        (["train"], "text-to-image,instruct-pix2pix, controlnet,dreambooth,textual-inversion"),
+        (["train"], "{text-to-image,text-to-video, instruct-pix2pix,controlnet,dreambooth,"),
         (["convert", "instruct-pix2pix", "a"], "Required options were not provided: OUT"),
         (["train", "inpainting"], "invalid choice: 'inpainting'"),
         (["train", "text-to-image", "--optimizer.learning-rate", "fast"], "Error parsing --optim"),

@@ -157,8 +157,7 @@ def opened(data: bytes, most: int, area: int) -> Iterator[Reader]:
             raise ValueError(f"ffmpeg finds no video in it ({reason})") from None
         limits: Any = {"most": most, "area": area, "seconds": _SECONDS}
         with ffmpeg.opened_frames(path, **limits) as frames:
-            images = map(Image.fromarray, frames)
-            yield Reader((header.width, header.height), lambda: header.fps, images)
+            yield Reader((header.width, header.height), lambda: header.fps, frames)
 
 
 @contextlib.contextmanager

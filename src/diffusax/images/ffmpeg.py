@@ -12,7 +12,6 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import numpy as np
 from PIL import Image, ImageOps
 
 from diffusax.boundary.messages import require_extra
@@ -78,8 +77,8 @@ def opened_frames(
     most: int | None = None,
     area: int | None = None,
     seconds: float | None = None,
-) -> Generator[Iterator[np.ndarray]]:
-    """Opens the frames of a video from a time in seconds, H W 3 uint8 each, upright.
+) -> Generator[Iterator[Image.Image]]:
+    """Opens the frames of a video from a time in seconds, RGB and upright.
 
     They end early where a file is broken. Nothing more is read behind the context.
 
@@ -195,11 +194,11 @@ def _command(
     return [*start, *given, "-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24", "-"]
 
 
-def _frames(stream: IO[bytes]) -> Iterator[np.ndarray]:
+def _frames(stream: IO[bytes]) -> Iterator[Image.Image]:
     while stream.readline() == b"P6\n":
         width, height = map(int, stream.readline().split())
         stream.readline()
         data = stream.read(3 * width * height)
         if len(data) < 3 * width * height:
             return
-        yield np.frombuffer(data, np.uint8).reshape(height, width, 3)
+        yield Image.frombytes("RGB", (width, height), data)

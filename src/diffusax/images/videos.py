@@ -49,4 +49,4 @@ def _by_pillow(path: Path) -> tuple[Frames, float]:
 def _by_ffmpeg(path: Path) -> tuple[Frames, float]:
     fps = read_header(path).fps
     with opened_frames(path) as frames:
-        return [Image.fromarray(frame) for frame in frames], fps
+        return list(frames), fps

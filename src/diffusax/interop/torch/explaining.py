@@ -73,8 +73,7 @@ def where(error: BaseException) -> tuple[str, str]:
 
 def _is_machinery(filename: str) -> bool:
     """Returns whether a file belongs to the libraries between a module and XLA."""
-    parts = Path(filename).parts
-    inside = parts[parts.index("site-packages") + 1 :] if "site-packages" in parts else parts
-    if "site-packages" in parts:
-        return inside[0] in _MACHINERY
-    return "diffusax" in parts and "interop" in parts
+    path = Path(filename)
+    if "site-packages" in path.parts:
+        return path.parts[path.parts.index("site-packages") + 1] in _MACHINERY
+    return path.is_relative_to(Path(__file__).parents[1])

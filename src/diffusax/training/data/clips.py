@@ -175,9 +175,9 @@ class _Video:
         found: dict[int, Image.Image] = {}
         # Half a frame before, so that rounding leaves none out.
         with opened_frames(self.path, (first - 0.5) / self.fps) as frames:
-            for number, pixels in enumerate(frames, first):
+            for number, frame in enumerate(frames, first):
                 if number in wanted:
-                    found[number] = Image.fromarray(pixels)
+                    found[number] = frame
                 if number >= last:
                     break
         newest = max(found, default=first - 1)
