@@ -1,8 +1,10 @@
 """Transformers of full width with one block of each kind against PyTorch diffusers, on the CPU.
 
-FLUX.1 (a block with two streams, one with one) and Z-Image (a refiner of each kind, one block over
-both), random weights, one image of 512x512, in turns.
-    python benchmarks/transformer_blocks_cpu.py [--models flux z-image] [--dtype float32 bfloat16]
+FLUX.1 (a block with two streams, one with one), Z-Image (a refiner of each kind, one block over
+both), one image of 512x512 each, and Wan 1.3B (a block), nine frames of 256x256; random weights, in
+turns.
+    python benchmarks/transformer_blocks_cpu.py [--models flux z-image wan]
+        [--dtype float32 bfloat16]
 """
 
 import argparse
@@ -15,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from full_size import WAN_1_3B
 from machine import describe, interleaved_medians
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -25,6 +28,8 @@ from support.torch_params import params_of
 from diffusax.models import (
     FluxTransformer2DConfig,
     FluxTransformer2DModel,
+    WanTransformer3DConfig,
+    WanTransformer3DModel,
     ZImageTransformer2DConfig,
     ZImageTransformer2DModel,
 )
@@ -35,6 +40,8 @@ Step = Callable[[], np.ndarray]
 TOKENS = (32, 32)
 """Rows and columns of tokens of an image of 512x512."""
 CAPTION = 128
+FRAMES = (3, 32, 32)
+"""Frames, rows and columns of latents of a video."""
 
 
 def flux(dtype: str) -> tuple[Step, Step]:
@@ -76,7 +83,28 @@ def compiled(network: Network, module: torch.nn.Module, inputs: tuple) -> Step:
     return lambda: np.asarray(run(params, *inputs), np.float32)
 
 
-MODELS = {"flux": flux, "z-image": z_image}
+def wan(dtype: str) -> tuple[Step, Step]:
+    """Wan 1.3B's transformer with one of its 30 blocks: ours and PyTorch's."""
+    options = {**WAN_1_3B, "num_layers": 1}
+    # Times and tables stay float32 in both.
+    theirs = diffusers.WanTransformer3DModel(**options).eval().to(getattr(torch, dtype))
+    network = Network(WanTransformer3DModel, WanTransformer3DConfig(**options))
+    rng = np.random.default_rng(0)
+    x, text = (
+        rng.standard_normal(shape, np.float32) for shape in ((1, 16, *FRAMES), (1, 512, 4096))
+    )
+    given = jnp.asarray(np.moveaxis(x, 1, -1), dtype), jnp.array([700.0]), jnp.asarray(text, dtype)
+    ours = compiled(network, theirs, given)
+    tensors = [torch.tensor(a, dtype=getattr(torch, dtype)) for a in (x, text)]
+
+    @torch.no_grad()
+    def other() -> np.ndarray:
+        return theirs(tensors[0], torch.tensor([700.0]), tensors[1]).sample.float().numpy()
+
+    return lambda: np.moveaxis(ours(), -1, 1), other
+
+
+MODELS = {"flux": flux, "z-image": z_image, "wan": wan}
 
 
 def main() -> None:
