@@ -49,6 +49,7 @@ _NUMBERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "Variation seed strength": ("variation_strength", float),
     "Frames": ("num_frames", int),
     "FPS": ("fps", int),
+    "CFG scale 2": ("guidance_scale_2", float),
 }
 """The fields that are numbers, by webui's names for them."""
 _SILENT = frozenset(
@@ -96,8 +97,8 @@ def write(fields: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> s
             seed), masked_fill ("image", "noise" or "nothing"), noise, width, height, model,
             strength, strength_rule, eta, clip_skip (layers to leave out), mask_blur,
             padding_mask_crop, prompt_weighting, long_prompt, adapters (weights by name), num_frames
-            and fps of a video, controls (mappings with model, scale, start, end). Those that are
-            None are left out.
+            and fps of a video, guidance_scale_2 (Wan 2.2's of the less noisy steps), controls
+            (mappings with model, scale, start, end). Those that are None are left out.
         more: further settings by the names that the text has for them.
     """
     given = {name: value for name, value in fields.items() if value is not None}
@@ -154,6 +155,7 @@ def _settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
         "Schedule type": schedule,
         "CFG scale": get("guidance_scale"),
         "Image CFG scale": get("image_guidance_scale"),
+        "CFG scale 2": get("guidance_scale_2"),
         "CFG rescale": get("guidance_rescale") or None,
         "Seed": get("seed"),
         "Image number": get("number") or None,

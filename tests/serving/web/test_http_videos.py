@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.running_server import picture, running, sent
-from support.tiny_transformers import wan_pipeline, wan_transformer, wan_vace_transformer
+from support.tiny_transformers import (
+    wan_image_components,
+    wan_pipeline,
+    wan_transformer,
+    wan_vace_transformer,
+)
 
 import diffusax
 from diffusax.images import clips
@@ -41,6 +46,16 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """A model with two transformers, one of first and last images, one of first alone."""
+    root = tmp_path_factory.mktemp("others")
+    wan_pipeline(root / "two", transformer_2=wan_transformer(7), boundary_ratio=0.7)
+    for name, places in (("between", 10), ("first", None)):
+        wan_pipeline(root / name, "WanImageToVideoPipeline", **wan_image_components(places=places))
+    return root
+
+
+@pytest.fixture(scope="module")
 def server(folder):
     limits = {"most_frames": 33, "most_video_pixels": 96 * 96 * 36}
     with running("texts", folder, **limits) as found:
@@ -57,6 +72,11 @@ def client(server):
 def read(data):
     with clips.opened(data, 999, 10**9) as reader:
         return reader.fps(), list(reader.frames)
+
+
+def grey(frames):
+    """Frames without their colours, which H.264 keeps at half the resolution."""
+    return np.stack([np.asarray(frame.convert("L"), int) for frame in frames])
 
 
 def done(server, fields):
@@ -78,10 +98,8 @@ def test_a_job_makes_the_video_of_the_pipeline_with_its_settings_inside(server, 
     assert (fps, len(frames), frames[0].size) == (16, 9, (32, 16))
     pipe = diffusax.WanPipeline.from_pretrained(folder / "texts")
     expected = pipe("a cat", **SIZE, **{**FEW, "seed": 2}, output_type="pil").frames[0]
-    for one, other in zip(frames, expected, strict=True):
-        # H.264 keeps colours at half the resolution.
-        grey = [np.asarray(x.convert("L"), int) for x in (one, other)]
-        assert np.abs(grey[0] - grey[1]).mean() < 10
+    for one, other in zip(grey(frames), grey(expected), strict=True):
+        assert np.abs(one - other).mean() < 10
     found = server.post("/png-info", {"image": in_base64(file.body)}).json
     stated = {**FIELDS, "seed": 2, "fps": 16, "model": "texts"}
     assert stated.items() <= found["settings"].items()
@@ -158,6 +176,14 @@ def test_a_video_is_cancelled_and_forgotten(server):
         ({"video": "aGVsbG8="}, "video must be a video's file"),
         ({"video": "https://example.org/a.mp4"}, "not an address"),
         ({"controls": [{"model": "x", "image": sent(picture())}]}, "controls names"),
+        ({"last_image": sent(picture())}, "last_image must be left out for 'texts', whose videos"),
+        (
+            {"mask_video": sent(picture())},
+            "mask_video must be left out for 'texts', which reads no",
+        ),
+        ({"guidance_scale_2": 3}, "guidance_scale_2 must be left out for 'texts', which has one"),
+        ({"model": "vace", "mask_video": sent(picture())}, "mask_video needs video"),
+        ({"model": "vace", "last_image": sent(picture())}, "left out for 'vace', whose videos"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(server, change, message):
@@ -178,7 +204,7 @@ def test_apis_of_images_refuse_models_of_videos_and_those_of_videos_others(folde
                 assert "generates videos" in str(server.post(path, fields).json)
             refused = server.post("/v1/videos", {"prompt": "a", "model": "emoji"}).json
             assert "generates images" in refused["error"]["message"]
-            for name in ("num_frames", "fps"):
+            for name in ("num_frames", "fps", "guidance_scale_2"):
                 refused = server.post("/jobs", {"prompt": "a", "model": "emoji", name: 5}).json
                 assert f"{name} must be left out for 'emoji'" in refused["error"]["message"]
             # OpenAI's own names, and none, mean the first model that does what is asked for.
@@ -304,6 +330,109 @@ def test_requests_take_the_shape_and_the_rate_of_what_they_start_from(folder):
     assert catalogue.check(several).num_frames == 7
     with pytest.raises(Refused, match="at most 4 times"):
         catalogue.check(dataclasses.replace(several, more_images=(picture(),) * 4))
+
+
+def test_the_less_noisy_steps_have_a_scale_of_their_own(others):
+    fields = {"prompt": "a", "model": "two", **SIZE, **FEW, "guidance_scale": 2.0}
+    with running("two", others) as server:
+        listed = {one["name"]: one for one in server.get("/capabilities").json["models"]}
+        assert [listed[x]["guidance_scale_2"] for x in ("two", "first")] == [True, False]
+        job = done(server, {**fields, "guidance_scale_2": 90.0})
+        [made] = server.engine.job(job["id"]).images
+        file = server.get(job["videos"][0]).body
+        found = server.post("/png-info", {"image": in_base64(file)}).json
+        assert found["settings"]["guidance_scale_2"] == 90.0
+        assert "CFG scale 2: 90" in found["text"]
+        given = {**fields, "guidance_scale_2": 9.0, "video": in_base64(file)}
+        refused = server.post("/jobs", given).json["error"]
+        assert refused["param"] == "guidance_scale_2"
+        assert "guidance_scale_2 must be left out for video to video" in refused["message"]
+    pipe = diffusax.WanPipeline.from_pretrained(others / "two")
+    call = {**SIZE, **FEW, "guidance_scale": 2.0, "output_type": "pil"}
+    own, plain = (pipe("a", guidance_scale_2=scale, **call).frames[0][4] for scale in (90.0, None))
+    far = [np.abs(grey([made.poster]) - grey([one])).mean() for one in (own, plain)]
+    assert far[0] < 0.5 < 5 < far[1]
+
+
+def arguments(catalogue, generation):
+    """What the pipeline of a request is called with."""
+    pipe, found = catalogue.acquire(catalogue.check(generation))
+    catalogue.release(pipe)
+    return found
+
+
+def test_a_video_ends_with_an_image_where_the_model_was_trained_so(folder, others):
+    catalogue = Catalogue(None, others)
+    entries = {entry.name: entry for entry in catalogue.models}
+    assert [entries[x].last_image for x in ("two", "between", "first")] == [False, True, False]
+    assert [entries[x].needs_last_image for x in ("between", "first")] == [True, False]
+    ends = Generation(model="between", image=picture(64, 32), last_image=picture(50, 50))
+    given = arguments(catalogue, dataclasses.replace(ends, width=32, height=16))
+    assert given["last_image"].size == given["image"].size == (32, 16)
+    with pytest.raises(Refused, match="last_image must be given for 'between'"):
+        catalogue.check(dataclasses.replace(ends, last_image=None))
+    with pytest.raises(Refused, match="last_image must be left out for 'first'"):
+        catalogue.check(dataclasses.replace(ends, model="first"))
+    # Further channels alone know of it in Wan 2.2.
+    plain = Catalogue(None, folder)
+    assert [one.name for one in plain.models if one.last_image] == ["images"]
+    assert "last_image" not in arguments(
+        plain, dataclasses.replace(ends, model="images", last_image=None)
+    )
+
+
+def test_a_last_image_changes_the_video_and_is_ready_from_the_start(others):
+    with running("between", others) as server:
+        server.service.open()
+        assert server.get("/ready").status == 200, server.service.failure
+        fields = {"prompt": "a", **SIZE, **FEW, "image": sent(picture(32, 16))}
+        ends = [Image.new("RGB", (32, 16), colour) for colour in ("black", "white")]
+        jobs = [done(server, {**fields, "last_image": sent(one)}) for one in ends]
+        one, other = (np.stack(read(server.get(job["videos"][0]).body)[1]) for job in jobs)
+        assert np.abs(one.astype(int) - other).mean() > 1
+
+
+def test_a_mask_says_what_of_a_video_is_new(folder):
+    catalogue = Catalogue(None, folder)
+    clip = clips.Clip((picture(64, 32),) * 5, 8)
+    # White at the left, in another shape than the video, of which the middle is taken.
+    mask = Image.new("L", (64, 64))
+    mask.paste(255, (0, 0, 24, 64))
+    given = Generation(model="vace", video=clip, mask_video=mask, width=16, height=16)
+    found = arguments(catalogue, given)
+    assert (len(found["video"]), len(found["mask"])) == (5, 5)
+    grey = np.asarray(found["mask"][4].convert("L"))
+    assert grey.shape == (16, 16)
+    assert (grey[:, :3] > 127).all()
+    assert (grey[:, 5:] < 128).all()
+    # A video has a mask of its own for each frame, and is cut as the video is.
+    frames = tuple(Image.new("L", (64, 32), 255 * (i % 2)) for i in range(5))
+    moving = dataclasses.replace(given, mask_video=clips.Clip(frames, 8), num_frames=3)
+    greys = [int(np.asarray(one).mean()) for one in arguments(catalogue, moving)["mask"]]
+    assert greys == [0, 255, 0]
+    again = catalogue.check(catalogue.check(moving))
+    assert len(again.mask_video.frames) == 3
+    with pytest.raises(Refused, match=r"mask_video must have the 5 frames .* \(got 4\)"):
+        catalogue.check(dataclasses.replace(given, mask_video=clips.Clip(frames[:4], 8)))
+    with pytest.raises(Refused, match="mask_video must be a Clip or a PIL image"):
+        catalogue.check(dataclasses.replace(given, mask_video="a.png"))
+
+
+@pytest.mark.slow
+def test_a_mask_is_sent_as_an_image_or_as_a_video(server):
+    video = in_base64(clips.encode_video([picture(64, 32)] * 9, 8).data)
+    fields = {"prompt": "a", "model": "vace", **SIZE, **FEW, "video": video}
+    white, black = (Image.new("RGB", (64, 32), colour) for colour in ("white", "black"))
+    every, none = (
+        np.stack(
+            read(server.get(done(server, {**fields, "mask_video": mask})["videos"][0]).body)[1]
+        )
+        for mask in (sent(white), in_base64(clips.encode_video([black] * 9, 8).data))
+    )
+    assert np.abs(every.astype(int) - none).mean() > 1
+    short = in_base64(clips.encode_video([black] * 5, 8).data)
+    refused = server.post("/jobs", {**fields, "mask_video": short}).json["error"]["message"]
+    assert "mask_video must have the 9 frames" in refused
 
 
 def test_a_spritesheet_has_frames_from_the_first_to_the_last():

@@ -37,6 +37,8 @@ from diffusax.text.prompt_schedules import with_whole_steps
 _NEEDS = (
     ("mask_image", "image"),
     ("more_images", "image"),
+    ("last_image", "image"),
+    ("mask_video", "video"),
     ("strength", "image"),
     ("mask_blur", "mask_image"),
     ("masked_fill", "mask_image"),
@@ -47,6 +49,12 @@ _ARTICLES = {
     **{TEXT: "text to image", IMAGE: "image to image", INPAINT: "inpainting", EDIT: "edits"},
     **{TEXT_VIDEO: "text to video", IMAGE_VIDEO: "image to video", VIDEO_VIDEO: "video to video"},
 }
+_AS_THEY_ARE = (
+    *("num_inference_steps", "guidance_scale", "guidance_scale_2", "guidance_rescale", "clip_skip"),
+    *("long_prompt", "prompt_weighting", "height", "width", "image_guidance_scale", "strength"),
+    "padding_mask_crop",
+)
+"""Fields that are arguments of calls."""
 _WITH_ETA = ("DDIMScheduler", "TCDScheduler")
 _LESS_THAN_ALL = 0.999
 """A1111's largest strength, for which its last step is left."""
@@ -88,12 +96,12 @@ def complete(
     filled["sampler"] = _sampler(checkpoint, generation)
     filled |= dict(zip(("width", "height"), _size(checkpoint, generation)))
     generation = dataclasses.replace(generation, model=checkpoint.entry.name, **filled)
-    if generation.guidance_rescale and "guidance_rescale" not in own:
-        raise Refused(
-            f"guidance_rescale must be 0 for {_ARTICLES[task]} with {checkpoint.entry.name} "
-            f"(got {generation.guidance_rescale:g})",
-            param="guidance_rescale",
-        )
+    for name in ("guidance_rescale", "guidance_scale_2"):
+        if getattr(generation, name) and name not in own:
+            raise Refused(
+                f"{name} must be left out for {_ARTICLES[task]} with {checkpoint.entry.name!r}",
+                param=name,
+            )
     check_strength(cls, generation)
     return _resized(checkpoint, generation)
 
@@ -129,18 +137,8 @@ def _settings(generation: Generation) -> dict[str, Any]:
     found: dict[str, Any] = {
         "prompt": read_tags(generation.prompt)[0],
         "negative_prompt": generation.negative_prompt or None,
-        "num_inference_steps": generation.num_inference_steps,
         "eta": generation.eta or None,
-        "guidance_scale": generation.guidance_scale,
-        "guidance_rescale": generation.guidance_rescale,
-        "clip_skip": generation.clip_skip,
-        "long_prompt": generation.long_prompt,
-        "prompt_weighting": generation.prompt_weighting,
-        "height": generation.height,
-        "width": generation.width,
-        "image_guidance_scale": generation.image_guidance_scale,
-        "strength": generation.strength,
-        "padding_mask_crop": generation.padding_mask_crop,
+        **{name: getattr(generation, name) for name in _AS_THEY_ARE},
     }
     if generation.controls:
         found["controlnet_conditioning_scale"] = _each(generation, "scale")
@@ -187,6 +185,8 @@ def _with_images(checkpoint: Checkpoint, generation: Generation) -> Generation:
         more = [_read("image", image, load_image) for image in generation.more_images]
         images["more_images"] = tuple(more)
         _check_count(checkpoint, generation)
+    if generation.last_image is not None:
+        images["last_image"] = _read("last_image", generation.last_image, load_image)
     if generation.mask_image is not None:
         images["mask_image"] = _read("mask_image", generation.mask_image, mask_of)
     controls = tuple(

@@ -33,6 +33,7 @@ from diffusax.serving.catalogue.video_models import (
     frame_rate,
     looks_at_all,
     video_class,
+    video_inputs,
     video_kind,
     video_tasks,
 )
@@ -100,6 +101,14 @@ class ModelDescription:
     """num_frames is one more than a multiple of so many frames."""
     fps: int | None
     """The frames per second of the videos that the model was trained on."""
+    last_image: bool
+    """Whether a video may end with an image."""
+    needs_last_image: bool
+    """Whether it must, as the model generates what is between two images."""
+    mask_video: bool
+    """Whether a mask says what of a video is generated anew."""
+    guidance_scale_2: bool
+    """Whether the less noisy steps, of a second transformer, have a guidance scale of their own."""
     loaded: bool
 
 
@@ -249,6 +258,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         num_frames=own.get("num_frames"),
         frames_multiple=parts.latents.frames or None,
         fps=frame_rate(parts) if family.draws_videos else None,
+        **video_inputs(parts, origin, kind),
         path=Path(source),
     )
     dim = parts.denoiser.context_dim

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from diffusax.pipelines import classes
 from diffusax.pipelines.components.components import Components
+from diffusax.pipelines.families.wan import LOW_NOISE
 from diffusax.pipelines.tasks.tasks import text_to_image
 from diffusax.pipelines.tasks.videos import control_video, image_to_video, video_to_video
 
@@ -43,6 +44,29 @@ def video_tasks(parts: Components, origin: Any, kind: VideoTask) -> tuple[VideoT
         return (kind,)
     looks = looks_at_all(origin) or parts.options.get("expand_timesteps")
     return "text-to-video", *(("image-to-video",) if looks else ()), "video-to-video"  # type: ignore[return-value]
+
+
+def video_inputs(parts: Components, origin: Any, kind: str) -> dict[str, bool]:
+    """Returns which of the inputs that only some models of videos have a model has, by name.
+
+    A network that reads CLIP's states of a first image alone was not trained with a last one.
+
+    Args:
+        parts: its networks without parameters.
+        origin: the class of pipelines that its checkpoint names.
+        kind: its kind, also one of images.
+    """
+    ends = needs = False
+    if kind == "image-to-video" and not parts.options.get("expand_timesteps"):
+        config = parts.denoiser.network.config
+        needs = config.pos_embed_seq_len is not None
+        ends = needs or config.image_dim is None
+    return {
+        "last_image": ends,
+        "needs_last_image": needs,
+        "mask_video": looks_at_all(origin),
+        "guidance_scale_2": LOW_NOISE in parts.denoiser.components,
+    }
 
 
 def frame_rate(parts: Components) -> int:

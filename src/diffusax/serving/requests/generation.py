@@ -36,6 +36,9 @@ Pixels = Annotated[int, Meta(ge=8, le=16_384)]
 Frames = Annotated[int, Meta(ge=1, le=100_000)]
 FramesPerSecond = Annotated[int, Meta(ge=1, le=240)]
 Scale = Annotated[float, Meta(ge=-100, le=100)]
+LowNoiseScale = Annotated[
+    Scale, Meta(description="The guidance_scale of the less noisy steps, of two transformers.")
+]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Prompt = Annotated[Text, Meta(description="The prompt; <lora:name:0.8> in it names a LoRA.")]
 Weights = dict[str, Scale]
@@ -179,14 +182,12 @@ class Settings(ImageSettings, TextSettings):
     num_frames: (
         Annotated[
             Frames,
-            Meta(
-                description="The frames of a video, for models that generate videos: one more than "
-                "a multiple of the model's frames_multiple."
-            ),
+            Meta(description="A video's frames: one more than a multiple of frames_multiple."),
         ]
         | None
     ) = None
     fps: Annotated[FramesPerSecond, Meta(description="A video's frames per second.")] | None = None
+    guidance_scale_2: LowNoiseScale | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,8 +204,11 @@ class Generation(Settings):
     mask_image: Any = None
     """A PIL image, white where to generate anew."""
     video: Any = None
-    """A `diffusax.images.clips.Clip` to start from, or that controls, for models that generate
-    videos."""
+    """A `diffusax.images.clips.Clip` to start from, or that controls, for models of videos."""
+    mask_video: Any = None
+    """A `Clip`, or a PIL image for all frames, white where to generate anew, for VACE's models."""
+    last_image: Any = None
+    """A PIL image that a video ends with, for models that were trained with one."""
     controls: tuple[Control, ...] = ()
     """The ControlNets that steer, with their images."""
 

@@ -31,13 +31,18 @@ SentImages = Annotated[
     tuple[SentImage, ...],
     Meta(max_length=15, description="Further images, for models that look at several."),
 ]
-
-
 SentVideo = Annotated[
     str,
     Meta(
         description="A video in MP4, MOV, WebM, Matroska or AVI, or an animated GIF, WebP or PNG: "
         "base64, or a data URI with base64."
+    ),
+]
+SentMaskVideo = Annotated[
+    str,
+    Meta(
+        description="A video, or an image for all frames, white where to generate anew, for models "
+        "that read a mask beside their video: as video is sent, or as images are."
     ),
 ]
 
@@ -57,6 +62,8 @@ class GenerationFields(Settings):
     more_images: SentImages = ()
     mask_image: SentImage | None = None
     video: SentVideo | None = None
+    mask_video: SentMaskVideo | None = None
+    last_image: SentImage | None = None
     controls: tuple[ControlFields, ...] = ()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 from starlette.requests import Request
 
-from diffusax.images.clips import Clip
+from diffusax.images.clips import Clip, is_still
 from diffusax.serving.catalogue.catalogue import Catalogue
 from diffusax.serving.catalogue.entries import ModelEntry
 from diffusax.serving.engine.engine import Engine
@@ -30,6 +30,7 @@ from diffusax.serving.web.bodies import (
     PixelBudget,
     decode_base64,
     image_from_base64,
+    image_from_bytes,
     video_from_bytes,
 )
 from diffusax.serving.web.fields import GenerationFields
@@ -192,7 +193,9 @@ def _plain_request(entry: ModelEntry, height: int, width: int) -> Generation:
     if entry.kind in (TEXT, TEXT_VIDEO):
         return Generation(**size)
     mask = Image.new("L", (width, height), 255) if entry.kind == INPAINT else None
-    return Generation(image=Image.new("RGB", (width, height)), mask_image=mask, **size)
+    image = Image.new("RGB", (width, height))
+    last = image if entry.last_image else None
+    return Generation(image=image, mask_image=mask, last_image=last, **size)
 
 
 def _check_images(generations: Iterable[Generation]) -> None:
@@ -222,16 +225,14 @@ def to_generation(fields: GenerationFields, settings: WebSettings) -> Generation
     check_most("controls", len(fields.controls), settings.most_controls, "ControlNets")
     most_pixels = settings.most_pixels
     values = {one.name: getattr(fields, one.name) for one in dataclasses.fields(GenerationFields)}
-    for name in ("image", "mask_image"):
+    for name in ("image", "mask_image", "last_image"):
         if values[name] is not None:
             values[name] = image_from_base64(values[name], name, most_pixels)
     values["more_images"] = tuple(
         image_from_base64(sent, f"more_images[{i}]", most_pixels)
         for i, sent in enumerate(fields.more_images)
     )
-    if fields.video is not None:
-        sent = decode_base64(fields.video, "video")
-        values["video"] = read_video(sent, "video", settings, fields.num_frames)
+    values |= _videos(fields, settings)
     values["controls"] = tuple(
         Control(
             **{
@@ -244,7 +245,24 @@ def to_generation(fields: GenerationFields, settings: WebSettings) -> Generation
     return Generation(**values)
 
 
-def read_video(data: bytes, param: str, settings: WebSettings, count: int | None) -> Clip:
+def _videos(fields: GenerationFields, settings: WebSettings) -> dict[str, Any]:
+    """Returns the videos among a request's fields, of which a mask may be one image."""
+    sent = {
+        name: decode_base64(value, name)
+        for name in ("video", "mask_video")
+        if (value := getattr(fields, name)) is not None
+    }
+    return {
+        name: image_from_bytes(data, name, settings.most_pixels)
+        if name == "mask_video" and is_still(data)
+        else read_video(data, name, settings, fields.num_frames, among=len(sent))
+        for name, data in sent.items()
+    }
+
+
+def read_video(
+    data: bytes, param: str, settings: WebSettings, count: int | None, *, among: int = 1
+) -> Clip:
     """Reads a video that a request brings, which takes a while.
 
     Args:
@@ -252,6 +270,7 @@ def read_video(data: bytes, param: str, settings: WebSettings, count: int | None
         param: the name of the argument, for errors.
         settings: the limits.
         count: the frames that the request asks for; None for those that it leaves open.
+        among: how many the request brings.
 
     Raises:
         Refused: it is none, or asks for too much.
@@ -259,7 +278,7 @@ def read_video(data: bytes, param: str, settings: WebSettings, count: int | None
     check_most("num_frames", count, settings.most_frames, "frames")
     most = min(count or _USUAL_FRAMES, settings.most_frames)
     # Beside them there may be an image.
-    together = int(0.9 * settings.most_request_pixels)
+    together = int(0.9 * settings.most_request_pixels / among)
     limits = {"most_pixels": settings.most_pixels, "most_frames": most, "together": together}
     return video_from_bytes(data, param, **limits)
 

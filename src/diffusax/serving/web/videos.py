@@ -17,6 +17,7 @@ from diffusax.serving.requests.generation import (
     Frames,
     FramesPerSecond,
     Generation,
+    LowNoiseScale,
     Prompt,
     Share,
     TextSettings,
@@ -66,6 +67,7 @@ class VideoFields(TextSettings):
     ) = None
     num_frames: Frames | None = None
     fps: FramesPerSecond | None = None
+    guidance_scale_2: LowNoiseScale | None = None
     strength: Share | None = None
     input_reference: Any = None
     """The image that the video begins with, or a video to start from: a file of a form, and in JSON
@@ -310,6 +312,7 @@ def _generation(service: Service, fields: VideoFields, sent: bytes | None) -> Ge
     elif sent is not None:
         given["video"] = read_video(sent, _REFERENCE, settings, count)
     given |= {"fps": fields.fps, "strength": fields.strength, "num_frames": count}
+    given["guidance_scale_2"] = fields.guidance_scale_2
     return Generation(**{**own, **given, "model": entry.name, "width": width, "height": height})
 
 
