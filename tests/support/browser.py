@@ -18,6 +18,8 @@ MISSING = (
     "needs playwright (pip install playwright axe-playwright-python) and Chromium "
     "(apt-get install chromium, or DIFFUSAX_CHROMIUM with the path of one)"
 )
+_TYPES = {"gif": "image/gif", "mp4": "video/mp4"}
+"""The types of files by the endings of their names; others are PNGs."""
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = os.environ.get("DIFFUSAX_CHROMIUM") or next(
     filter(None, map(shutil.which, _NAMES)), None
@@ -148,13 +150,14 @@ def png(
 
 def transferred(visitor: Visitor, data: bytes, name: str) -> Any:
     """Returns a file as a page gets it that is dropped or pasted."""
-    script = """([data, name]) => {
+    script = """([data, name, type]) => {
         const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
         const transfer = new DataTransfer();
-        transfer.items.add(new File([bytes], name, { type: "image/png" }));
+        transfer.items.add(new File([bytes], name, { type }));
         return transfer;
     }"""
-    return visitor.page.evaluate_handle(script, [base64.b64encode(data).decode(), name])
+    kind = _TYPES.get(name.rpartition(".")[2], "image/png")
+    return visitor.page.evaluate_handle(script, [base64.b64encode(data).decode(), name, kind])
 
 
 def drop(visitor: Visitor, data: bytes, name: str = "dropped.png", on: str = "body") -> None:

@@ -58,6 +58,10 @@ def model(name: str, **changed: Any) -> dict[str, Any]:
         "num_frames": None,
         "frames_multiple": None,
         "fps": None,
+        "last_image": False,
+        "needs_last_image": False,
+        "mask_video": False,
+        "guidance_scale_2": False,
         "path": name,
         "loaded": True,
     } | changed
@@ -81,6 +85,7 @@ class FakeServer:
         self.asked: list[dict[str, Any]] = []
         self.requests: list[str] = []
         self.full = 0
+        self.most_body = 2**26
         self.compiling = False
         self.wrong: str | None = None
         self.unfit: str | None = None
@@ -146,9 +151,16 @@ class FakeServer:
         plain = model("sd", title="SD 1.5", width=512, height=512)
         moving = {"num_frames": 9, "frames_multiple": 4, "fps": 8, "strength": False}
         moving |= {"width": 96, "height": 64, "multiple": 16, "steps": 4, "pixels": None}
+        started = ["text-to-video", "video-to-video"]
         videos = [
             model("wan", kind="text-to-video", tasks=["text-to-video"], **moving),
             model("wan-i2v", kind="image-to-video", tasks=["image-to-video"], **moving),
+            model("wan-ends", kind="image-to-video", tasks=["image-to-video"], **moving)
+            | {"last_image": True, "needs_last_image": True},
+            model("wan-v2v", kind="text-to-video", tasks=started, **moving)
+            | {"strength": True, "guidance_scale_2": True},
+            model("vace", kind="text-to-video", tasks=[*started, "image-to-video"], **moving)
+            | {"images": 4, "mask_video": True},
         ]
         models = [model("emoji"), edit, plain, several, *videos]
         named = lambda name, **more: [{"name": name, "title": name.title(), **more}]  # noqa: E731
@@ -168,6 +180,7 @@ class FakeServer:
                     "prompt": 2000,
                     "pixels": 4194304,
                     "frames": 33,
+                    "body": self.most_body,
                 },
                 "api_key_needed": self.key is not None,
             }
@@ -335,8 +348,10 @@ def _error(status: int, message: str, retry: int | None = None) -> Response:
 
 
 def _job(name: str, body: dict[str, Any]) -> dict[str, Any]:
-    pictures = ("image", "more_images", "mask_image", "controls")
-    settings = {field: value for field, value in body.items() if field not in pictures}
+    pictures = {"image", "more_images", "mask_image", "controls", "last_image", "mask_video"}
+    settings = {field: body[field] for field in body.keys() - pictures - {"video"}}
+    if "video" in body:
+        settings = {"num_frames": 5, "fps": 10} | settings
     seeds = [body["seed"] + at for at in range(body["num_images"])]
     return {
         "id": name,

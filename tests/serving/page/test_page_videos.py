@@ -1,11 +1,14 @@
-"""Videos on the page: drawn, shown while they are drawn, played, kept, saved and drawn again."""
+"""Videos on the page: begun with, drawn, shown meanwhile, played, kept and drawn again."""
+
+import io
 
 import pytest
 
 pytest.importorskip("starlette")
 pytest.importorskip("imageio_ffmpeg")
 
-from support.browser import drop, png, violations, visiting, waiting
+from PIL import Image
+from support.browser import drop, pixels, png, violations, visiting, waiting
 from support.running_server import running
 from support.tiny_transformers import wan_pipeline
 
@@ -85,21 +88,13 @@ def test_a_video_is_saved_and_brings_its_settings_back(moving, server):
     page.keyboard.press("Escape")
     page.fill("#num_frames", "9")
     page.fill("#prompt", "")
-    transfer = page.evaluate_handle(
-        """(bytes) => {
-            const transfer = new DataTransfer();
-            transfer.items.add(new File([new Uint8Array(bytes)], "a.mp4", { type: "video/mp4" }));
-            return transfer;
-        }""",
-        list(data),
-    )
-    page.dispatch_event("body", "drop", {"dataTransfer": transfer})
+    drop(moving, data, "a.mp4")
     page.get_by_text("The settings of a.mp4 are back").wait_for()
     values = [page.input_value(f"#{name}") for name in ("prompt", "seed", "num_frames", "fps")]
     assert values == ["a cat walks", "7", "5", "10"]
     # On a model of images they have no place.
     page.select_option("#model", "emoji")
-    page.dispatch_event("body", "drop", {"dataTransfer": transfer})
+    drop(moving, data, "a.mp4")
     page.get_by_text("Frames: 5").wait_for()
     assert not page.locator("#group-video").is_visible()
 
@@ -164,6 +159,183 @@ def test_a_video_begins_with_a_picture(visitor, server):
     # Its picture is not kept, so that it cannot be drawn again.
     assert "Four more" not in page.locator(".deeds button:visible").all_inner_texts()
     assert "Image to video" in page.locator("#plan").inner_text()
+
+
+def clip(size=(64, 32), count=9, text=""):
+    """The bytes of an MP4."""
+    frames = [Image.new("RGB", size, (20 * i, 90, 90)) for i in range(count)]
+    return clips.encode_video(frames, 10, text).data
+
+
+def test_a_video_begins_with_a_video(visitor, server):
+    page = visitor.page
+    page.select_option("#model", "wan-v2v")
+    assert page.locator("#source-title").inner_text() == "Video"
+    assert not page.locator("#source").is_visible()
+    visitor.open("source")
+    assert not page.locator("#field-strength").is_visible()
+    drop(visitor, clip(), "walk.mp4", on="#clip .picker")
+    player = page.locator("#clip video.source")
+    player.wait_for()
+    waiting(lambda: player.evaluate("(one) => one.readyState") >= 1)
+    assert player.evaluate("(one) => [one.controls, one.videoWidth]") == [True, 64]
+    assert page.locator("#clip .hint").inner_text() == "walk.mp4, 64 × 32, 0.9 s"
+    assert "Video to video · 112 × 48 · the video's frames" in page.locator("#plan").inner_text()
+    assert not page.locator("#group-video").is_visible()
+    assert violations(page) == []
+    visitor.draw("a dog walks", strength=0.6, num_inference_steps=3)
+    visitor.pictures(1)
+    asked = server.asked[-1]
+    assert asked["video"].startswith("data:video/mp4;base64,")
+    assert asked["strength"] == 0.6
+    assert not {"image", "num_frames", "fps", "mask_video"} & set(asked)
+    page.uncheck("#whole")
+    visitor.draw("a dog walks", num_frames=5, fps=6, num_inference_steps=3)
+    visitor.pictures(2)
+    assert (server.asked[-1]["num_frames"], server.asked[-1]["fps"]) == (5, 6)
+    # It is there after a reload, and gone when it is taken away.
+    page.reload()
+    visitor.connected()
+    player.wait_for()
+    assert not page.is_checked("#whole")
+    page.get_by_role("button", name="No video").click()
+    assert page.evaluate("document.activeElement.closest('#clip') !== null")
+    visitor.draw("a dog walks", num_inference_steps=3)
+    visitor.pictures(3)
+    assert not {"video", "strength"} & set(server.asked[-1])
+    page.get_by_role("button", name="Undo").click()
+    player.wait_for()
+    page.select_option("#model", "emoji")
+    visitor.draw("a frog", num_inference_steps=3)
+    visitor.pictures(4)
+    assert "video" not in server.asked[-1]
+
+
+def test_a_drawn_video_or_a_gif_is_begun_with(visitor, server):
+    page = visitor.page
+    page.select_option("#model", "wan-v2v")
+    visitor.draw("a cat walks", num_frames=5, num_inference_steps=3)
+    visitor.pictures(1)
+    visitor.act("Begin with this video")
+    page.locator("#clip video.source").wait_for()
+    assert "96 × 64" in page.locator("#clip .hint").inner_text()
+    page.get_by_role("button", name="No video").click()
+    gif = io.BytesIO()
+    frames = [Image.new("RGB", (40, 40), colour) for colour in ("red", "blue")]
+    frames[0].save(gif, "GIF", save_all=True, append_images=frames[1:])
+    drop(visitor, gif.getvalue(), "two.gif", on="#clip .picker")
+    page.locator("#clip img.source").wait_for()
+    visitor.draw("it turns", num_inference_steps=3)
+    visitor.pictures(2)
+    assert server.asked[-1]["video"].startswith("data:image/gif")
+    # What is dropped on the page brings its settings, or can be begun with.
+    page.get_by_role("button", name="No video").click()
+    drop(
+        visitor, clip(text="a bird\nSteps: 4, Sampler: Euler a, Seed: 3"), "bird.mp4", on="#prompt"
+    )
+    page.get_by_text("The settings of bird.mp4 are back").wait_for()
+    assert page.input_value("#prompt") == "a bird"
+    page.get_by_role("button", name="Begin with it").click()
+    page.locator("#clip video.source").wait_for()
+
+
+def test_what_is_no_video_or_too_large_is_told(visitor, server):
+    page = visitor.page
+    server.most_body = 4000
+    page.reload()
+    visitor.connected()
+    page.select_option("#model", "wan-v2v")
+    visitor.open("source")
+    drop(visitor, b"nothing", "broken.mp4", on="#clip .picker")
+    page.get_by_text("broken.mp4 is no video that this browser plays").wait_for()
+    drop(visitor, png(), "a.png", on="#clip .picker")
+    page.get_by_text("That was no video; drop an MP4, WebM or GIF.").wait_for()
+    drop(visitor, clip() + bytes(4000), "long.mp4", on="#clip .picker")
+    page.get_by_text("long.mp4 is too large for the server").wait_for()
+    assert page.locator("#clip .picker").is_visible()
+    page.select_option("#model", "emoji")
+    drop(visitor, clip(), "walk.mp4", on="#source .picker")
+    page.get_by_text("That was no picture; drop a PNG, JPEG or WebP.").wait_for()
+
+
+def test_a_video_steers_with_a_mask_beside_pictures(visitor, server):
+    page = visitor.page
+    page.select_option("#model", "vace")
+    assert page.locator("#source-title").inner_text() == "Picture or video"
+    visitor.open("source")
+    drop(visitor, png(), on="#source .picker")
+    page.wait_for_selector("canvas.source")
+    # A video that is dropped where a picture goes is taken, too.
+    page.get_by_role("button", name="No picture").click()
+    drop(visitor, clip(), "walk.mp4", on="#source .picker")
+    page.locator("#clip video.source").wait_for()
+    drop(visitor, png(), on="#source .picker")
+    drop(visitor, png(colour="white"), "mask.png", on="#clip-mask .picker")
+    page.locator("#clip-mask img.source").wait_for()
+    assert not page.locator("#field-strength").is_visible()
+    assert violations(page) == []
+    visitor.draw("a dog", num_inference_steps=3)
+    visitor.pictures(1)
+    asked = server.asked[-1]
+    assert asked["image"].startswith("data:image/png")
+    assert asked["video"].startswith("data:video/mp4")
+    assert (pixels(asked["mask_video"]) == 255).all()
+    assert "strength" not in asked
+    page.get_by_role("button", name="No mask").click()
+    drop(visitor, clip(), "mask.mp4", on="#clip-mask .picker")
+    page.locator("#clip-mask video.source").wait_for()
+    visitor.draw("a dog", num_inference_steps=3)
+    visitor.pictures(2)
+    assert server.asked[-1]["mask_video"].startswith("data:video/mp4")
+
+
+def test_a_video_ends_with_a_picture(visitor, server):
+    page = visitor.page
+    page.select_option("#model", "wan-i2v")
+    visitor.open("source")
+    drop(visitor, png(), on="#source .picker")
+    page.wait_for_selector("canvas.source")
+    assert not page.locator("#last").is_visible()
+    page.select_option("#model", "wan-ends")
+    visitor.draw("it moves")
+    page.get_by_text("wan-ends ends with a picture, too; choose it first.").wait_for()
+    page.fill("#negative_prompt", "still")
+    assert page.get_by_text("wan-ends ends with a picture").is_visible()
+    assert server.asked == []
+    drop(visitor, png(colour="blue"), "end.png", on="#last .picker")
+    page.locator("#last img.source").wait_for()
+    assert not page.get_by_text("wan-ends ends with a picture").is_visible()
+    assert violations(page) == []
+    visitor.draw("it moves", num_inference_steps=3)
+    visitor.pictures(1)
+    assert (pixels(server.asked[-1]["last_image"]) == (0, 0, 255)).all()
+    page.select_option("#model", "wan-i2v")
+    visitor.draw("it moves", num_inference_steps=3)
+    visitor.pictures(2)
+    assert "last_image" not in server.asked[-1]
+
+
+def test_the_late_steps_have_a_scale_of_their_own(visitor, server):
+    page = visitor.page
+    page.select_option("#model", "wan-v2v")
+    visitor.draw("a cat", guidance_scale_2=3.5, num_inference_steps=3)
+    visitor.pictures(1)
+    assert server.asked[-1]["guidance_scale_2"] == 3.5
+    page.locator(".tile .open").click()
+    assert "late steps3.5" in page.locator(".facts").inner_text().replace("\n", "")
+    page.keyboard.press("Escape")
+    # From a video there is one scale, as for other models.
+    visitor.open("source")
+    drop(visitor, clip(), "walk.mp4", on="#clip .picker")
+    page.locator("#clip video.source").wait_for()
+    assert not page.locator("#field-guidance-2").is_visible()
+    visitor.draw("a cat", num_inference_steps=3)
+    visitor.pictures(2)
+    page.select_option("#model", "wan")
+    assert not page.locator("#field-guidance-2").is_visible()
+    visitor.draw("a cat", num_inference_steps=3)
+    visitor.pictures(3)
+    assert not any("guidance_scale_2" in asked for asked in server.asked[1:])
 
 
 def test_a_model_with_random_weights_makes_a_clip_that_plays(browser, tmp_path):

@@ -13,7 +13,7 @@ export class Composer {
   can = null;
   lastSeed = null;
 
-  /** The page's parts: settings, source, references, loras, controls, grid, styles, wildcards, work. */
+  /** The page's parts: settings, source, slots, references, loras, controls, grid, styles, wildcards, work. */
   constructor(parts) {
     Object.assign(this, parts);
     this.source.addEventListener("picture", () => mended("source"));
@@ -26,6 +26,31 @@ export class Composer {
   /** Whether a model draws a picture anew by a strength; others look at it. */
   redraws(model = this.settings.model) {
     return this.offers("image-to-image", model) && model.strength !== false;
+  }
+
+  /** Whether the model takes a video. */
+  get takesVideo() {
+    return this.offers("video-to-video");
+  }
+
+  /** Whether a picture counts beside a video. */
+  get together() {
+    return (this.settings.model?.images ?? 1) > 1;
+  }
+
+  /** The video that counts in what the model draws, or null. */
+  get video() {
+    return this.takesVideo ? this.slots.clip.file : null;
+  }
+
+  /** The picture that counts, or null. */
+  get picture() {
+    return this.takesPicture && (this.together || !this.video) ? this.source.picture : null;
+  }
+
+  /** Whether a video is drawn with as many frames as another one has, and as fast. */
+  get whole() {
+    return Boolean(this.video) && $("#whole").checked;
   }
 
   get edits() {
@@ -84,13 +109,18 @@ export class Composer {
   }
 
   #hasPicture() {
-    if (!this.needsPicture || this.source.picture) return true;
-    fold(false);
-    $("#group-source").open = true;
-    $("#source input").focus();
-    const does = this.edits ? "changes pictures" : "begins with a picture";
-    notice(`${this.settings.title} ${does}; choose one first.`, { error: true, about: "source" });
-    return false;
+    const { title, model } = this.settings;
+    const ask = (place, does) => {
+      fold(false);
+      $("#group-source").open = true;
+      $(`${place} input`).focus();
+      notice(`${title} ${does} first.`, { error: true, about: "source" });
+      return false;
+    };
+    if (this.needsPicture && !this.source.picture)
+      return ask("#source", this.edits ? "changes pictures; choose one" : "begins with a picture; choose one");
+    if (model.needs_last_image && !this.slots.last.file) return ask("#last", "ends with a picture, too; choose it");
+    return true;
   }
 
   async #hand(make) {
@@ -129,7 +159,7 @@ export class Composer {
     const { width, height } = values;
     const masks = this.offers("inpainting");
     const whole = masks && padding_mask_crop !== null;
-    const pictures = this.takesPicture ? await this.source.drawing(width, height, { masks, whole }) : {};
+    const pictures = this.picture ? await this.source.drawing(width, height, { masks, whole }) : {};
     const drawing = { ...values, ...pictures };
     const more = pictures.image && !pictures.mask_image ? this.references.drawing() : [];
     if (more.length) drawing.more_images = more;
@@ -137,9 +167,25 @@ export class Composer {
     if (this.edits) drawing.image_guidance_scale = image_guidance_scale;
     else if (drawing.mask_image || (drawing.image && this.redraws())) drawing.strength = strength;
     if (drawing.mask_image) Object.assign(drawing, { mask_blur, padding_mask_crop });
+    Object.assign(drawing, this.#moving(drawing, strength));
     const steering = this.edits || this.settings.moves ? [] : await this.controls.drawing(width, height);
     if (steering.length) drawing.controls = steering;
     return drawing;
+  }
+
+  /** Returns what only a drawing of a video has: a video, its mask, a last picture. */
+  #moving({ image }, strength) {
+    const { video, settings, slots } = this;
+    const { model } = settings;
+    if (image && model.last_image && slots.last.file) return { last_image: slots.last.file.blob };
+    if (!video) return {};
+    return {
+      video: video.blob,
+      ...(model.strength !== false && { strength }),
+      ...(model.mask_video && slots.mask.file && { mask_video: slots.mask.file.blob }),
+      ...(this.whole && { num_frames: null, fps: null }),
+      ...(!this.together && { guidance_scale_2: null }),
+    };
   }
 }
 

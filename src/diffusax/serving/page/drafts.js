@@ -3,6 +3,7 @@
  * even while the page closes, and pictures in the browser's store.
  */
 
+import { $ } from "./dom.js";
 import * as store from "./store.js";
 
 const FORM = "diffusax-form";
@@ -12,10 +13,10 @@ export class Drafts {
   #ready = false;
   #saving = null;
 
-  /** The page's parts: settings, source, references, loras, controls, grid. */
+  /** The page's parts: settings, source, slots, references, loras, controls, grid. */
   constructor(parts) {
     Object.assign(this, parts);
-    for (const part of [this.source, this.references, this.controls]) part.addEventListener("change", () => this.#pictures());
+    for (const part of [this.source, ...Object.values(this.slots), this.references, this.controls]) part.addEventListener("change", () => this.#pictures());
     addEventListener("pagehide", () => this.#form());
     document.addEventListener("visibilitychange", () => this.#form());
   }
@@ -30,14 +31,15 @@ export class Drafts {
     clearTimeout(this.#saving);
     if (!this.#ready) return;
     const open = groups().filter((group) => group.open).map(({ id }) => id);
-    const form = { settings: this.settings.read(), loras: this.loras.weights, grid: this.grid.draft, open };
+    const form = { settings: this.settings.read(), loras: this.loras.weights, grid: this.grid.draft, whole: $("#whole").checked, open };
     localStorage.setItem(FORM, JSON.stringify(form));
   }
 
   async #pictures() {
     if (!this.#ready) return;
     const { source, references, controls } = this;
-    const draft = { id: "pictures", source: source.draft, references: references.entries, controls: controls.entries };
+    const slots = Object.fromEntries(Object.entries(this.slots).map(([name, { file }]) => [name, file]));
+    const draft = { id: "pictures", source: source.draft, slots, references: references.entries, controls: controls.entries };
     await store.put("drafts", draft).catch((error) => console.warn(error));
   }
 
@@ -50,10 +52,12 @@ export class Drafts {
       this.settings.write(form.settings);
       this.loras.write(form.loras);
       this.grid.write(form.grid);
+      $("#whole").checked = form.whole ?? true;
     }
     if (pictures) {
       this.controls.write(pictures.controls);
       this.references.write(pictures.references);
+      for (const [name, file] of Object.entries(pictures.slots ?? {})) this.slots[name]?.write(file);
       const { source } = pictures;
       // A browser may have let a picture go.
       if (source) await this.source.restore(source).catch(() => {});

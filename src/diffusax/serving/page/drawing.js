@@ -3,13 +3,15 @@
 import { newId } from "./dom.js";
 import { dataUri, resized } from "./pictures.js";
 
+/** The fields of one file each. */
+const FILES = ["image", "mask_image", "video", "mask_video", "last_image"];
+
 /** Returns a drawing's JSON, its pictures as data URIs; what is null or empty is left to the server. */
 export async function body(drawing) {
-  const { image, more_images, mask_image, controls, ...fields } = drawing;
+  const { more_images, controls, ...fields } = drawing;
   const found = Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== null && value !== undefined));
-  if (image) found.image = await dataUri(image);
+  for (const name of FILES) if (found[name]) found[name] = await dataUri(found[name]);
   if (more_images?.length) found.more_images = await Promise.all(more_images.map(dataUri));
-  if (mask_image) found.mask_image = await dataUri(mask_image);
   if (controls?.length) {
     found.controls = [];
     for (const control of controls) found.controls.push({ ...control, image: await dataUri(control.image) });
@@ -18,8 +20,8 @@ export async function body(drawing) {
 }
 
 /** Returns what of a drawing a person reads as its settings. */
-export function withoutPictures({ image, more_images, mask_image, controls, ...fields }) {
-  return fields;
+export function withoutPictures({ more_images, controls, ...fields }) {
+  return Object.fromEntries(Object.entries(fields).filter(([name]) => !FILES.includes(name)));
 }
 
 /** Returns the records that draw the pictures of a finished job once more, larger. */
@@ -49,6 +51,7 @@ export async function largerRecords(record, seeds, images) {
 /** Says in a few words what kind of drawing it is. */
 export function kindOf(drawing, model) {
   if (model?.kind === "edit") return "Edit";
+  if (model?.fps && drawing.video) return "Video to video";
   if (model?.fps) return drawing.image ? "Image to video" : "Text to video";
   if (drawing.mask_image) return "Inpainting";
   return drawing.image ? "Image to image" : "Text to image";

@@ -7,6 +7,7 @@ const NAMES = {
   sampler: "Sampler",
   num_inference_steps: "Steps",
   guidance_scale: "Guidance (CFG)",
+  guidance_scale_2: "Guidance (CFG) of the late steps",
   image_guidance_scale: "Guidance by the picture",
   guidance_rescale: "Rescale",
   num_frames: "Frames",

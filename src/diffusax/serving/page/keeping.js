@@ -21,7 +21,7 @@ export async function keep(record, job, index, blob, poster) {
     seconds: job.started && job.ended ? job.ended - job.started : null,
     grid: record.grid?.id ?? null,
     written: record.written ?? null,
-    began: Boolean(record.drawing.image),
+    began: Boolean(record.drawing.image || record.drawing.video),
   });
 }
 

@@ -9,6 +9,35 @@ export async function open(blob) {
   }
 }
 
+/** The most pixels of a side that are kept of a picture that a drawing begins with, or looks at. */
+const MOST = 2048;
+
+/** Returns a picture and its ImageBitmap, scaled down where it is larger than any drawing needs. */
+export async function bounded(blob) {
+  const image = await open(blob);
+  const scale = MOST / Math.max(image.width, image.height);
+  if (scale >= 1) return [blob, image];
+  const small = await resized(blob, Math.round(image.width * scale), Math.round(image.height * scale));
+  return [small, await open(small)];
+}
+
+/** Returns the width and height of a picture or a video, and the seconds that a video takes. */
+export async function measured(blob) {
+  if (!blob.type.startsWith("video/")) {
+    const { width, height } = await open(blob);
+    return { width, height };
+  }
+  const video = document.createElement("video");
+  await new Promise((resolve, reject) => {
+    const failed = `${blob.name ?? "The file"} is no video that this browser plays; use an MP4 with H.264, a WebM or a GIF.`;
+    video.onloadedmetadata = () => (video.videoWidth ? resolve() : reject(new Error(failed)));
+    video.onerror = () => reject(new Error(failed));
+    Object.assign(video, { muted: true, preload: "metadata", src: urlOf(blob) });
+  });
+  const { videoWidth: width, videoHeight: height, duration: seconds } = video;
+  return { width, height, seconds };
+}
+
 export function canvasOf(width, height) {
   const canvas = document.createElement("canvas");
   canvas.width = width;
@@ -81,7 +110,10 @@ export function forget(blob) {
   urls.delete(blob);
 }
 
-/** Says whether a picture is a video. */
+/** Says whether a file is a video, or a GIF, which mostly moves. */
+export const isClip = ({ type }) => type.startsWith("video/") || type === "image/gif";
+
+/** Says whether a picture of the gallery is a video. */
 export const isVideo = ({ poster }) => Boolean(poster);
 
 /** Returns the blob of a picture, or of a video's middle frame. */

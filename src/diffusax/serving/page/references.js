@@ -2,10 +2,7 @@
 
 import { $, button, h, notice, say } from "./dom.js";
 import { dropped, multiplePicker } from "./picker.js";
-import { open, resized, urlOf } from "./pictures.js";
-
-/** The most pixels of a side that are kept. */
-const MOST = 2048;
+import { bounded, urlOf } from "./pictures.js";
 
 /** Says "change" when one comes, goes or moves. */
 export class References extends EventTarget {
@@ -56,7 +53,7 @@ export class References extends EventTarget {
   async #addAll(files) {
     for (const file of files) {
       try {
-        this.entries.push({ blob: await bounded(file), name: file.name, id: ++this.#count });
+        this.entries.push({ blob: (await bounded(file))[0], name: file.name, id: ++this.#count });
       } catch (error) {
         notice(error.message, { error: true, about: "source" });
       }
@@ -116,11 +113,4 @@ export class References extends EventTarget {
   #changed() {
     this.dispatchEvent(new Event("change"));
   }
-}
-
-/** Returns a picture that is no larger than a model looks at. */
-async function bounded(file) {
-  const image = await open(file);
-  const scale = MOST / Math.max(image.width, image.height);
-  return scale >= 1 ? file : resized(file, Math.round(image.width * scale), Math.round(image.height * scale));
 }

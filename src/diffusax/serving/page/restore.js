@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { $, mended, notice } from "./dom.js";
-import { filePicker, fileOf, pictureOf } from "./picker.js";
+import { EITHER, filePicker, fileOf, pictureOf } from "./picker.js";
 
 /** The most things that a message names. */
 const MOST = 8;
@@ -28,8 +28,11 @@ export function inWords({ left, missing, kept, off }, whole = true) {
   return text && !named.length ? `.${text}` : text;
 }
 
-/** Takes what is dropped on the page, pasted or chosen: `use(found)`, or `begin(file)` where it has none. */
-export function listen(use, begin) {
+/**
+ * Takes what is dropped on the page, pasted or chosen: `use(found)`, or `begin(file)` where it has none and a drawing
+ * can begin with it, which `begins(file)` says.
+ */
+export function listen(use, begin, begins) {
   const veil = $("#drop");
   let depth = 0;
   const over = (by) => (veil.hidden = (depth = Math.max(0, depth + by)) === 0);
@@ -54,10 +57,10 @@ export function listen(use, begin) {
     begin(file);
   });
 
-  $("#restore").append(filePicker("Settings from an image or a video", restore, "image/*,video/mp4"));
+  $("#restore").append(filePicker("Settings from an image or a video", restore, { ...EITHER, accept: "image/*,video/mp4" }));
 
   async function restore(file) {
-    const beginning = file.type.startsWith("image/") ? { "Begin with it": () => begin(file) } : {};
+    const beginning = begins(file) ? { "Begin with it": () => begin(file) } : {};
     mended("restore");
     let found;
     try {

@@ -12,13 +12,13 @@ const SIZES = ["width", "height"];
 const LENGTH = ["num_frames", "fps"];
 const SCALES = ["guidance_scale", "image_guidance_scale", "guidance_rescale"];
 const NUMBERS = [...SIZES, "num_inference_steps", ...SCALES, ...LENGTH];
-const MORE = ["seed", "num_images", "strength", "mask_blur", "padding_mask_crop", "clip_skip"];
+const MORE = ["seed", "num_images", "guidance_scale_2", "strength", "mask_blur", "padding_mask_crop", "clip_skip"];
 const LARGER = ["larger_scale", "larger_strength"];
 const TEXTS = ["prompt", "negative_prompt", "model", "sampler"];
 const SWITCHES = ["prompt_weighting", "long_prompt"];
 /** What a model does not set. */
 const PLAIN = {
-  ...{ guidance_rescale: 0, seed: "", num_images: 1, clip_skip: "" },
+  ...{ guidance_rescale: 0, guidance_scale_2: "", seed: "", num_images: 1, clip_skip: "" },
   ...{ strength: 0.7, mask_blur: 4, padding_mask_crop: "" },
   ...{ larger_scale: 2, larger_strength: 0.5, larger_on: false },
   ...{ prompt_weighting: true, long_prompt: true },
@@ -166,6 +166,7 @@ export class Settings extends EventTarget {
     }
     values.sampler ||= null;
     if (!this.moves) for (const name of LENGTH) values[name] = null;
+    if (!this.model?.guidance_scale_2) values.guidance_scale_2 = null;
     for (const name of [...SWITCHES, "larger_on"]) values[name] = field(name).checked;
     return values;
   }
@@ -198,6 +199,8 @@ export class Settings extends EventTarget {
       delete values.sampler;
     }
     if (values.num_frames && !this.moves) left.push(`Frames: ${values.num_frames}`);
+    const { guidance_scale_2: late } = values;
+    if (late !== undefined && !this.model?.guidance_scale_2) left.push(`CFG scale 2: ${late}`);
     const missing = Object.entries(ASKED).filter(([name]) => !(name in given) || given[name] === null);
     const own = { ...PLAIN, ...this.#defaults(this.model), prompt: "", negative_prompt: "" };
     this.write({ ...own, ...values, model: null });

@@ -3,11 +3,8 @@
 import { paint } from "./brush.js";
 import { $, button, h, notice } from "./dom.js";
 import { Mask } from "./mask.js";
-import { canvasOf, cover, fitted, open, resized, toBlob } from "./pictures.js";
+import { bounded, canvasOf, cover, fitted, toBlob } from "./pictures.js";
 import { picker } from "./picker.js";
-
-/** The most pixels of a side that are kept. */
-const MOST = 2048;
 
 /** Says "change" when there is another picture or mask, and "picture" when the user brought a picture. */
 export class Source extends EventTarget {
@@ -113,15 +110,6 @@ export class Source extends EventTarget {
     $("input", this.root).focus();
     notice("The picture is taken away.", { actions: { Undo: () => this.restore(draft) } });
   }
-}
-
-/** Returns a picture and its ImageBitmap, scaled down where it is larger than any drawing needs. */
-async function bounded(blob) {
-  const image = await open(blob);
-  const scale = MOST / Math.max(image.width, image.height);
-  if (scale >= 1) return [blob, image];
-  const small = await resized(blob, Math.round(image.width * scale), Math.round(image.height * scale));
-  return [small, await open(small)];
 }
 
 /** Returns a canvas of this size with the mask dark and striped, so that it shows on every colour. */

@@ -1,7 +1,7 @@
 /** What can be done with a picture in the form: its settings, its seed, beginning with it. */
 
 import { $, notice, say } from "./dom.js";
-import { isVideo } from "./pictures.js";
+import { isClip, isVideo } from "./pictures.js";
 import { inWords } from "./restore.js";
 import { fold } from "./shell.js";
 
@@ -13,7 +13,7 @@ export class Uses {
 
   /** Writes an image's settings into the form; returns in words what of them it has no place for. */
   write({ settings: written, left_out = [] }) {
-    const { settings, loras, source, controls, grid, styles } = this;
+    const { settings, loras, source, slots, controls, grid, styles } = this;
     const { left, missing } = settings.restore(written);
     // The prompt has them in it already.
     const off = styles.clear();
@@ -25,6 +25,7 @@ export class Uses {
     left.push(...unknown.map((name) => `LoRA: ${name}`), ...left_out);
     const kept = [];
     if (source.picture) kept.push("the picture to begin with");
+    if (slots.clip.file) kept.push("the video to begin with");
     if (controls.entries.length) kept.push("the ControlNets");
     if (grid.on) kept.push("the grid");
     say("The settings are taken over.");
@@ -32,10 +33,10 @@ export class Uses {
   }
 
   /** Takes over the settings of a picture in the gallery. */
-  settingsOf({ began: withPicture, settings: written }) {
+  settingsOf({ began: withPicture, poster, settings: written }) {
     const left_out = (written.controls ?? []).map(({ model }) => `ControlNet: ${model}`);
     const began = withPicture || (written.strength !== null && written.strength !== undefined);
-    if (began || written.image_guidance_scale) left_out.push("the image that it began with");
+    if (began || written.image_guidance_scale) left_out.push(poster ? "what it began with" : "the image that it began with");
     const told = inWords(this.write({ settings: written, left_out }), false);
     if (told) notice(`The settings are taken over${told}`, { seconds: 20 });
     $("#prompt").focus();
@@ -62,12 +63,19 @@ export class Uses {
     notice(`The next picture has the seed ${seed}.`);
   }
 
+  /** Whether a drawing can begin with a file. */
+  begins(file) {
+    return file.type.startsWith("image/") || (isClip(file) && this.composer.takesVideo);
+  }
+
   async begin(picture) {
+    const blob = picture.blob ?? picture;
+    const moves = this.composer.takesVideo && (isClip(blob) || isVideo(picture));
     try {
       fold(false);
-      await this.source.set(picture.blob ?? picture, picture.name ?? "");
+      await (moves ? this.slots.clip : this.source).set(blob, picture.name ?? "");
       $("#group-source").scrollIntoView({ block: "nearest" });
-      say("The next drawing begins with this picture.");
+      say(`The next drawing begins with this ${moves ? "video" : "picture"}.`);
     } catch (error) {
       notice(error.message, { error: true, about: "source" });
     }
@@ -93,7 +101,7 @@ export class Uses {
     const found = ["settings", "seed"];
     if (picture.written) found.push("written");
     if (composer.repeats(picture)) found.push("more");
-    if (isVideo(picture)) return found;
+    if (isVideo(picture)) return composer.takesVideo ? [...found, "source"] : found;
     if (composer.varies(picture)) found.push("variations");
     if (edits || composer.offers("image-to-image") || composer.offers("image-to-video")) found.push("source");
     if (composer.offers("inpainting")) found.push("inpaint");

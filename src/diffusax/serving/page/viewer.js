@@ -117,6 +117,7 @@ export class Viewer {
     const possible = actions.possible(picture);
     const form = Object.entries(ACTIONS).filter(([name]) => possible.includes(name));
     const drawing = Object.entries(DRAWING).filter(([name]) => possible.includes(name));
+    const called = (text) => (isVideo(picture) ? text.replace("picture", "video") : text);
     const act = (name) => () => (dialog.close(), actions[name](picture));
     const star = button("★ Favourite", () => this.#favour(), { "aria-pressed": String(Boolean(picture.favourite)) });
     star.classList.add("star");
@@ -125,7 +126,7 @@ export class Viewer {
       "div",
       { className: "deeds" },
       ...drawing.map(([name, [text, title]]) => button(text, act(name), { title })),
-      ...form.map(([name, text], at) => button(text, act(name), { className: at ? "" : "primary" })),
+      ...form.map(([name, text], at) => button(called(text), act(name), { className: at ? "" : "primary" })),
       possible.includes("enlarge") && this.#enlarger(),
       other && button("Compare", () => (dialog.close(), compare(picture, other)), { title: "With the one beside it" }),
       star,
