@@ -269,7 +269,8 @@ def test_a_video_steers_with_a_mask_beside_pictures(visitor, server):
     page.get_by_role("button", name="No picture").click()
     drop(visitor, clip(), "walk.mp4", on="#source .picker")
     page.locator("#clip video.source").wait_for()
-    drop(visitor, png(), on="#source .picker")
+    drop(visitor, png(size=(64, 128)), on="#source .picker")
+    page.wait_for_selector("canvas.source")
     drop(visitor, png(colour="white"), "mask.png", on="#clip-mask .picker")
     page.locator("#clip-mask img.source").wait_for()
     assert not page.locator("#field-strength").is_visible()
@@ -277,7 +278,9 @@ def test_a_video_steers_with_a_mask_beside_pictures(visitor, server):
     visitor.draw("a dog", num_inference_steps=3)
     visitor.pictures(1)
     asked = server.asked[-1]
-    assert asked["image"].startswith("data:image/png")
+    # It looks at the whole picture; the shape is the video's.
+    assert pixels(asked["image"]).shape == (128, 64, 3)
+    assert (asked["width"], asked["height"]) == (112, 48)
     assert asked["video"].startswith("data:video/mp4")
     assert (pixels(asked["mask_video"]) == 255).all()
     assert "strength" not in asked

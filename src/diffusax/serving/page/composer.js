@@ -48,6 +48,11 @@ export class Composer {
     return this.takesPicture && (this.together || !this.video) ? this.source.picture : null;
   }
 
+  /** Whether the model looks at a picture that says nothing of the shape of what it draws, as VACE does. */
+  get looks() {
+    return this.settings.moves && this.together;
+  }
+
   /** Whether a video is drawn with as many frames as another one has, and as fast. */
   get whole() {
     return Boolean(this.video) && $("#whole").checked;
@@ -158,7 +163,7 @@ export class Composer {
   async #compose({ strength, mask_blur, padding_mask_crop, image_guidance_scale, ...values }) {
     const { width, height } = values;
     const masks = this.offers("inpainting");
-    const whole = masks && padding_mask_crop !== null;
+    const whole = this.looks || (masks && padding_mask_crop !== null);
     const pictures = this.picture ? await this.source.drawing(width, height, { masks, whole }) : {};
     const drawing = { ...values, ...pictures };
     const more = pictures.image && !pictures.mask_image ? this.references.drawing() : [];

@@ -136,7 +136,7 @@ function plan(values, mask) {
   const parts = [kind, count > 1 ? `${count} of ${size}` : size, `${values.num_inference_steps} steps`];
   if (composer.whole) parts.splice(2, 0, "the video's frames");
   else if (values.num_frames) parts.splice(2, 0, `${values.num_frames} frames`);
-  if (picture && source.cuts(values.width, values.height)) parts.push("the picture is cut");
+  if (picture && !composer.looks && source.cuts(values.width, values.height)) parts.push("the picture is cut");
   return parts.join(" · ");
 }
 
@@ -144,7 +144,7 @@ for (const part of [settings, source, ...Object.values(slots), references, loras
   part.addEventListener("change", changed);
 source.addEventListener("picture", () => {
   $("#group-source").open = true;
-  settings.fit(source.picture);
+  if (!composer.looks) settings.fit(source.picture);
 });
 slots.clip.addEventListener("brought", () => {
   $("#group-source").open = true;
