@@ -192,7 +192,11 @@ def test_pictures_are_resampled_once(monkeypatch):
         ({"adapters": {"x": 1}}, "adapters", "adapters names the LoRA 'x', which is not listed"),
         ({"prompt": "a <lora:x:1>"}, "adapters", "the LoRA 'x'"),
         ({"prompt": "a <lora:style:y>"}, "prompt", "must have a number from -100 to 100"),
-        ({"image": PICTURE, "guidance_rescale": 0.5}, "guidance_rescale", "must be left out for image to"),
+        (
+            {"image": PICTURE, "guidance_rescale": 0.5},
+            "guidance_rescale",
+            "must be left out for image to",
+        ),
         ({"controls": (Control(model="x", image=PICTURE),)}, "controls", "the ControlNet 'x'"),
         ({"controls": (Control(model="canny", image=PICTURE),)}, "controls", "of 768 numbers"),
         (
