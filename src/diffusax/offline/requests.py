@@ -69,7 +69,7 @@ def check_image(c: Components, call: Call, scheduler: Any, number: int = 0) -> C
     c = c.variant(scheduler=scheduler)
     size = image_size(c, call)
     check_frames(c, call)
-    check_memory(c, call.num_frames or 1, *size)
+    check_memory(c, 1, *size, frames=call.num_frames)
     require_channels(c, c.latents.channels, "text to image")
     if call.noise != "jax":
         raise ValueError(f"noise must be 'jax' in a batch of several seeds (got {call.noise!r})")
