@@ -72,6 +72,18 @@ def test_generate_begins_a_video_with_an_image(tmp_path):
     assert (clip.n_frames, clip.size) == (5, (32, 16))
 
 
+def test_videos_are_as_fast_as_the_model_s_own(tmp_path):
+    wan_pipeline(tmp_path / "tiny", expand_timesteps=True)
+    given = ["generate", "a cat", "--model", str(tmp_path / "tiny"), *SIZE]
+    for more, frames in (([], 24), (["--fps", "8"], 8)):
+        main([*given, "--frames", "9", "--output", str(tmp_path / "clip.gif"), *more])
+        clip, lasting = Image.open(tmp_path / "clip.gif"), 0
+        for i in range(9):
+            clip.seek(i)
+            lasting += clip.info["duration"]
+        assert lasting == pytest.approx(1000 * 9 / frames, abs=5)
+
+
 @pytest.fixture(scope="module")
 def server(model):
     pytest.importorskip("imageio_ffmpeg")

@@ -14,11 +14,8 @@ import diffusax
 from diffusax.boundary.options import Fraction, ImageCount, Pixels, Scale
 from diffusax.cli import generation, grid, loras, remote, torch_backend
 from diffusax.cli.parsing import OWN, given_flags, parse
-from diffusax.images.clips import VideoFile
+from diffusax.images.clips import Clip, VideoFile
 from diffusax.text.extra_networks import read_tags
-
-_FPS = 16
-"""The frames per second that Wan was trained at."""
 
 
 @configure(FlagCreatePairsOff)
@@ -72,7 +69,7 @@ class Generate(generation.ToFile):
     frames: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, OWN] = None
     """The number of frames of a video, for models that generate videos; 81 for Wan by default."""
     fps: Annotated[Annotated[int, Meta(ge=1, le=240)] | None, OWN] = None
-    """The frames per second of a video; 16 by default, and on a server the model's own."""
+    """The frames per second of a video; by default the model's own."""
     grid: Annotated[tuple[str, ...], OWN] = ()
     """Generate a labelled grid over one or two of sampler, steps, guidance, seed, strength and
     clip-skip, such as sampler=euler,dpm++2m steps=10,20: columns, then rows.
@@ -147,8 +144,8 @@ class Generate(generation.ToFile):
             for found, own in generate(self, runs, seed):
                 images += found
                 texts += own
-        if images and isinstance(images[0], list | VideoFile):
-            return generation.save_videos(output, images, seed, self.fps or _FPS)
+        if images and isinstance(images[0], Clip | VideoFile):
+            return generation.save_videos(output, images, seed)
         sheet = grid.draw_sheet(images, axes) if axes else None
         return generation.save(output, images, texts, seed, sheet=sheet)
 
@@ -183,7 +180,7 @@ def _opened(
     pipe = _load(dataclasses.replace(options, sampler=None), _texts(runs), names)
     _check_frames(options, pipe)
     inputs = _fitted(options, pipe, inputs)
-    own, videos = pipe.scheduler, pipe.family.draws_videos
+    own, rate = pipe.scheduler, pipe.family.frame_rate
     schedulers = {
         name: own if name is None else scheduler_from_name(name, own)
         for name in {run.sampler for run in runs}
@@ -194,7 +191,7 @@ def _opened(
         loras.load_named(pipe, options.lora_dir, read_tags(options.prompt)[1])
         prompt, adapters = loras.adapters_of(pipe, options.prompt)
         size = _size(options, pipe, inputs)
-        count = "num_videos_per_prompt" if videos else "num_images_per_prompt"
+        count = "num_videos_per_prompt" if rate else "num_images_per_prompt"
         images = generation.call(
             pipe,
             prompt=prompt,
@@ -215,8 +212,9 @@ def _opened(
             **size,
             **_scales(options),
         )
-        if videos:
-            return images, []
+        if rate:
+            fps = options.fps or rate(pipe.parts.options)
+            return [Clip(tuple(frames), fps) for frames in images], []
         given = _fields(options, pipe, images[0], size)
         return images, generation.describe(pipe, options, images, seed, given, _files(options))
 

@@ -55,7 +55,7 @@ class GenerateMany(GenerationOptions, offline.Settings):
     frames: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, OWN] = None
     """The number of frames, for models that generate videos; by default the model's own."""
     fps: Annotated[Annotated[float, Meta(gt=0, le=240)] | None, OWN] = None
-    """The frames per second that the files of videos say; 16 by default."""
+    """The frames per second that the files of videos say; the model's own by default."""
     clip_format: Annotated[ClipFormat | None, OWN] = None
     """The files of videos: mp4, the default, animated webp or gif, or npz, an array as it is."""
     clip_skip: Annotated[Annotated[int, Meta(ge=0, le=100)] | None, OWN] = None

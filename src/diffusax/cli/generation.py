@@ -316,43 +316,38 @@ def check_kind(command: Any, name: str, *, videos: bool) -> None:
         raise ValueError(f"{name} generates images; give --output as .png, and no --frames")
 
 
-def save_videos(output: Path | None, videos: Sequence[Any], seed: int, fps: int) -> list[Path]:
+def save_videos(output: Path | None, videos: Sequence[Any], seed: int) -> list[Path]:
     """Writes videos, numbered if there are several, and prints the files' names.
 
     Arguments:
         output: the file; None takes the first free name.
-        videos: the frames of each, PIL images, or its file, a `VideoFile`.
+        videos: each a `Clip`, or its file, a `VideoFile`.
         seed: the seed of the run.
-        fps: the frames per second, where frames are given.
     """
-    from diffusax.images.clips import SUFFIXES, VideoFile
-    from diffusax.utils.export_utils import export_to_gif, export_to_video
+    from diffusax.images.clips import SUFFIXES, VideoFile, encode_video
 
     count, made = len(videos), videos[0]
     usual = SUFFIXES[made.media_type] if isinstance(made, VideoFile) else VIDEOS[0]
     files = _free_files(count, usual) if output is None else _files(output, count)
     files = files[1:] or files
-    for file, frames in zip(files, videos, strict=True):
-        if isinstance(frames, VideoFile):
-            if SUFFIXES[frames.media_type] == file.suffix.lower():
-                file.write_bytes(frames.data)
-                print(f"{escaped(file)} (video, seed {seed})")
-                continue
-            frames, fps = _frames_of(frames)
-        if file.suffix.lower() == ".gif":
-            export_to_gif(frames, file, fps=fps)
-        else:
-            export_to_video(frames, file, fps=fps)
-        print(f"{escaped(file)} ({len(frames)} frames, seed {seed})")
+    kinds = {suffix: kind for kind, suffix in SUFFIXES.items()}
+    for file, video in zip(files, videos, strict=True):
+        kind, what = kinds[file.suffix.lower()], "video"
+        if not isinstance(video, VideoFile) or video.media_type != kind:
+            clip = _clip_of(video) if isinstance(video, VideoFile) else video
+            what = f"{len(clip.frames)} frames"
+            video = encode_video(clip.frames, clip.fps, media_type=kind)
+        file.write_bytes(video.data)
+        print(f"{escaped(file)} ({what}, seed {seed})")
     return files
 
 
-def _frames_of(file: Any) -> tuple[list[Any], int]:
-    """Returns the frames of a `VideoFile`, to write them as another kind, and their rate."""
-    from diffusax.images.clips import opened
+def _clip_of(file: Any) -> Any:
+    """Returns the `Clip` in a `VideoFile`, to write it as another kind."""
+    from diffusax.images.clips import Clip, opened
 
     with opened(file.data, 100_000, 2**28) as reader:
-        return list(reader.frames), max(round(reader.fps()), 1)
+        return Clip(tuple(reader.frames), reader.fps() or 1)
 
 
 def _files(output: Path, count: int) -> list[Path]:

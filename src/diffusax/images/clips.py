@@ -1,4 +1,4 @@
-"""Videos as the bytes of files: MP4 by ffmpeg, or animated WebP by Pillow, with a text inside.
+"""Videos as the bytes of files: MP4 by ffmpeg, or animated WebP or GIF by Pillow, with a text.
 
 `videos` reads files of a user's own; what is here bounds what it reads, and never trusts it.
 """
@@ -17,8 +17,8 @@ from PIL import Image, ImageSequence
 
 from diffusax.images import ffmpeg
 
-MP4, WEBP = "video/mp4", "image/webp"
-SUFFIXES = {MP4: ".mp4", WEBP: ".webp"}
+MP4, WEBP, GIF = "video/mp4", "image/webp", "image/gif"
+SUFFIXES = {MP4: ".mp4", WEBP: ".webp", GIF: ".gif"}
 """The endings of files by their media types."""
 _SECONDS = 120.0
 """The longest that reading a video may take."""
@@ -72,15 +72,15 @@ def encode_video(
     Args:
         frames: RGB, of one size. H.264's are even: larger by one where a side is odd.
         fps: the frames per second.
-        text: what the file tells of the video, in MP4's comment or EXIF's UserComment; a very long
-            one is left out.
-        media_type: `MP4` or `WEBP`; by default `video_type`.
+        text: what the file tells of the video, in MP4's or GIF's comment or EXIF's UserComment; a
+            very long one is left out.
+        media_type: `MP4`, `WEBP` or `GIF`; by default `video_type`.
     """
     text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
     if len(text.encode("utf-16-be")) > _LONGEST_TEXT:
         text = ""
     made = media_type or video_type()
-    return VideoFile((_mp4 if made == MP4 else _webp)(frames, fps, text), made)
+    return VideoFile(_WRITERS[made](frames, fps, text), made)
 
 
 def _mp4(frames: Sequence[Image.Image], fps: float, text: str) -> bytes:
@@ -95,12 +95,38 @@ def _webp(frames: Sequence[Image.Image], fps: float, text: str) -> bytes:
     if text:
         options["exif"] = exif = Image.Exif()
         exif[_EXIF_IFD] = {_USER_COMMENT: b"UNICODE\0" + text.encode("utf-16-be")}
-    first, *rest = frames
-    # The next frame begins after whole milliseconds, so that the clip is as long as it should be.
-    ends = [round(1000 * (i + 1) / fps) for i in range(len(frames))]
-    options["duration"] = [end - begin for begin, end in zip([0, *ends], ends)]
-    first.save(buffer, "WEBP", save_all=True, append_images=rest, loop=0, quality=85, **options)
+    _animate(buffer, "WEBP", frames, _durations(len(frames), fps), quality=85, **options)
     return buffer.getvalue()
+
+
+def _gif(frames: Sequence[Image.Image], fps: float, text: str) -> bytes:
+    buffer, lasting = io.BytesIO(), _durations(len(frames), fps, unit=10)
+    _animate(buffer, "GIF", frames, lasting, comment=text.encode(), optimize=False)
+    return buffer.getvalue()
+
+
+def _durations(count: int, fps: float, unit: int = 1) -> list[int]:
+    """Returns how long frames are shown, in milliseconds that are multiples of a unit.
+
+    They differ, so that a clip is as long as it should be.
+    """
+    ends = [unit * round(1000 * i / fps / unit) for i in range(count + 1)]
+    return [end - begin for begin, end in itertools.pairwise(ends)]
+
+
+def _animate(
+    buffer: io.BytesIO, kind: str, frames: Sequence[Image.Image], lasting: list[int], **options: Any
+) -> None:
+    first, *rest = frames
+    given: dict[str, Any] = {"save_all": True, "append_images": rest, "loop": 0}
+    first.save(buffer, kind, duration=lasting, **given, **options)
+
+
+_WRITERS: dict[str, Callable[[Sequence[Image.Image], float, str], bytes]] = {
+    MP4: _mp4,
+    WEBP: _webp,
+    GIF: _gif,
+}
 
 
 def is_still(data: bytes) -> bool:

@@ -14,7 +14,7 @@ from msgspec import Meta
 from diffusax.batch.image import table_height
 from diffusax.boundary.options import ImageCount, Options, Pixels, Scale, Seed, Steps
 from diffusax.lora.stacks import RANKS, stack_shapes
-from diffusax.offline.clips import USUAL_FPS, ClipFormat, check_writes
+from diffusax.offline.clips import ClipFormat, check_writes
 from diffusax.offline.prompts import COLUMNS, VIDEO_COLUMNS
 from diffusax.pipelines.components.adapters import call_adapters, resolve_adapters
 from diffusax.pipelines.components.components import Components
@@ -155,7 +155,7 @@ class Settings(Options):
     frames: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     """The number of frames, for models that generate videos; the pipeline's own by default."""
     fps: Annotated[float, Meta(gt=0, le=240)] | None = None
-    """The frames per second that the files of videos say; 16 by default."""
+    """The frames per second that the files of videos say; the model's own by default."""
     clip_format: ClipFormat | None = None
     """The files of videos: mp4, the default, animated webp or gif, or npz, an array as it is."""
 
@@ -197,6 +197,8 @@ class Requests:
             ImportError: what writes its videos is not installed.
         """
         self.videos: bool = pipe.family.draws_videos
+        rate = pipe.family.frame_rate
+        self._usual_fps = settings.fps or (rate and rate(pipe.parts.options))
         given = [name for name in _OF_VIDEOS if getattr(settings, name) is not None]
         if given and not self.videos:
             raise ValueError(
@@ -272,7 +274,7 @@ class Requests:
         Raises:
             ValueError: they are no number that files can have.
         """
-        found = self.settings.fps or USUAL_FPS if given is None else given
+        found = self._usual_fps if given is None else given
         if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= 240:
             raise ValueError(f"fps must be a number up to 240 (got {given!r})")
         return float(found)

@@ -138,6 +138,9 @@ class Family:
     default_size: Callable[..., tuple[int, int]] | None = None
     """A function (components, call) -> the height and width in pixels of a call that gives none;
     None for those that the denoiser was trained at."""
+    frame_rate: Callable[[Mapping[str, Any]], int] | None = None
+    """A function (the checkpoint's options) -> the frames per second that it was trained at; None
+    for images."""
     schedule_options: Callable[..., dict[str, Any]] | None = None
     """A function (components, call, size) -> options of `Scheduler.schedule`, such as mu; None
     where the noise levels are the scheduler's own."""
@@ -181,8 +184,8 @@ class Family:
 
     @property
     def draws_videos(self) -> bool:
-        """Whether latents are of videos, as the usual autoencoder's are."""
-        return bool(getattr(self.usual_autoencoder, "frames_per_latent", 0))
+        """Whether latents are of videos."""
+        return self.frame_rate is not None
 
     def names(self, *roles: Role) -> tuple[str, ...]:
         """Returns the names of the components that have one of these roles."""

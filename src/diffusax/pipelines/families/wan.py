@@ -316,6 +316,14 @@ def default_size(components: Any, call: Any) -> tuple[int, int]:
     return SIZE
 
 
+def frame_rate(options: Mapping[str, Any]) -> int:
+    """Returns the frames per second that a model was trained at: 24 for TI2V-5B, and else 16.
+
+    Source: github.com/Wan-Video/Wan2.2, wan/configs, sample_fps.
+    """
+    return 24 if options.get("expand_timesteps") else 16
+
+
 def tokenize(
     tokenizers: Sequence[Any], texts: Texts, call: Any, length: int | None = None
 ) -> Tokens:
@@ -381,6 +389,7 @@ WAN = Family(
     latents=functools.partial(LatentFormat.of, normalize=True, patch=PATCH),
     batch_key=longest_text,
     default_size=default_size,
+    frame_rate=frame_rate,
     guidance=TwoStages(),
     encoding=policies.take_mode,
     callback_view=policies.prompts_alone,

@@ -30,7 +30,6 @@ from diffusax.pipelines.tasks.tasks import instruct
 from diffusax.samplers import Scheduler, fitting_samplers, sampler_name, scheduler_from_name
 from diffusax.serving.catalogue.video_models import (
     VideoTask,
-    frame_rate,
     looks_at_all,
     video_class,
     video_inputs,
@@ -257,7 +256,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         strength=strength,
         num_frames=own.get("num_frames"),
         frames_multiple=parts.latents.frames or None,
-        fps=frame_rate(parts) if family.draws_videos else None,
+        fps=family.frame_rate(parts.options) if family.frame_rate else None,
         **video_inputs(parts, origin, kind),
         path=Path(source),
     )

@@ -69,14 +69,6 @@ def video_inputs(parts: Components, origin: Any, kind: str) -> dict[str, bool]:
     }
 
 
-def frame_rate(parts: Components) -> int:
-    """Returns the frames per second that a model was trained at.
-
-    Source: Wan2.2, wan/configs: sample_fps of wan_ti2v_5B.py, and of the others.
-    """
-    return 24 if parts.options.get("expand_timesteps") else 16
-
-
 def looks_at_all(pipeline_class: Any) -> bool:
     """Returns whether a class of pipelines, as VACE's, is shown videos and images alike."""
     return bool(pipeline_class.task is control_video)

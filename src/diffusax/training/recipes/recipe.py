@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 from PIL import Image
 
-from diffusax.images.ffmpeg import write_frames
+from diffusax.images.clips import SUFFIXES, encode_video
 from diffusax.models.network import Params
 from diffusax.training.data.batches import Element
 from diffusax.training.data.sources import Source
@@ -26,12 +26,8 @@ class Clip(NamedTuple):
 
     def write(self, file: Path) -> None:
         """Writes a file of that suffix."""
-        if self.suffix == ".mp4":
-            write_frames(file, self.frames, self.fps)
-            return
-        # Both formats have whole milliseconds, GIF hundredths of a second.
-        more, lasting = self.frames[1:], round(1000 / self.fps)
-        self.frames[0].save(file, save_all=True, append_images=more, duration=lasting, loop=0)
+        kind = next(kind for kind, suffix in SUFFIXES.items() if suffix == self.suffix)
+        file.write_bytes(encode_video(self.frames, self.fps, media_type=kind).data)
 
 
 class Recipe(Protocol):

@@ -23,8 +23,6 @@ from diffusax.training.step.given_frames import IMAGE_ENCODER, GivenFrames
 
 Expert = Literal["high_noise", "low_noise"]
 """One of two transformers: that of the noisier steps, or of the others."""
-_RATE, _RATE_OF_TOKENS = 16.0, 24.0
-"""The frames per second of the videos of Wan, and of Wan 2.2 TI2V-5B."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +125,8 @@ class VideoModel(BaseModel):
     @property
     def fps(self) -> float:
         """The frames per second of the model's videos."""
-        return _RATE_OF_TOKENS if self.times_of_tokens else _RATE
+        assert self.family.frame_rate is not None
+        return float(self.family.frame_rate(self.options))
 
     @property
     def step(self) -> int:
