@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.effort import few
-from support.lora_files import layers_of, pair
+from support.lora_files import kohya, layers_of, pair
 from support.tiny_transformers import KREA2_SIZE, krea2_pipeline
 
 import diffusax
@@ -68,21 +68,11 @@ def original(layers):
     return {original_name(name): own for name, own in layers.items()}
 
 
-def kohya(layers):
-    """kohya's names, whose dots are underscores, with alphas."""
-    found = {}
-    for name, (down, up) in original(layers).items():
-        key = f"lora_unet_{name.replace('.', '_')}"
-        found |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
-        found[f"{key}.alpha"] = torch.tensor(float(RANK))
-    return found
-
-
 FORMATS = {
     "diffusers": peft,
     "comfyui": lambda layers: peft(original(layers), "diffusion_model."),
     "ai-toolkit": lambda layers: peft(original(layers), "base_model.model."),
-    "kohya": kohya,
+    "kohya": lambda layers: kohya(original(layers), RANK),
 }
 
 

@@ -11,7 +11,12 @@ import pytest
 import torch
 from support.lora import add_lora, lora_layers
 from support.pairs import Pair, picture
-from support.step_caches import DeepReference, FirstBlockReference, computed_rows
+from support.step_caches import (
+    DeepReference,
+    FirstBlockReference,
+    computed_rows,
+    diffusers_decisions,
+)
 from support.tiny_flux3 import FLUX3_CALL, flux3_pipeline
 from support.tiny_transformers import (
     FLUX_SIZE,
@@ -80,23 +85,11 @@ def compare(pair, name, **call):
     return actual
 
 
-@pytest.fixture
-def decided(monkeypatch):
-    """The decisions of diffusers, in the order of its calls."""
-    found = []
-    hook = diffusers.hooks.first_block_cache.FBCHeadBlockHook
-    decide = hook._should_compute_remaining_blocks
-
-    def note(self, residual):
-        found.append(decide(self, residual))
-        return found[-1]
-
-    monkeypatch.setattr(hook, "_should_compute_remaining_blocks", note)
-    return found
-
-
 @pytest.mark.parametrize(("name", "threshold"), [("flux", 0.6), ("qwen", 0.75)])
-def test_first_block_cache_decides_as_diffusers_for_each_branch(pairs_of, decided, name, threshold):
+def test_first_block_cache_decides_as_diffusers_for_each_branch(
+    pairs_of, monkeypatch, name, threshold
+):
+    decided = diffusers_decisions(monkeypatch)
     pair = pairs_of(name)
     plain = compare(pair, name)
     with cached(pair, diffusers.FirstBlockCacheConfig(threshold=threshold)):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.effort import few
-from support.lora_files import numbers, pair
+from support.lora_files import kohya, numbers, pair
 from support.pairs import picture
 from support.tiny_transformers import wan_image_components, wan_pipeline, wan_transformer
 
@@ -106,20 +106,11 @@ def distilled(layers):
     return found
 
 
-def musubi(layers):
-    found = {}
-    for name, (down, up) in layers.items():
-        key = f"lora_unet_{name.replace('.', '_')}"
-        found |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
-        found[f"{key}.alpha"] = torch.tensor(2.0)
-    return found
-
-
 FORMATS = {
     "comfyui": (comfyui, ""),
     "lightx2v": (distilled, ""),
     "alphas": (lambda layers: comfyui(layers, ("lora_down", "lora_up"), alphas=True), ""),
-    "musubi": (musubi, "blocks."),
+    "musubi": (kohya, "blocks."),
 }
 
 
@@ -211,7 +202,7 @@ def test_converted_loras_have_the_original_names(both, tmp_path, kind):
     options = {"model": str(tmp_path / "folder"), "to": kind}
     ConvertLora(source=path, output=tmp_path / "other.safetensors", **options).run()
     found = load_file(tmp_path / "other.safetensors")
-    expected = musubi(layers) if kind == "kohya" else comfyui(layers)
+    expected = kohya(layers) if kind == "kohya" else comfyui(layers)
     assert found.keys() == expected.keys()
 
 

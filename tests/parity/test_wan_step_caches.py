@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.pairs import picture
-from support.step_caches import FirstBlockReference, computed_rows
+from support.step_caches import FirstBlockReference, computed_rows, diffusers_decisions
 from support.tiny_transformers import (
     wan_image_components,
     wan_pipeline,
@@ -77,21 +77,6 @@ def draw(pipe, name="text", **call):
     return np.asarray(pipe(**given, generator=torch.Generator().manual_seed(0)).frames)
 
 
-@pytest.fixture
-def decided(monkeypatch):
-    """The decisions of diffusers, in the order of its calls."""
-    found = []
-    hook = diffusers.hooks.first_block_cache.FBCHeadBlockHook
-    decide = hook._should_compute_remaining_blocks
-
-    def note(self, residual):
-        found.append(decide(self, residual))
-        return found[-1]
-
-    monkeypatch.setattr(hook, "_should_compute_remaining_blocks", note)
-    return found
-
-
 @pytest.mark.parametrize(
     ("name", "config"),
     [
@@ -111,7 +96,8 @@ def decided(monkeypatch):
         ),
     ],
 )
-def test_one_transformer(pairs_of, decided, name, config):
+def test_one_transformer(pairs_of, monkeypatch, name, config):
+    decided = diffusers_decisions(monkeypatch)
     theirs, ours = pairs_of(name)
     plain = draw(ours, name)
     with cached((theirs, ours), transformer=config):

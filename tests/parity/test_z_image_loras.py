@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.effort import few
-from support.lora_files import layers_of, pair
+from support.lora_files import kohya, layers_of, pair
 from support.tiny_transformers import Z_IMAGE_SIZE, z_image_pipeline
 
 import diffusax
@@ -48,16 +48,6 @@ def ai_toolkit(layers):
         key = f"diffusion_model.{name}"
         found |= {f"{key}.lora_A.weight": down, f"{key}.lora_B.weight": up}
         found[f"{key}.alpha"] = torch.tensor(3.0)
-    return found
-
-
-def kohya(layers):
-    """kohya's names, whose dots are underscores, with alphas."""
-    found = {}
-    for name, (down, up) in layers.items():
-        key = f"lora_unet_{name.replace('.', '_')}"
-        found |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
-        found[f"{key}.alpha"] = torch.tensor(2.0)
     return found
 
 

@@ -96,3 +96,13 @@ def write_kohya(path, networks, ends, rename=None, rank=4):
             )
     save_file(tensors, path)
     return path
+
+
+def kohya(layers, alpha=2.0):
+    """The tensors of layers (A, B) by kohya's names, whose dots are underscores, with alphas."""
+    found = {}
+    for name, (down, up) in layers.items():
+        key = f"lora_unet_{name.replace('.', '_')}"
+        found |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
+        found[f"{key}.alpha"] = torch.tensor(float(alpha))
+    return found

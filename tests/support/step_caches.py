@@ -4,6 +4,7 @@ import contextlib
 from typing import Any
 from unittest import mock
 
+import diffusers
 import jax
 import numpy as np
 import torch
@@ -151,4 +152,18 @@ def _layers(blocks: Any, sampler: str) -> list[_Layer]:
         attentions = getattr(block, "attentions", [None] * len(block.resnets))
         found += [_Layer(*pair, joins=True) for pair in zip(block.resnets, attentions)]
         found += [_Layer(one, joins=False) for one in getattr(block, sampler) or []]
+    return found
+
+
+def diffusers_decisions(monkeypatch: Any) -> list[Any]:
+    """The decisions of FirstBlockCache in diffusers from now on, in the order of its calls."""
+    found: list[Any] = []
+    hook = diffusers.hooks.first_block_cache.FBCHeadBlockHook
+    decide = hook._should_compute_remaining_blocks
+
+    def note(self: Any, residual: Any) -> Any:
+        found.append(decide(self, residual))
+        return found[-1]
+
+    monkeypatch.setattr(hook, "_should_compute_remaining_blocks", note)
     return found

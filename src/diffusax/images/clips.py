@@ -58,6 +58,11 @@ class Clip:
         """The width and height in pixels."""
         return self.frames[0].size
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all frames' pixels."""
+        return sum(frame.width * frame.height * len(frame.getbands()) for frame in self.frames)
+
 
 def video_type() -> str:
     """Returns the media type of what `encode_video` writes: MP4's where ffmpeg is installed."""

@@ -7,15 +7,17 @@ import time
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import save_file
 from support.compiled_programs import forget_executables
 
 from diffusax.batch.executables import Executables
 from diffusax.batch.run import BatchRun
+from diffusax.images.clips import Clip
 from diffusax.runtime.programs.program import PROGRAMS, Program
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.catalogue.catalogue import Catalogue
-from diffusax.serving.engine.engine import Engine, EngineSettings
+from diffusax.serving.engine.engine import Engine, EngineSettings, count_bytes
 from diffusax.serving.requests.errors import Busy, Closing, NotFound, Refused
 from diffusax.serving.requests.generation import Generation
 
@@ -239,6 +241,16 @@ def test_as_many_results_are_kept_as_there_is_room_for(start):
     assert engine.state().kept == 2
     assert len(engine.jobs()) == 2
     assert all(job.client == "0" for job in engine.jobs("0"))
+
+
+def test_all_that_a_request_brings_takes_memory():
+    picture = Image.new("RGB", (8, 4))
+    clip = Clip((picture,) * 3, 16.0)
+    brought = {"image": picture, "last_image": picture, "video": clip, "mask_video": clip}
+    assert count_bytes(Generation(prompt="a")) == 0
+    assert count_bytes(Generation(prompt="a", **brought), [picture]) == (2 + 6 + 1) * 8 * 4 * 3
+    for name in brought:
+        assert count_bytes(Generation(prompt="a", **{name: brought[name]})) > 0
 
 
 def test_another_engine_reads_the_programs_and_compiles_none(start):

@@ -390,9 +390,9 @@ class Engine:
 
 
 def count_bytes(generation: Generation, made: Iterable[Any] = ()) -> int:
-    """Returns the bytes of a request's images and of its video, and of what was made of it."""
+    """Returns the bytes of a request's images and videos, and of what was made of it."""
     controls = [control.image for control in generation.controls]
-    own = generation.image, generation.mask_image, *generation.more_images
-    frames = () if generation.video is None else generation.video.frames
-    found = [one for one in (*own, *controls, *frames, *made) if one is not None]
+    images = generation.image, generation.last_image, generation.mask_image, *generation.more_images
+    own = *images, generation.video, generation.mask_video
+    found = [one for one in (*own, *controls, *made) if one is not None]
     return sum([getattr(one, "nbytes", None) or image_bytes(one) for one in found])

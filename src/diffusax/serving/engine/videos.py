@@ -82,7 +82,7 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def shrunk(image: Image.Image, side: int = _SIDE) -> Image.Image:
-    """Returns an image whose sides have at most so many pixels."""
-    shrink = max(1.0, max(image.size) / side)
-    size = round(image.width / shrink), round(image.height / shrink)
-    return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
+    """Returns a copy of an image whose sides have at most so many pixels."""
+    small = image.copy()
+    small.thumbnail((side, side))
+    return small
