@@ -268,12 +268,14 @@ class Requests:
             given[argument] = value
         return given
 
-    def _fps(self, given: Any) -> float:
-        """Returns the frames per second of a line.
+    def _fps(self, given: Any) -> float | None:
+        """Returns the frames per second of a line's video, or None where images are generated.
 
         Raises:
             ValueError: they are no number that files can have.
         """
+        if not self.videos:
+            return None
         found = self._usual_fps if given is None else given
         if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= 240:
             raise ValueError(f"fps must be a number up to 240 (got {given!r})")
@@ -303,7 +305,7 @@ class Requests:
         return [check_image(c, call, scheduler, number) for number in numbers]
 
     def _info(
-        self, key: str, line: int, image: CheckedImage, sampler: str | None, fps: float
+        self, key: str, line: int, image: CheckedImage, sampler: str | None, fps: float | None
     ) -> dict[str, Any]:
         call, (height, width) = image.call, image.kind[:2]
         of_videos = {
