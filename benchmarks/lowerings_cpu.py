@@ -33,7 +33,8 @@ CONVOLUTIONS = (
     (1, 512, 128, 128, 1),
     (1, 256, 256, 256, 1),
 )
-# b t s h d: SD 2's levels, cross-attention, SD 1's widest heads, the autoencoder's single head.
+# b t s h d: SD 2's levels, cross-attention, SD 1's widest heads, the autoencoder's single head, a
+# batch in the training of a small transformer.
 ATTENTIONS = (
     (2, 4096, 4096, 5, 64),
     (2, 4096, 77, 5, 64),
@@ -41,6 +42,7 @@ ATTENTIONS = (
     (2, 256, 256, 20, 64),
     (2, 4096, 4096, 8, 40),
     (1, 4096, 4096, 1, 512),
+    (64, 148, 148, 6, 32),
 )
 
 

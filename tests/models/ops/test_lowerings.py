@@ -143,13 +143,23 @@ def qkv(t, s, d=8):
 
 
 def lowering(name, limit):
-    """A form of attention; those in chunks hold at most this many scores at once."""
-    form = attention_module.LOWERINGS[name]
-    form = partial(form, limit=limit) if "chunks" in name else form
-    return lambda *args, **more: form(Operands(*args, **more))
+    """A form of attention; those in chunks hold at most this many scores at once.
+
+    "heads" is the form in chunks, of which each has four heads whole.
+    """
+
+    def run(*args, **more):
+        of = Operands(*args, **more)
+        if name == "heads":
+            together = 4 * of.q.shape[1] * of.k.shape[1]
+            return attention_module.LOWERINGS["chunks"](of, together=together)
+        given = {"chunks": {"limit": limit, "together": 0}, "large_chunks": {"limit": limit}}
+        return attention_module.LOWERINGS[name](of, **given.get(name, {}))
+
+    return run
 
 
-@pytest.mark.parametrize("name", ["whole", "chunks", "large_chunks", "xla"])
+@pytest.mark.parametrize("name", ["whole", "chunks", "heads", "large_chunks", "xla"])
 @pytest.mark.parametrize(("t", "s", "causal"), [(7, 7, True), (33, 5, False), (1, 1, False)])
 def test_every_attention_equals_the_plain_one(name, t, s, causal):
     q, k, v = map(jnp.asarray, qkv(t, s))
@@ -157,7 +167,7 @@ def test_every_attention_equals_the_plain_one(name, t, s, causal):
     np.testing.assert_allclose(actual, reference_attention(q, k, v, causal=causal), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["whole", "chunks", "large_chunks", "xla"])
+@pytest.mark.parametrize("name", ["whole", "chunks", "heads", "large_chunks", "xla"])
 @pytest.mark.parametrize(
     ("t", "s", "causal", "groups", "biased"),
     first(
@@ -201,12 +211,13 @@ def test_gradients_of_chunked_attention_equal_those_of_the_whole():
         return lambda *args: jnp.sin(lowering(name, 200)(*args, 0.4, False)).sum()
 
     expected = jax.grad(loss("whole"), (0, 1, 2))(q, k, v)
-    for a, b in zip(jax.grad(loss("chunks"), (0, 1, 2))(q, k, v), expected):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+    for name in ("chunks", "heads"):
+        for a, b in zip(jax.grad(loss(name), (0, 1, 2))(q, k, v), expected):
+            np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["chunks", "xla"])
+@pytest.mark.parametrize("name", ["chunks", "heads", "xla"])
 def test_gradients_with_lengths_shared_heads_and_a_bias_equal_those_of_the_whole(name):
     arrays = [RNG.standard_normal((2, n, h, 8), np.float32) for n, h in shapes(9, 9, 2)]
     arrays.append(RNG.standard_normal((6, 9, 9), np.float32))

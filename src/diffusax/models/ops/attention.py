@@ -270,10 +270,15 @@ def _whole(of: Operands) -> jax.Array:
     return jax.vmap(heads, (0, 0, 0, 0, None))(q, k, v, key_lengths, bias).reshape(shape)
 
 
-def _chunks(of: Operands, *, limit: int = _MAX_CHUNK_SCORES) -> jax.Array:
-    """Computes one head and one chunk of its queries after the other, the last chunk padded.
+def _chunks(
+    of: Operands, *, limit: int = _MAX_CHUNK_SCORES, together: int = _MAX_CHUNK_SCORES // 2
+) -> jax.Array:
+    """Computes chunks one after the other: of a head's queries, the last one padded, or of heads.
 
     Gradients compute the scores again, so that they do not hold b h t s of them either.
+
+    limit: the scores of a chunk of queries.
+    together: the scores of several heads that are computed at once.
     """
     q, k, v, scale, causal, key_lengths, bias = of
     (b, t, h, d), s = q.shape, k.shape[1]
@@ -304,7 +309,9 @@ def _chunks(of: Operands, *, limit: int = _MAX_CHUNK_SCORES) -> jax.Array:
         return jax.lax.map(chunk, (q.reshape(count, size, d), jnp.arange(count) * size, own))
 
     numbers = None if bias is None else jnp.arange(b * h)
-    y = jax.lax.map(head, (q, k, v, lengths, numbers)).reshape(b, h, count * size, d)
+    heads = max(1, min(b * h, together // (t * s)))
+    y = jax.lax.map(head, (q, k, v, lengths, numbers), batch_size=heads if heads > 1 else None)
+    y = y.reshape(b, h, count * size, d)
     return y[:, :, :t].transpose(0, 2, 1, 3)
 
 
@@ -313,7 +320,7 @@ def _large_chunks(of: Operands, *, limit: int = _MAX_LARGE_CHUNK_SCORES) -> jax.
 
     For a loop over images that are split, XLA gathers all of them on each device.
     """
-    run = partial(_chunks, limit=limit)
+    run = partial(_chunks, limit=limit, together=0)
     return on_each_device(run, of) if of.bias is None else run(of)
 
 
