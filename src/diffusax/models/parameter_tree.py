@@ -60,6 +60,11 @@ def fitted_tree(shapes: Any, params: Any, owner: str) -> Any:
     return fill(shapes, (found[name] for name in wanted))
 
 
+def replaced(tree: Any, path: tuple[str, ...], value: Any) -> Any:
+    """Returns a copy of a nested dict with another leaf; what is not on its path is shared."""
+    return {**tree, path[0]: replaced(tree[path[0]], path[1:], value)} if path else value
+
+
 def texts_as_keys(tree: Any) -> Any:
     """Returns a nested dict with texts as indices of lists, as parameters have them."""
     if not isinstance(tree, Mapping):

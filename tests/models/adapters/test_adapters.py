@@ -20,7 +20,7 @@ from support.adapted import (
     run,
     whole,
 )
-from support.effort import few
+from support.effort import few, first
 from support.lora import ATTENTION, TEXT_ATTENTION, add_lora, lora_layers, weighed
 from support.many_devices import run_on_devices
 from support.tiny import randomize
@@ -31,11 +31,12 @@ from diffusax.models.adapters.low_rank import (
     AdaptedNetwork,
     Adapters,
     LowRank,
+    Mixed,
     kernel_shapes,
-    mixed,
 )
 from diffusax.models.network import cast_params, initialize_params
 from diffusax.networks import load_network
+from diffusax.pipelines.run import mixing
 from diffusax.runtime.programs.compilations import count_compilations
 
 # Rows of one batch that take different adapters, also none.
@@ -177,24 +178,57 @@ def test_weights_keep_their_digits_in_half_precision():
     assert (actual != rounded).any()
 
 
-def test_a_mixture_of_all_rows_equals_the_weights_of_each():
+@pytest.mark.parametrize("share", first([0.25, 0, 1], 2))
+def test_a_mixture_of_all_rows_equals_the_weights_of_each(monkeypatch, share):
     network, params, layers, weights = whole("unet")
-    given = inputs_of("unet")
+    params, given = jax.tree.map(jnp.asarray, params), inputs_of("unet")
     biased = {path: layer._replace(which=layer.which.copy()) for path, layer in layers.items()}
     for layer in biased.values():
         layer.which[-1] = -1 - layer.which[-1]
     row = weights[:1]
     alike = Adapters(biased, np.repeat(row, ROWS, axis=0))
-    once = Adapters(mixed(biased, row[0], network), row)
-    found, expected, plain = (
-        compiled(network, params, own, given)[0] for own in (once, alike, None)
-    )
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    monkeypatch.setattr(mixing, "_SHARE", share)
+    changed, left = mixing.mixed(network, params, biased, row[0])
+    found = compiled(network, changed, Adapters(left, row), given)[0]
+    expected, plain = (compiled(network, params, own, given)[0] for own in (alike, None))
+    np.testing.assert_allclose(found, expected, atol=5e-5)
     assert np.abs(expected - plain).max() > 0.01
-    together = [path for path, layer in once.layers.items() if layer.together is not None]
-    assert {path.rpartition("attn1.")[2] for path in together} == {"to_q"}
     unbiased = compiled(network, params, Adapters(layers, weights), given)[0]
     assert np.abs(expected - unbiased).max() > 0.01
+    beside = {path: layer for path, layer in left.items() if isinstance(layer, Mixed)}
+    together = [path for path, layer in beside.items() if layer.together is not None]
+    of_queries = {path for path in layers if path.endswith("attn1.to_q")}
+    if share == 1:
+        # The keys and values of a prompt are computed once a run.
+        assert {path.rpartition("attn2.")[2] for path in beside} == {"to_k", "to_v"}
+    elif share:
+        kernels = {path: np.prod(shape) for path, shape in kernel_shapes(network).items()}
+        merged = sum(kernels[path] for path in layers if path not in beside)
+        whole_size = sum(leaf.size for leaf in jax.tree.leaves(params))
+        assert 0.15 < merged / whole_size <= share
+    else:
+        assert set(beside) == set(layers)
+        assert set(together) == of_queries
+
+
+def test_mixtures_change_no_kernels_where_these_are_split_or_a_device_is_small(monkeypatch):
+    network, params, layers, weights = whole("unet")
+    params = jax.tree.map(jnp.asarray, params)
+
+    def beside():
+        changed, left = mixing.mixed(network, params, layers, weights[0])
+        same = jax.tree.map(lambda a, b: a is b, changed, params)
+        assert all(jax.tree.leaves(same)) == all(isinstance(x, Mixed) for x in left.values())
+        return all(jax.tree.leaves(same))
+
+    assert not beside()
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    with monkeypatch.context() as patch:
+        patch.setattr(mixing, "device_memory", lambda device: 2 * size - 1)
+        assert beside()
+    for axis in ("data", "fsdp", "tensor", "context"):
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), (axis,))):
+            assert beside() == (axis != "data")
 
 
 def test_a_network_in_half_precision():

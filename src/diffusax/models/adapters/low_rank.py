@@ -4,8 +4,8 @@ A linear layer with adapters computes y = x W + ((x A + o) * s) B, where A: c R 
 ranks of all adapters side by side, and s: b R holds the weight of each column for each row of the
 batch. For a convolution A is a convolution to R channels, and B a product. o: R is one for columns
 whose row of B is an adapter's bias, and zero for the others. Which adapters there are, and what
-they weigh in each row, is data: other ones compile nothing. Where all rows weigh them alike, a run
-multiplies s into B before its steps, see `mixed`.
+they weigh in each row, is data: other ones compile nothing. Where all rows weigh them alike, a
+run multiplies s into B before its steps, or adds A s B to W; see `mixing`.
 """
 
 import dataclasses
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from diffusax.models.ops.conv import Padding, conv2d
 from diffusax.models.ops.matmul import matmul, split_widths
@@ -77,8 +76,15 @@ class LowRank(NamedTuple):
         return matmul(h, self.up)
 
 
+class Merged(NamedTuple):
+    """The adapters of a linear layer without bias, whose kernel has their product already."""
+
+    bias: Any
+    """The sum of the adapters' weighed biases, d."""
+
+
 class Mixed(NamedTuple):
-    """The adapters of one layer where all rows weigh them alike, see `mixed`."""
+    """The adapters of one layer where all rows weigh them alike, see `mixing`."""
 
     down: Any
     """A: c R, or kh kw c R with the size of the convolution's kernel."""
@@ -102,6 +108,12 @@ class Mixed(NamedTuple):
         """Multiplies a product with A with B. h: b ... R -> b ... d."""
         return matmul(h, self.up, self.bias)
 
+    def merged(self, kernel: jax.Array) -> jax.Array:
+        """Returns the layer's kernel with the adapters' product added."""
+        down, up = (x.astype(jnp.float32) for x in (self.down, self.up))
+        product = jnp.matmul(down, up, precision=jax.lax.Precision.HIGHEST)
+        return (kernel.astype(jnp.float32) + product).astype(kernel.dtype)
+
     def columns(self, widths: Sequence[int]) -> list["Mixed"]:
         """Returns the adapters of the layers that stand side by side in one, of these widths."""
         parts = zip(split_widths(self.up, widths), split_widths(self.bias, widths))
@@ -113,33 +125,6 @@ Layers = Mapping[str, LowRank]
 `mid_block.attentions.0.proj_in`."""
 
 
-def mixed(layers: Layers, weights: jax.Array, network: Any) -> dict[str, Mixed]:
-    """Returns the adapters of a network for rows that all weigh them alike.
-
-    weights: n, the weight of each of n adapters.
-    """
-    weighed = _weighed(layers, weights[None])
-    found = {path: layer.mixed() for path, layer in weighed.items()}
-    for paths in _read_together(network):
-        if all(path in found for path in paths):
-            downs = [found[path].down for path in paths]
-            together = jnp.concatenate(downs, axis=-1)
-            found[paths[0]] = found[paths[0]]._replace(together=together)
-    return found
-
-
-@functools.lru_cache(64)
-def _read_together(network: Any) -> tuple[tuple[str, ...], ...]:
-    """Returns the paths of layers that read one input, by the modules' `reads_together`."""
-    if not hasattr(network, "skeleton"):
-        return ()
-    found = []
-    for path, module in nnx.iter_modules(network.skeleton):
-        groups = getattr(module, "reads_together", ())
-        found += [tuple(".".join(map(str, (*path, name))) for name in group) for group in groups]
-    return tuple(found)
-
-
 class Adapters(NamedTuple):
     """The adapters of a network, and how much each counts.
 
@@ -147,20 +132,20 @@ class Adapters(NamedTuple):
     row of the network's batch; 1 n where all rows agree.
     """
 
-    layers: Layers | Mapping[str, Mixed]
+    layers: Layers | Mapping[str, Mixed | Merged]
     weights: Any
 
-    def by_layer(self) -> Layers | Mapping[str, Mixed]:
+    def by_layer(self) -> Layers | Mapping[str, Mixed | Merged]:
         """Returns the adapters of each layer, with the weight of each column in each row."""
         own = {path: x for path, x in self.layers.items() if isinstance(x, LowRank)}
-        return _weighed(own, self.weights) if own else self.layers
+        return weighed(own, self.weights) if own else self.layers
 
     def for_rows(self, rows: int) -> "Adapters":
         """Returns the adapters for more rows, of which those that follow each other share one's."""
         return self._replace(weights=jnp.repeat(self.weights, rows // len(self.weights), axis=0))
 
 
-def _weighed(layers: Layers, weights: Any) -> dict[str, LowRank]:
+def weighed(layers: Layers, weights: Any) -> dict[str, LowRank]:
     """Returns the adapters of each layer with the weight of each column. weights: b n."""
     # One gather for all layers, which fuses with their products.
     columns = [layer.which for layer in layers.values()]
@@ -202,7 +187,8 @@ def attach(module: Any, adapters: Attachable) -> None:
     """
     for path, given in adapters.by_layer().items():
         # An attribute of this trace's module alone, which is no part of Flax's state.
-        object.__setattr__(_layer(module, path), "adapters", given)
+        name, value = ("shift", given.bias) if isinstance(given, Merged) else ("adapters", given)
+        object.__setattr__(_layer(module, path), name, value)
 
 
 def _layer(module: Any, path: str) -> Any:

@@ -40,13 +40,14 @@ class Linear(nnx.Linear):
     adapters: LowRank | Mixed | None = None
     """The layer's adapters, or those in training, while a network is traced with some; x is b ... c
     then."""
+    shift: jax.Array | None = None
+    """A bias in the place of one that the layer has not, see `Merged`."""
 
     def __init__(self, c: int, d: int, *, bias: bool = True, rngs: nnx.Rngs):
         super().__init__(c, d, use_bias=bias, rngs=rngs, **_DENSE)
 
     def __call__(self, x: Tokens) -> jax.Array:
-        kernel: Kernel = self.kernel.get_value()
-        bias = None if self.bias is None else self.bias[...]
+        kernel, bias = self._parameters()
         if self.adapters is None:
             return linear(x, kernel, bias)
         if isinstance(kernel, Quantized) and rounds_inputs(x.shape, kernel):
@@ -59,9 +60,10 @@ class Linear(nnx.Linear):
     def raised(self, x: Tokens, h: jax.Array) -> jax.Array:
         """Returns the layer's result with adapters whose product with A is h, b ... R."""
         assert isinstance(self.adapters, Mixed)
-        kernel: Kernel = self.kernel.get_value()
-        bias = None if self.bias is None else self.bias[...]
-        return linear(x, kernel, bias) + self.adapters.raised(h)
+        return linear(x, *self._parameters()) + self.adapters.raised(h)
+
+    def _parameters(self) -> tuple[Kernel, jax.Array | None]:
+        return self.kernel.get_value(), self.shift if self.bias is None else self.bias[...]
 
 
 @jax.tree_util.register_dataclass
@@ -129,11 +131,10 @@ class SplitLinear(ArrangedLinear):
         self, x: Tokens
     ) -> tuple[jax.Array, ...]:
         if not self.differs:
-            kernel: Kernel = self.kernel.get_value()
+            kernel, bias = self._parameters()
             rounds = isinstance(kernel, Quantized) and rounds_inputs(x.shape, kernel)
             if rounds or self.adapters is not None:
                 return self._split(super().__call__(x))
-            bias = None if self.bias is None else self.bias[...]
             return split_matmul(as_array(x), kernel, bias, self.widths, self.read_together)
         kernels = self.arranged().parts
         biases = [None] * len(kernels) if self.bias is None else self._split(self.bias[...])

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from diffusax.models.adapters.low_rank import mixed
 from diffusax.models.caches import Evaluation, zero_memory
 from diffusax.models.hooks import Hooks
 from diffusax.models.layers.layers import ArrangedLinear
 from diffusax.models.network import Network, Params
+from diffusax.models.parameter_tree import replaced
 from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.plan.branches import AdjacentLanes, Branches, lane_inputs
 from diffusax.pipelines.plan.guidance import active_branches, guidance_by
@@ -27,6 +27,7 @@ from diffusax.pipelines.plan.plan import (
     Plan,
     StepInputs,
 )
+from diffusax.pipelines.run.mixing import with_mixture
 from diffusax.runtime.devices.splitting import split_lanes, tensor_parts
 from diffusax.runtime.programs.program import Program
 from diffusax.runtime.random.noise import draw_rows
@@ -147,11 +148,11 @@ def _row_model(
     predict = jax.checkpoint(predict) if rematerialize else predict
     branches = AdjacentLanes(plan.step_inputs.weights.shape[-1] + 1)
     conditions = jax.tree.map(branches.from_branches, plan.conditions)
-    params = arrange_kernels(denoiser, params)
     adapters = plan.step_inputs.adapters
     if adapters is not None:
         adapters = jnp.asarray(adapters)[0]
-        params = _with_mixture(denoiser, params, adapters) if adapters.ndim == 1 else params
+        params = with_mixture(denoiser, params, adapters) if adapters.ndim == 1 else params
+    params = arrange_kernels(denoiser, params)
     given = lane_inputs(StepInputs(None, None, adapters=adapters), branches, state.shape[1])
     conditions = denoiser.prepare(params, conditions, given)
 
@@ -172,13 +173,6 @@ def _row_model(
         return y, _at_row(memory, kept, i) if hooked and memory is not None else kept
 
     return model
-
-
-def _with_mixture(denoiser: Denoiser, params: Params, weights: jax.Array) -> Params:
-    """Returns parameters with adapters that all images weigh alike, see `mixed`; weights: a."""
-    networks, own = denoiser.networks, params["adapters"].items()
-    adapters = {name: mixed(layers, weights, networks[name]) for name, layers in own}
-    return {**params, "adapters": adapters}
 
 
 def _at_row(memory: Any, kept: Any, row: jax.Array) -> Any:
@@ -339,12 +333,5 @@ def _with_arranged_kernels(network: Any, params: Params) -> Params:
     params = network.fitted(params)
     for path, layer in nnx.iter_modules(network.module(params)):
         if isinstance(layer, ArrangedLinear) and layer.differs and not layer.is_streamed:
-            params = _replaced(params, (*map(str, path), "kernel"), layer.arranged())
+            params = replaced(params, (*map(str, path), "kernel"), layer.arranged())
     return params
-
-
-def _replaced(tree: Params, path: tuple[Any, ...], value: Any) -> Params:
-    """Returns a copy of a tree with another leaf; what is not on its path is shared."""
-    if not path:
-        return value
-    return {**tree, path[0]: _replaced(tree[path[0]], path[1:], value)}
