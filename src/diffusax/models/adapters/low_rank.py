@@ -57,9 +57,11 @@ class LowRank(NamedTuple):
         """Returns the adapters of the layers that stand side by side in one, of these widths."""
         return [self._replace(up=up) for up in split_widths(self.up, widths)]
 
-    def mixed(self) -> "Mixed":
-        """Returns the adapters with the weights of the first row for all rows."""
-        up = self.up.astype(jnp.float32) * self.scale[0, :, None]
+    def mixed(self, weights: jax.Array) -> "Mixed":
+        """Returns the adapters with weights, n, that are those of all rows."""
+        # A layer's own gather, as compilers make one kernel for all layers of a shape then.
+        scale = jnp.take(jnp.asarray(weights, jnp.float32), _number_of(self.which))
+        up = self.up.astype(jnp.float32) * scale[:, None]
         bias = jnp.where((self.which < 0)[:, None], up, 0).sum(0)
         return Mixed(self.down, up.astype(self.up.dtype), bias.astype(self.up.dtype))
 
@@ -110,9 +112,7 @@ class Mixed(NamedTuple):
 
     def merged(self, kernel: jax.Array) -> jax.Array:
         """Returns the layer's kernel with the adapters' product added."""
-        down, up = (x.astype(jnp.float32) for x in (self.down, self.up))
-        product = jnp.matmul(down, up, precision=jax.lax.Precision.HIGHEST)
-        return (kernel.astype(jnp.float32) + product).astype(kernel.dtype)
+        return kernel + matmul(self.down, self.up)
 
     def columns(self, widths: Sequence[int]) -> list["Mixed"]:
         """Returns the adapters of the layers that stand side by side in one, of these widths."""
@@ -138,23 +138,27 @@ class Adapters(NamedTuple):
     def by_layer(self) -> Layers | Mapping[str, Mixed | Merged]:
         """Returns the adapters of each layer, with the weight of each column in each row."""
         own = {path: x for path, x in self.layers.items() if isinstance(x, LowRank)}
-        return weighed(own, self.weights) if own else self.layers
+        return _weighed(own, self.weights) if own else self.layers
 
     def for_rows(self, rows: int) -> "Adapters":
         """Returns the adapters for more rows, of which those that follow each other share one's."""
         return self._replace(weights=jnp.repeat(self.weights, rows // len(self.weights), axis=0))
 
 
-def weighed(layers: Layers, weights: Any) -> dict[str, LowRank]:
+def _weighed(layers: Layers, weights: Any) -> dict[str, LowRank]:
     """Returns the adapters of each layer with the weight of each column. weights: b n."""
     # One gather for all layers, which fuses with their products.
     columns = [layer.which for layer in layers.values()]
     ends = np.cumsum([len(which) for which in columns])[:-1]
-    which = jnp.concatenate(columns)
-    which = jnp.where(which < 0, -1 - which, which)
+    which = _number_of(jnp.concatenate(columns))
     taken = jnp.take(jnp.asarray(weights, jnp.float32), which, axis=1)
     pairs = zip(layers.items(), jnp.split(taken, ends, axis=1), strict=True)
     return {path: layer._replace(scale=scale) for (path, layer), scale in pairs}
+
+
+def _number_of(which: jax.Array) -> jax.Array:
+    """Returns the number of the adapter of each column, see `LowRank.which`."""
+    return jnp.where(which < 0, -1 - which, which)
 
 
 def adapter_options(params: Mapping[str, Any], name: str, weights: Any) -> dict[str, Any]:

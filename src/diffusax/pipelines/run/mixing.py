@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from diffusax.models.adapters.image_prompts import cross_attentions
-from diffusax.models.adapters.low_rank import Layers, Merged, Mixed, weighed
+from diffusax.models.adapters.low_rank import Layers, Merged, Mixed
 from diffusax.models.network import Network, Params
 from diffusax.models.parameter_tree import replaced
 from diffusax.pipelines.families import Denoiser
 from diffusax.runtime.devices.host import in_host_memory
-from diffusax.runtime.devices.memory import array_bytes, device_memory
+from diffusax.runtime.devices.memory import device_memory
 
 _SHARE = 1 / 4
 """The part of a network's bytes that changed kernels may take."""
@@ -50,7 +50,7 @@ def mixed(
     network: Network, params: Params, layers: Layers, weights: jax.Array
 ) -> tuple[Params, dict[str, Mixed | Merged]]:
     """Returns a network's parameters and adapters for rows that all weigh these alike."""
-    found = {path: layer.mixed() for path, layer in weighed(layers, weights[None]).items()}
+    found = {path: layer.mixed(weights) for path, layer in layers.items()}
     left: dict[str, Mixed | Merged] = dict(found)
     params, once = network.fitted(params), _once_a_run(network)
     for path in _with_room({path: found[path] for path in found if path not in once}, params):
@@ -86,7 +86,7 @@ def _with_room(layers: Mapping[str, Mixed], params: Params) -> list[str]:
     split = any(size > 1 for axis, size in shape.items() if axis != "data")
     if split or in_host_memory(leaves):
         return []
-    whole = sum(map(array_bytes, leaves))
+    whole = sum(map(_bytes, leaves))
     memory = device_memory(jax.local_devices()[0])
     if memory is not None and whole * _SMALL > memory:
         return []
@@ -110,7 +110,12 @@ def _changeable_bytes(layer: Mixed, params: Params, path: str) -> float:
         return math.inf
     # Only linear layers take a bias that is none of their parameters.
     takes_bias = kernel.ndim == 2 or parameters.get("bias") is not None
-    return array_bytes(kernel) if takes_bias else math.inf
+    return _bytes(kernel) if takes_bias else math.inf
+
+
+def _bytes(x: Any) -> int:
+    # Nothing asks a tracer for its sharding, which takes JAX milliseconds.
+    return math.prod(x.shape) * x.dtype.itemsize
 
 
 def _layer(params: Params, path: str) -> Mapping[str, Any]:
