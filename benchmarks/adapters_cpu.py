@@ -3,6 +3,7 @@
 SD 2 (866 M parameters), random weights, 64x64 latents, batch 2 (one picture with guidance), without
 adapters and with adapters of several ranks on all attention layers and on all layers, which both
 rows weigh alike, as those of a call with one prompt, or with --by-row each by weights of its own.
+What a call does once before its steps, such as adding adapters to kernels, is left out.
     python benchmarks/adapters_cpu.py --dtype float32 bfloat16
     python benchmarks/adapters_cpu.py --topologies v5e:2x2 h200:1 --repeats 0
 
@@ -25,8 +26,9 @@ from machine import describe, interleaved_medians
 
 from diffusax.lora.stacks import WeightGroups, room_for
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
-from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes, mixed
+from diffusax.models.adapters.low_rank import Adapters, LowRank, kernel_shapes
 from diffusax.models.network import Network, cast_shapes, initialize_params
+from diffusax.pipelines.run.mixing import mixed
 from diffusax.runtime.devices.lowering import lowering_platforms
 from diffusax.runtime.devices.mesh import replicated
 from diffusax.runtime.programs.cost import Cost, Kernel, cost_of, kernels_of, traffic
@@ -83,12 +85,17 @@ def adapter_shapes(group: list[str], rank: int, by_row: bool, dtype: str) -> Ada
     columns = room_for(1) * WeightGroups({"unet": NETWORK}).count
     weights = jax.ShapeDtypeStruct((2, columns), jnp.float32)
     found = Adapters({path: layer(shapes[path]) for path in group}, weights)
-    return found if by_row else jax.eval_shape(weigh_alike, found)
+    return (
+        found if by_row else jax.eval_shape(weigh_alike, cast_shapes(NETWORK.shapes, dtype), found)
+    )
 
 
-def weigh_alike(adapters: Adapters) -> Adapters:
-    """The adapters with the weights of the first row for all rows, as a run has them."""
-    layers = mixed(adapters.layers, adapters.weights[0], NETWORK)
+def weigh_alike(params: Any, adapters: Adapters) -> Adapters:
+    """The adapters with the weights of the first row for all rows, as a run has them.
+
+    The kernels that it changes have the shapes of the network's own.
+    """
+    _, layers = mixed(NETWORK, params, adapters.layers, adapters.weights[0])
     return Adapters(layers, adapters.weights)
 
 
