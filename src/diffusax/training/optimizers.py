@@ -49,6 +49,15 @@ class OptimizerConfig(Options):
     max_grad_norm: Annotated[float, Meta(gt=0)] = 1.0
     """The global norm to which larger gradients are scaled down; inf leaves them unchanged."""
 
+    @property
+    def keeps_finite(self) -> bool:
+        """Whether finite gradients give finite updates for certain.
+
+        Squares of numbers whose norm is finite in float32 are at most 3.4e38, so that the largest
+        update is a learning rate times 1.9e19 / epsilon.
+        """
+        return self.name == "lion" or (self.name == "adamw" and self.epsilon >= 1e-12)
+
 
 @dataclasses.dataclass(frozen=True)
 class FineTuningOptimizerConfig(OptimizerConfig):

@@ -65,3 +65,22 @@ def test_clipping_takes_the_norm_that_is_known(rates):
     _, after = optimizer.update(grads, state, params, grad_norm=global_norm(grads) * 2)
     half = optax.tree_utils.tree_get(after, "mu")
     jax.tree.map(lambda x, y: np.testing.assert_allclose(2 * x, y, rtol=1e-4), half, momentum)
+
+
+@pytest.mark.parametrize("name", first(["adamw", "adafactor", "lion", "muon"]))
+def test_updates_that_are_finite_for_certain_need_no_check(name):
+    # The rate is the largest that options take, the gradients' norm nearly the largest there is.
+    given = {"learning_rate": 1e6, "max_grad_norm": np.inf, "epsilon": 1e-12, "weight_decay": 0}
+    config = OptimizerConfig(name=name, **given)
+    assert config.keeps_finite == (name in ("adamw", "lion"))
+    assert not OptimizerConfig(name=name, epsilon=1e-300).keeps_finite or name == "lion"
+    optimizer, grads = make_optimizer(config, 3), draw(("kernel", "bias"))
+    grads = jax.tree.map(lambda x: np.float32(x * 1e18), grads)
+    assert np.isfinite(global_norm(grads))
+    params = draw(grads)
+    state, found = optimizer.init(params), []
+    for scale in (1, 1e-30, 0):
+        some = jax.tree.map(lambda g, s=scale: g * np.float32(s), grads)
+        updates, state = optimizer.update(some, state, params)
+        found.append(all(np.isfinite(x).all() for x in jax.tree.leaves(updates)))
+    assert all(found) or not config.keeps_finite

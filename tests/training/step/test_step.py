@@ -99,6 +99,18 @@ def test_an_update_that_is_not_finite_is_skipped_too(rate):
     assert_same((after.params, after.opt_state, after.ema), state[1:4])
 
 
+def test_without_the_check_of_updates_steps_are_the_same():
+    def batches(seed):
+        values = batch(seed=seed)
+        return {"x": values["x"].at[0, 0].set(jnp.nan)} if seed == 1 else values
+
+    optimizer = optax.adamw(0.1)
+    expected, before = run(3, optimizer, batches)
+    found, after = run(3, optimizer, batches, check_updates=False)
+    assert [h["skipped"] for h in after] == [h["skipped"] for h in before] == [0, 1, 1]
+    assert_same((found.params, found.opt_state), expected[1:3])
+
+
 def assert_same(tree, expected) -> None:
     jax.tree.map(np.testing.assert_array_equal, tree, expected)
 

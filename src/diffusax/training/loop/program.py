@@ -98,6 +98,7 @@ def step_program(
         ema=config.ema,
         ema_start=config.ema.start_step(config.steps) or 0,
         by_rows=is_whole and mesh.devices.flat[0].platform == "gpu",
+        check_updates=not config.optimizer.keeps_finite,
     )
 
     def train_step(state: TrainState, frozen: Params, batch: Any) -> Any:

@@ -54,6 +54,7 @@ def make_train_step(
     ema: EMAConfig | None = None,
     ema_start: int = 0,
     by_rows: bool = False,
+    check_updates: bool = True,
 ) -> Callable[[TrainState, Params, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """Returns the function (state, frozen parameters, batch) -> (state, metrics), to be jitted.
 
@@ -67,6 +68,8 @@ def make_train_step(
         ema: the rule of the average, for states that hold one.
         ema_start: the step after which the average began.
         by_rows: whether to compute norms by `global_norm_by_rows`.
+        check_updates: whether to check that updates are finite. Where finite gradients always give
+            such, updates are computed once without the check, and twice with it.
 
     Returns:
         The function. Its metrics are scalars: loss, grad_norm (before clipping) and skipped (so
@@ -118,8 +121,8 @@ def make_train_step(
             images_per_step=size,
         )
 
-        norms = jnp.stack([value, grad_norm, norm_of_updates(updates)])
-        finite = jnp.isfinite(norms).all()
+        norms = [value, grad_norm, *([norm_of_updates(updates)] if check_updates else [])]
+        finite = jnp.isfinite(jnp.stack(norms)).all()
         params, opt_state, average = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
             (params, opt_state, average),
