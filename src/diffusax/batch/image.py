@@ -229,7 +229,8 @@ def _adapters(c: Components, run: PreparedRun, i: int) -> dict[Lora, np.ndarray]
     if table is None:
         return {}
     groups = WeightGroups(adaptable_networks(c))
-    weights = np.asarray(table)[0, i].reshape(-1, groups.count)
+    first = np.asarray(table)[0]
+    weights = (first if first.ndim == 1 else first[i]).reshape(-1, groups.count)
     own = {*c.denoiser.components}
     pairs = zip(run.loras.values(), weights)
     return {one: w for one, w in pairs if w.any() and not own.isdisjoint(one.components)}

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.extend.core import jaxprs_in_params
 from support.adapted import random_adapter
 from support.compiled_programs import compiled_programs, forget_executables
 
@@ -17,6 +18,9 @@ import diffusax
 from diffusax.lora.lora import lora_of_arrays
 from diffusax.lora.stacks import WeightGroups, covers, group_of, round_rank, stack, stack_shapes
 from diffusax.models.adapters.low_rank import kernel_shapes
+from diffusax.pipelines.pipeline import ahead
+from diffusax.pipelines.run import mixing
+from diffusax.pipelines.run.programs import run_rows
 from diffusax.runtime.programs.compilations import count_compilations
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 3.0, "seed": 1}
@@ -63,6 +67,34 @@ def test_names_and_weights_compile_nothing(pipe):
 
 def _text(pipe):
     return layers_of(pipe, "text_encoder", 3, "q_proj", seed=5)
+
+
+def test_steps_have_no_more_products_where_all_images_weigh_adapters_alike(pipe, monkeypatch):
+    # Most of so small a network are its attentions.
+    monkeypatch.setattr(mixing, "_SHARE", 1)
+
+    def products(**given):
+        call = ahead.example_call(pipe, 1, (32, 32), {"prompt": ["a cat", "a dog"], **given})
+        requests = ahead.requests(pipe.parts, pipe.task, call, None)
+        (request,) = [request for request in requests if request.program.name == "denoise"]
+        ((_, denoiser),) = request.static
+        jaxpr = jax.make_jaxpr(lambda *given: run_rows(denoiser, *given))(*request.dynamic[:-1])
+        names = list(looped(jaxpr.jaxpr))
+        return names.count("dot_general")
+
+    plain = products()
+    assert plain > 20
+    assert products(adapters={"style": 1.0}) == plain
+    assert products(adapters=[{"style": 1.0}, {"style": 0.5}]) > plain
+
+
+def looped(jaxpr, inside=False):
+    """The names of the operations of all loops of a program."""
+    for eqn in jaxpr.eqns:
+        if inside:
+            yield eqn.primitive.name
+        for inner in jaxprs_in_params(eqn.params):
+            yield from looped(inner, inside or eqn.primitive.name in ("while", "scan"))
 
 
 def test_the_next_call_with_the_same_names_copies_nothing(pipe):

@@ -80,11 +80,12 @@ def _with_room(layers: Mapping[str, Mixed], params: Params) -> list[str]:
     """Returns the paths of the layers whose kernels a run changes, those of the smallest kernels.
 
     What adapters cost beside a kernel hardly depends on its size. A mesh that splits parameters
-    has none, and neither have parameters in the host's memory.
+    has none, and neither have parameters in the host's memory. Several processes must not come to
+    different results, as they may by what memory each has.
     """
     shape, leaves = jax.sharding.get_abstract_mesh().shape, jax.tree.leaves(params)
     split = any(size > 1 for axis, size in shape.items() if axis != "data")
-    if split or in_host_memory(leaves):
+    if split or in_host_memory(leaves) or jax.process_count() > 1:
         return []
     whole = sum(map(_bytes, leaves))
     memory = device_memory(jax.local_devices()[0])

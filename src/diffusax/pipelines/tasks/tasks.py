@@ -16,7 +16,7 @@ from diffusax.models.network import hooks_for
 from diffusax.pipelines.components.adapters import CallAdapters
 from diffusax.pipelines.components.components import Components
 from diffusax.pipelines.plan import guidance
-from diffusax.pipelines.plan.arguments import Call
+from diffusax.pipelines.plan.arguments import Call, as_list
 from diffusax.pipelines.plan.plan import (
     Conditions,
     Inpainting,
@@ -265,7 +265,13 @@ def _hooks(c: Components, call: Call) -> HookFunctions | None:
 
 
 def _adapter_rows(adapters: CallAdapters, call: Call, padded: int) -> np.ndarray:
-    """Returns the weights of adapters in each row and image, padded b a."""
+    """Returns the weights of adapters in each row, padded a, and image, padded b a.
+
+    Images share them where the call's argument has one dictionary, whatever its weights are, so
+    that other weights compile nothing.
+    """
+    if len(call.adapter_rows or as_list(call.adapters)) == 1:
+        return np.tile(adapters.weights[0], (padded, 1))
     images = np.repeat(adapters.weights, call.num_images_per_prompt or 1, axis=0)
     return np.tile(images, (padded, 1, 1))
 
