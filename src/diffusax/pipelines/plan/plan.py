@@ -137,8 +137,8 @@ class StepInputs(NamedTuple):
     each of the r residuals of each of m ControlNets in each branch, or of all maps of a
     T2I-Adapter, the first of r; None without either. freeu: n 4, the numbers of `FreeU`; None
     without it. adapters: n b a, the weight of each of a adapters in each image, or n a where a call
-    has one dictionary for all images, the same in all rows; None without adapters. target: n, the timestep that each
-    row leads to, for a denoiser that is told it; else None.
+    has one dictionary for all images, the same in all rows; None without adapters. target: n, the
+    timestep that each row leads to, for a denoiser that is told it; else None.
     """
 
     weights: Any
