@@ -187,9 +187,8 @@ def peak_of(row: Row, topology: str) -> dict[str, Any]:
         options = argparse.Namespace(
             **row._asdict(), accumulate=1, checkpointing="blocks", effort=-1.0
         )
-        kinds = {"edits": row.program == "train-edits", "lora": row.program == "train-lora"}
         try:
-            compiled, needed = compile_training(folder, mesh, options, **kinds)
+            compiled, needed = compile_training(folder, mesh, options, program=row.program)
         except DoesNotFitError:
             return {"GB": None}
         return {"GB": round(cost_of(compiled, needed=needed).peak, 2)}
