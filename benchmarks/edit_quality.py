@@ -73,7 +73,9 @@ def edit(pipe: Any, pairs: list[Pair], args: argparse.Namespace, scale: float) -
         # All pictures of a call are looked at for each of its prompts.
         return np.concatenate(
             [
-                pipe(pair.prompt, image=pil(pair.before), seed=args.seed + i, **options).images
+                pipe(
+                    prompt=pair.prompt, image=pil(pair.before), seed=args.seed + i, **options
+                ).images
                 for i, pair in enumerate(pairs)
             ]
         )
@@ -82,7 +84,7 @@ def edit(pipe: Any, pairs: list[Pair], args: argparse.Namespace, scale: float) -
         # The last batch is filled up, so that there is one shape to compile.
         chunk = (pairs[start : start + BATCH] * BATCH)[:BATCH]
         images = pipe(
-            [pair.prompt for pair in chunk],
+            prompt=[pair.prompt for pair in chunk],
             image=[pil(pair.before) for pair in chunk],
             seed=[args.seed + start + i for i in range(BATCH)],
             **options | {"image_guidance_scale": scale},

@@ -44,7 +44,7 @@ def draw(pipe: Any, prompts: list[str], args: argparse.Namespace) -> np.ndarray:
         own = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
         options = pipe.call_defaults | own
         seeds = [args.seed + start + i for i in range(BATCH)]
-        images = pipe(chunk, seed=seeds, output_type="np", **options).images
+        images = pipe(prompt=chunk, seed=seeds, output_type="np", **options).images
         batches.append(images[: len(prompts) - start])
     return np.concatenate(batches)
 

@@ -43,9 +43,9 @@ def place(glyph: Image.Image, color: str, rng: np.random.Generator) -> Image.Ima
     return picture.convert("RGB").resize((RESOLUTION, RESOLUTION), Image.Resampling.BOX)
 
 
-def rows(icons: Path, names: Path, copies: int, seed: int = 0) -> Iterator[Row]:
+def rows(icons: Path, names: Path, copies: int) -> Iterator[Row]:
     """Every emoji several times."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     svgs = read_icons(icons, "noto")
     for emoji, name in emoji_names(names):
         code = "-".join(f"{ord(c):x}" for c in emoji if c != "\ufe0f")
