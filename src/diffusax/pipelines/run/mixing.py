@@ -19,6 +19,7 @@ from diffusax.models.adapters.low_rank import Layers, Merged, Mixed
 from diffusax.models.network import Network, Params
 from diffusax.models.parameter_tree import replaced
 from diffusax.pipelines.families import Denoiser
+from diffusax.runtime.devices.chips import CHIPS
 from diffusax.runtime.devices.host import in_host_memory
 from diffusax.runtime.devices.memory import device_memory
 
@@ -80,16 +81,12 @@ def _with_room(layers: Mapping[str, Mixed], params: Params) -> list[str]:
     """Returns the paths of the layers whose kernels a run changes, those of the smallest kernels.
 
     What adapters cost beside a kernel hardly depends on its size. A mesh that splits parameters
-    has none, and neither have parameters in the host's memory. Several processes must not come to
-    different results, as they may by what memory each has.
+    has none, and neither have parameters in the host's memory.
     """
     shape, leaves = jax.sharding.get_abstract_mesh().shape, jax.tree.leaves(params)
     split = any(size > 1 for axis, size in shape.items() if axis != "data")
-    if split or in_host_memory(leaves) or jax.process_count() > 1:
-        return []
-    whole = sum(map(_bytes, leaves))
-    memory = device_memory(jax.local_devices()[0])
-    if memory is not None and whole * _SMALL > memory:
+    whole, memory = sum(map(_bytes, leaves)), _memory()
+    if split or in_host_memory(leaves) or (memory is not None and whole * _SMALL > memory):
         return []
     room = min(whole * _SHARE, _MAX_BYTES)
     sizes = {path: _changeable_bytes(layer, params, path) for path, layer in layers.items()}
@@ -100,6 +97,17 @@ def _with_room(layers: Mapping[str, Mixed], params: Params) -> list[str]:
             break
         chosen.append(path)
     return chosen
+
+
+def _memory() -> float | None:
+    """Returns the bytes of a device that a program is traced for, or None where they are unknown.
+
+    It is zero where processes may have devices of different memory: their programs must agree.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device or jax.local_devices()[0]
+    if (chip := CHIPS.get(device.device_kind)) is not None:
+        return chip.memory * 1e9
+    return device_memory(jax.local_devices()[0]) if jax.process_count() == 1 else 0
 
 
 def _changeable_bytes(layer: Mixed, params: Params, path: str) -> float:
