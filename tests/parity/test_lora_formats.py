@@ -218,7 +218,7 @@ def test_pictures_with_a_merged_format_beside_a_lora(pair, tmp_path):
     ours.load_lora_weights(tmp_path / "loha.safetensors", adapter_name="loha")
     ours.load_lora_weights(tmp_path / "lora.safetensors", adapter_name="lora")
     options = {**CALL, "prompt": PROMPTS[:1] * 2}
-    ours(**options, generator=generators([3, 4]), adapters={"loha": 0.5, "lora": 0.5})
+    ours(**options, generator=generators([3, 4]), adapters=[{"loha": 0.5, "lora": 0.5}] * 2)
     from diffusax.runtime.programs.compilations import count_compilations
 
     with count_compilations() as compiled:

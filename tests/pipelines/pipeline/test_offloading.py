@@ -141,7 +141,8 @@ def test_streaming_goes_with_everything_else(quiet, tmp_path):
         each.add_adapter("style", adapter)
     adapted = {**CALL, "adapters": {"style": 0.8}}
     expected = plain("a cat", **adapted).images
-    np.testing.assert_array_equal(pipe("a cat", **adapted).images, expected)
+    # Kernels that lie on the device have the adapter added to them.
+    np.testing.assert_allclose(pipe("a cat", **adapted).images, expected, atol=1e-5)
     with diffusax.RunningBatch(pipe) as batch:
         running = batch.submit("a cat", **adapted).result().images
     np.testing.assert_allclose(running, expected, atol=1e-5)

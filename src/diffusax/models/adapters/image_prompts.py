@@ -20,8 +20,8 @@ from diffusax.models.ops.attention import attention
 from diffusax.models.ops.matmul import apart, matmul
 from diffusax.models.parameter_tree import ordered_leaves, path_name
 
-_TO_K = re.compile(r"(.*\.attn2)\.to_k\.kernel")
 _BLOCKS = ("down_blocks", "up_blocks", "mid_block")
+_TO_K = re.compile(rf"((?:{'|'.join(_BLOCKS)})\..*\.attn2)\.to_k\.kernel")
 
 
 class KeysValues(NamedTuple):
@@ -146,7 +146,7 @@ def cross_attentions(network: Any) -> dict[str, tuple[int, int]]:
     """Returns the shapes of the keys' kernels, d inner, of a UNet's cross-attentions by path.
 
     They have the order in which IP-Adapters count them: down, up, and then the middle, as
-    `attn_processors` of diffusers. The networks of other libraries have none.
+    `attn_processors` of diffusers. Other networks have none.
     """
     leaves = ordered_leaves(network.shapes)
     named = ((_TO_K.fullmatch(path_name(path)), leaf) for path, leaf in leaves)
