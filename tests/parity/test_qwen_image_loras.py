@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.effort import few
-from support.lora_files import layers_of, pair
+from support.lora_files import kohya, layers_of, pair
 from support.tiny_transformers import KREA2_SIZE as SIZE
 from support.tiny_transformers import qwen_image21_pipeline, qwen_image_pipeline
 
@@ -50,22 +50,12 @@ def peft(layers, prefix="transformer.", adapter=""):
     }
 
 
-def kohya(layers, prefix="lora_unet_", dot="_"):
-    """Names with down, up and alpha, whose dots are underscores in kohya's files."""
-    found = {}
-    for name, (down, up) in layers.items():
-        key = f"{prefix}{name.replace('.', dot)}"
-        found |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
-        found[f"{key}.alpha"] = torch.tensor(float(RANK))
-    return found
-
-
 FORMATS = {
     "diffusers": peft,
     "comfyui": lambda layers: peft(layers, "diffusion_model."),
     "ai-toolkit": lambda layers: peft(layers, "diffusion_model.", ".default"),
-    "kohya": kohya,
-    "lightning": lambda layers: kohya(layers, "", "."),
+    "kohya": lambda layers: kohya(layers, RANK),
+    "lightning": lambda layers: kohya(layers, RANK, "", "."),
 }
 
 

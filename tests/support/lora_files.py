@@ -98,11 +98,11 @@ def write_kohya(path, networks, ends, rename=None, rank=4):
     return path
 
 
-def kohya(layers, alpha=2.0):
-    """The tensors of layers (A, B) by kohya's names, whose dots are underscores, with alphas."""
+def kohya(layers, alpha=2.0, prefix="lora_unet_", dot="_"):
+    """The tensors of layers (A, B) with down, up and alpha, by kohya's names unless told others."""
     found = {}
     for name, (down, up) in layers.items():
-        key = f"lora_unet_{name.replace('.', '_')}"
+        key = f"{prefix}{name.replace('.', dot)}"
         found |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
         found[f"{key}.alpha"] = torch.tensor(float(alpha))
     return found

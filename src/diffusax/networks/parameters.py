@@ -14,6 +14,7 @@ from diffusax.checkpoints.tree import (
     to_torch,
     torch_shape,
 )
+from diffusax.models.parameter_tree import replaced
 from diffusax.models.quantized import Quantized
 
 
@@ -48,13 +49,8 @@ class Parameter:
     @value.setter
     def value(self, array: Any) -> None:
         placed = like(self.value, np.asarray(array))
-
-        def replaced(tree: Any, path: tuple[Any, ...]) -> Any:
-            if not path:
-                return placed
-            return {**tree, path[0].key: replaced(tree[path[0].key], path[1:])}
-
-        self.model.params = replaced(self.model.params, self.path)
+        keys = tuple(key.key for key in self.path)
+        self.model.params = replaced(self.model.params, keys, placed)
 
     @property
     def data(self) -> "Parameter":

@@ -2,7 +2,7 @@
 
 Where there is room for changed kernels, a layer's is W + A s B (Hu et al. 2021, section 4.1), and
 steps compute what they do without adapters. The other layers compute x W + (x A) (s B), and those
-that read one input share the product with A.
+that read one input share the product with A. Each piece of a run does so anew.
 """
 
 import functools
@@ -21,7 +21,7 @@ from diffusax.models.parameter_tree import replaced
 from diffusax.pipelines.families import Denoiser
 from diffusax.runtime.devices.chips import CHIPS
 from diffusax.runtime.devices.host import in_host_memory
-from diffusax.runtime.devices.memory import device_memory
+from diffusax.runtime.devices.memory import array_bytes, device_memory
 
 _SHARE = 1 / 4
 """The part of a network's bytes that changed kernels may take."""
@@ -85,7 +85,7 @@ def _with_room(layers: Mapping[str, Mixed], params: Params) -> list[str]:
     """
     shape, leaves = jax.sharding.get_abstract_mesh().shape, jax.tree.leaves(params)
     split = any(size > 1 for axis, size in shape.items() if axis != "data")
-    whole, memory = sum(map(_bytes, leaves)), _memory()
+    whole, memory = sum(map(array_bytes, leaves)), _memory()
     if split or in_host_memory(leaves) or (memory is not None and whole * _SMALL > memory):
         return []
     room = min(whole * _SHARE, _MAX_BYTES)
@@ -119,12 +119,7 @@ def _changeable_bytes(layer: Mixed, params: Params, path: str) -> float:
         return math.inf
     # Only linear layers take a bias that is none of their parameters.
     takes_bias = kernel.ndim == 2 or parameters.get("bias") is not None
-    return _bytes(kernel) if takes_bias else math.inf
-
-
-def _bytes(x: Any) -> int:
-    # Nothing asks a tracer for its sharding, which takes JAX milliseconds.
-    return math.prod(x.shape) * x.dtype.itemsize
+    return array_bytes(kernel) if takes_bias else math.inf
 
 
 def _layer(params: Params, path: str) -> Mapping[str, Any]:

@@ -57,9 +57,11 @@ def array_bytes(x: Any, place: Any = None) -> int:
     """
     shape = x.shape if place is None else place.shard_shape(x.shape)
     count = math.prod(shape) * x.dtype.itemsize
+    if x.dtype.name not in _FOUR_BITS:
+        return count
     devices = getattr(place or getattr(x, "sharding", None), "device_set", None)
     packs = devices and next(iter(devices)).platform != "cpu"
-    return -(-count // 2) if packs and x.dtype.name in _FOUR_BITS else count
+    return -(-count // 2) if packs else count
 
 
 def return_memory() -> None:
