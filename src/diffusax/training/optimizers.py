@@ -54,9 +54,11 @@ class OptimizerConfig(Options):
         """Whether finite gradients give finite updates for certain.
 
         Squares of numbers whose norm is finite in float32 are at most 3.4e38, so that the largest
-        update is a learning rate times 1.9e19 / epsilon.
+        update is a learning rate times 1.9e19 / epsilon, and a decay that lets parameters grow.
         """
-        return self.name == "lion" or (self.name == "adamw" and self.epsilon >= 1e-12)
+        grows = (self.learning_rate or 0.0) * self.weight_decay > 1
+        bounded = self.name == "lion" or (self.name == "adamw" and self.epsilon >= 1e-12)
+        return bounded and not grows
 
 
 @dataclasses.dataclass(frozen=True)

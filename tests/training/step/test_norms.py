@@ -74,6 +74,7 @@ def test_updates_that_are_finite_for_certain_need_no_check(name):
     config = OptimizerConfig(name=name, **given)
     assert config.keeps_finite == (name in ("adamw", "lion"))
     assert not OptimizerConfig(name=name, epsilon=1e-300).keeps_finite or name == "lion"
+    assert not OptimizerConfig(name=name, learning_rate=101, weight_decay=1e-2).keeps_finite
     optimizer, grads = make_optimizer(config, 3), draw(("kernel", "bias"))
     grads = jax.tree.map(lambda x: np.float32(x * 1e18), grads)
     assert np.isfinite(global_norm(grads))
