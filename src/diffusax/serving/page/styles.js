@@ -29,6 +29,7 @@ export class Styles extends EventTarget {
       event.preventDefault();
       this.#save();
     });
+    this.#changed();
   }
 
   /** Asks for the server's styles, where it has some. */
