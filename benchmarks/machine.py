@@ -23,12 +23,15 @@ def describe(*packages: str) -> str:
 
 
 def interleaved_medians(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each, run in turns so that a busy machine is busy for all alike."""
-    for run in runs.values():
-        run()
+    """Median seconds of each, run in turns so that a busy machine is busy for all alike.
+
+    Before each run that counts is one that does not: threads of the other wait busily for a while,
+    and its data fill the caches.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
+            run()
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)

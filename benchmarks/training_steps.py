@@ -7,6 +7,7 @@ import jax
 import torch
 from machine import interleaved_medians
 
+from diffusax.runtime.devices.lowering import compiler_options
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
 from diffusax.training.step.denoising import DenoisingLoss
 from diffusax.training.step.draws import Draws
@@ -22,10 +23,16 @@ def jax_steps(
 
     params: the trained parameters by component.
     """
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=LR), 1000)
+    config = OptimizerConfig(learning_rate=LR)
+    optimizer = make_optimizer(config, 1000)
     step = jax.jit(
-        make_train_step(lambda p, f, batch, keys: loss.with_draws(p, f, *batch["all"]), optimizer),
+        make_train_step(
+            lambda p, f, batch, keys: loss.with_draws(p, f, *batch["all"]),
+            optimizer,
+            check_updates=not config.keeps_finite,
+        ),
         donate_argnums=0,
+        compiler_options=compiler_options() or None,
     )
     data = {"all": jax.device_put((batch, draws))}
     state = initial_state(params, optimizer, seed=0)

@@ -35,6 +35,7 @@ from diffusax.models import (
 )
 from diffusax.models.network import Network
 from diffusax.models.transformers.flux import image_rotation
+from diffusax.runtime.devices.lowering import compiler_options
 
 Step = Callable[[], np.ndarray]
 TOKENS = (32, 32)
@@ -79,7 +80,7 @@ def compiled(network: Network, module: torch.nn.Module, inputs: tuple) -> Step:
     params = params_of(network, module.float())
     params = jax.tree.map(lambda x: jnp.asarray(x, str(dtype).removeprefix("torch.")), params)
     module.to(dtype)
-    run = jax.jit(network.apply).lower(params, *inputs).compile()
+    run = jax.jit(network.apply).lower(params, *inputs).compile(compiler_options() or None)
     return lambda: np.asarray(run(params, *inputs), np.float32)
 
 

@@ -20,6 +20,7 @@ from machine import describe, interleaved_medians
 from diffusax.checkpoints.tree import checkpoint_name, to_torch
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.networks import initialize
+from diffusax.runtime.devices.lowering import compiler_options
 
 CONFIGS = {"sd2": SD2, "sdxl": SDXL}
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -54,7 +55,7 @@ def compare(model: str, dtype: str, layouts: list[str], size: int, repeats: int)
     inputs = draw_inputs(config, size)
     args = {name: jnp.asarray(value, dtype) for name, value in inputs.items()}
     step = jax.jit(lambda params, args: call(network, params, **args))
-    compiled = step.lower(network.params, args).compile()
+    compiled = step.lower(network.params, args).compile(compiler_options() or None)
     reference = pytorch_unet(network.params, CONFIGS[model])
 
     def ours() -> np.ndarray:

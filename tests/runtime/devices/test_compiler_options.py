@@ -16,8 +16,15 @@ def mesh_of(platform, capability=""):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-def test_only_gpus_have_options(platform):
-    assert bool(compiler_options(mesh_of(platform))) == (platform == "gpu")
+def test_which_platforms_have_options(platform):
+    assert bool(compiler_options(mesh_of(platform))) == (platform != "tpu")
+
+
+def test_an_option_for_cpus_that_this_xla_does_not_know_is_left_out(monkeypatch):
+    monkeypatch.setitem(lowering.OPTIONS, "cpu", {"xla_no_such_option": True})
+    assert not compiler_options(mesh_of("cpu"))
+    function = Program(lambda x: x + 1)
+    assert function(1.0) == 2
 
 
 @pytest.mark.parametrize(("capability", "last"), [("7.5", False), ("8.0", True), ("gfx942", False)])
@@ -35,6 +42,7 @@ def test_an_option_of_the_user_stays(monkeypatch):
 def test_calls_are_compiled_with_the_options(monkeypatch):
     function = Program(lambda x: x + 1)
     monkeypatch.setitem(lowering.OPTIONS, jax.default_backend(), {"xla_no_such_option": True})
+    monkeypatch.setattr(lowering, "_is_known", lambda name, value: True)
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
         function(jnp.ones(3))
     # Inside another trace there are none, which only the outermost function can have.

@@ -1,20 +1,33 @@
 """Lowers an operation as is best for the platform of the program, or in the plain form."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-from jax.sharding import Mesh
+import jax.numpy as jnp
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from diffusax.runtime.devices.chips import CARDS, CHANNELS_LAST, capability_of
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """JAX's names of the platforms that lowerings are chosen for."""
 
-OPTIONS: dict[str, dict[str, str | bool]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
+OPTIONS: dict[str, dict[str, str | bool]] = {
+    "cpu": {
+        "xla_cpu_experimental_ynn_fusion_type": (
+            "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
+        )
+    },
+    "gpu": {"xla_gpu_enable_triton_gemm": False},
+}
 """XLA's options by JAX's name of a platform.
+
+On CPUs the library YNNPACK computes products and sums. By XLA's own choice it also computes some
+convolutions, which XLA's own code does sooner, and what comes after products, for which XLA first
+writes each number of an activation to memory as often as it is used.
 
 On GPUs products are cuBLAS's, which add a bias and a residual. XLA's own kernels of products do
 not inside a sampler's loop, where each such sum is a kernel of its own; and XLA compiles tens of
@@ -219,4 +232,18 @@ def compiler_options(mesh: Mesh | None = None, *, streams: bool = False) -> dict
     wanted = {**OPTIONS.get(platform, {}), **(_STREAMING.get(platform, {}) if streams else {})}
     if (capability_of(device) or (0, 0)) >= CHANNELS_LAST:
         wanted |= _CHANNELS_LAST
-    return {name: on for name, on in wanted.items() if name not in flags}
+    chosen = {name: on for name, on in wanted.items() if name not in flags}
+    return {name: on for name, on in chosen.items() if platform != "cpu" or _is_known(name, on)}
+
+
+@functools.cache
+def _is_known(name: str, value: str | bool) -> bool:
+    """Returns whether this process's XLA knows an option for CPUs, of which some are experimental."""
+    nothing = jax.ShapeDtypeStruct(
+        (), jnp.int32, sharding=SingleDeviceSharding(jax.devices("cpu")[0])
+    )
+    try:
+        jax.jit(lambda x: x).lower(nothing).compile({name: value})
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True

@@ -22,7 +22,11 @@ from jax.sharding import Mesh
 from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
 from diffusax.runtime.devices.layouts import tree_places
-from diffusax.runtime.devices.lowering import lowering_for, lowering_platforms
+from diffusax.runtime.devices.lowering import (
+    compiler_options,
+    lowering_for,
+    lowering_platforms,
+)
 from diffusax.runtime.devices.memory import device_memory, host_memory
 from diffusax.runtime.devices.mesh import (
     Rules,
@@ -107,11 +111,12 @@ def step_program(
         shardings = tree_sharding(mesh, state, rules)
         return jax.lax.with_sharding_constraint(state, shardings), metrics
 
+    jit = functools.partial(
+        jax.jit, train_step, donate_argnums=0, compiler_options=compiler_options(mesh) or None
+    )
     kept = places(recipe, state, mesh)
-    if kept == tree_sharding(mesh, state, rules):
-        return jax.jit(train_step, donate_argnums=0)
     # A constraint inside the program says nothing of the order in which its results are stored.
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(kept, None))
+    return jit() if kept == tree_sharding(mesh, state, rules) else jit(out_shardings=(kept, None))
 
 
 def abstract_state(recipe: Recipe, config: TrainConfig, mesh: Mesh, averaged: bool) -> TrainState:
