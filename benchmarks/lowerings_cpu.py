@@ -8,6 +8,7 @@ Rates count the products of the plain form, so Winograd's fewer ones may pass th
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from machine import describe
 
 from diffusax.models.ops import attention, conv
 from diffusax.models.ops.attention_kernels import Operands
+from diffusax.runtime.devices.lowering import compiler_options
 
 SAME = ((1, 1), (1, 1))
 # b h c d stride: the UNet at 64x64 latents with guidance, then the autoencoder at 512x512.
@@ -67,7 +69,7 @@ def time_convolution(shape: tuple[int, ...], dtype: str, repeats: int) -> None:
     names = ["direct", "winograd"] if stride == 1 else ["direct"]
     if b * h * h * c * 9 * 4 < 2**30:
         names.append("patches")
-    chosen = conv.choose_lowering("cpu", x.shape, kernel.shape, stride, SAME)
+    chosen = conv.choose_lowering("cpu", dtype, x.shape, kernel.shape, stride, SAME)
     forms = {
         name: lambda x, k, form=conv.LOWERINGS[name]: form(x, k, stride, SAME) for name in names
     }
@@ -126,7 +128,7 @@ def repeated(form: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     computation. Each turn changes the arguments, so that nothing can be computed ahead.
     """
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=compiler_options() or None)
     def run(*args: jax.Array) -> tuple[jax.Array, ...]:
         def body(_: jax.Array, args: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             y = jax.lax.optimization_barrier(form(*args))

@@ -93,13 +93,14 @@ def test_winograd_in_bands_equals_one_piece():
     [
         ((2, 6, 5, 3), (3, 3, 3, 4), 1, "direct"),
         ((2, 6, 6, 3), (3, 3, 3, 4), 2, "direct"),
-        ((2, 16, 16, 128), (3, 3, 128, 128), 1, "winograd"),
+        ((1, 32, 44, 192), (3, 3, 192, 192), 1, "winograd"),
         ((1, 4, 4, 128), (3, 3, 128, 128), 1, "patches"),
     ],
 )
 def test_gradients_equal_those_of_direct_sums(x_shape, kernel_shape, stride, name):
     x, kernel = arrays(x_shape, kernel_shape)
-    assert conv_module.choose_lowering("cpu", x_shape, kernel_shape, stride, SAME) == name
+    shapes = x_shape, kernel_shape
+    assert conv_module.choose_lowering("cpu", jnp.float32, *shapes, stride, SAME) == name
 
     def ours(x, kernel):
         return jnp.sin(conv2d(x, kernel, stride=stride, padding=SAME)).sum()
@@ -315,7 +316,9 @@ def lowered_for_cuda(t):
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_accelerators_convolve_directly(platform):
-    choice = conv_module.choose_lowering(platform, (8, 64, 64, 320), (3, 3, 320, 320), 1, SAME)
+    choice = conv_module.choose_lowering(
+        platform, jnp.float32, (8, 64, 64, 320), (3, 3, 320, 320), 1, SAME
+    )
     assert choice == "direct"
 
 
@@ -333,29 +336,35 @@ def test_accelerators_convolve_directly(platform):
 )
 def test_choice_of_convolution_on_tpus(images, size, d, name):
     shapes = (images, size, size, 640), (3, 3, 640, d)
-    assert conv_module.choose_lowering("tpu", *shapes, 1, SAME) == name
+    assert conv_module.choose_lowering("tpu", jnp.bfloat16, *shapes, 1, SAME) == name
     if name == "columns":
-        assert conv_module.choose_lowering("tpu", *shapes, 2, SAME) == "direct"
+        assert conv_module.choose_lowering("tpu", jnp.bfloat16, *shapes, 2, SAME) == "direct"
     # Each device of a mesh has images of its own.
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((4,), ("data",))):
         shapes = (4 * images, size, size, 640), (3, 3, 640, d)
-        assert conv_module.choose_lowering("tpu", *shapes, 1, SAME) == name
+        assert conv_module.choose_lowering("tpu", jnp.bfloat16, *shapes, 1, SAME) == name
 
 
 @pytest.mark.parametrize(
-    ("x_shape", "kernel_shape", "stride", "name"),
+    ("x_shape", "kernel_shape", "stride", "name", "half"),
     [
-        ((2, 64, 64, 320), (3, 3, 320, 320), 1, "winograd"),
-        ((2, 16, 16, 2560), (3, 3, 2560, 1280), 1, "winograd"),
-        ((2, 8, 8, 1280), (3, 3, 1280, 1280), 1, "patches"),
-        ((2, 64, 64, 320), (3, 3, 320, 320), 2, "patches"),
-        ((1, 512, 512, 256), (3, 3, 256, 256), 2, "direct"),
-        ((2, 64, 64, 4), (3, 3, 4, 320), 1, "direct"),
-        ((1, 512, 512, 64), (3, 3, 64, 64), 1, "direct"),
+        ((2, 64, 64, 320), (3, 3, 320, 320), 1, "winograd", "winograd"),
+        ((2, 16, 16, 2560), (3, 3, 2560, 1280), 1, "winograd", "winograd"),
+        ((8, 16, 16, 160), (3, 3, 160, 160), 1, "direct", "winograd"),
+        ((8, 8, 8, 320), (3, 3, 320, 320), 1, "direct", "winograd"),
+        ((2, 8, 8, 1280), (3, 3, 1280, 1280), 1, "patches", "patches"),
+        ((2, 32, 32, 640), (3, 3, 640, 640), 2, "direct", "patches"),
+        ((2, 64, 64, 320), (3, 3, 320, 320), 2, "direct", "direct"),
+        ((1, 512, 512, 256), (3, 3, 256, 256), 2, "direct", "direct"),
+        ((2, 64, 64, 4), (3, 3, 4, 320), 1, "direct", "direct"),
+        ((1, 512, 512, 64), (3, 3, 64, 64), 1, "direct", "direct"),
     ],
 )
-def test_choice_of_convolution_on_cpu(x_shape, kernel_shape, stride, name):
-    assert conv_module.choose_lowering("cpu", x_shape, kernel_shape, stride, SAME) == name
+def test_choice_of_convolution_on_cpu(x_shape, kernel_shape, stride, name, half):
+    choose = partial(conv_module.choose_lowering, "cpu")
+    assert choose(jnp.float32, x_shape, kernel_shape, stride, SAME) == name
+    for dtype in (jnp.bfloat16, jnp.float16):
+        assert choose(dtype, x_shape, kernel_shape, stride, SAME) == half
 
 
 CALLS = {"cuda": "__cudnn$fmha", "tpu": "tpu_custom_call"}

@@ -336,7 +336,10 @@ def _scores_times_values(
     causal: bool,
 ) -> jax.Array:
     """Computes one head; `first` is the first query's position. q: t d, k and v: s d -> t d."""
-    scores = jnp.matmul(q, k.T, preferred_element_type=jnp.float32) * scale
+    # Queries are fewer than scores, but half precision would round them once more.
+    early = q.dtype == jnp.float32
+    scores = jnp.matmul(q * scale if early else q, k.T, preferred_element_type=jnp.float32)
+    scores = scores if early else scores * scale
     if bias is not None:
         scores = scores + bias
     if causal:

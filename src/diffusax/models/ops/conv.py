@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -81,13 +81,15 @@ def _by_platform(x: jax.Array, kernel: jax.Array, *, stride: int, padding: Paddi
     }
 
     def choose(platform: str) -> str:
-        return choose_lowering(platform, known_sizes(x.shape), kernel.shape, stride, padding)
+        shapes = known_sizes(x.shape), kernel.shape
+        return choose_lowering(platform, x.dtype, *shapes, stride, padding)
 
     return by_platform(choose, forms, x, kernel)
 
 
 def choose_lowering(
     platform: str,
+    dtype: Any,
     x_shape: Sequence[int],
     kernel_shape: Sequence[int],
     stride: int,
@@ -96,7 +98,9 @@ def choose_lowering(
     """Chooses the lowering of a convolution: the fastest one in benchmarks/lowerings_cpu.py.
 
     GPU and TPU have convolution units, or libraries that try these forms themselves. XLA's own
-    convolution on CPU reaches a half to an eighth of the machine's matrix product rate. Of a few
+    convolution on CPUs sums in float32, with all of its units where `compiler_options` hold; so
+    other forms gain where products of half precision are quicker, and Winograd's where its
+    transforms are few beside its products. Of a few
     small maps, XLA's TPU compiler cuts the columns into pieces that it takes for images, and
     computes those at the edges twice: a fifth more operations for 32x32, two fifths for 16x16.
     """
@@ -110,11 +114,17 @@ def choose_lowering(
         return "columns" if few else "direct"
     if platform != "cpu" or min(c, d) < _MIN_CHANNELS:
         return "direct"
+    half = jnp.dtype(dtype).itemsize == 2
     tiles = x_shape[0] * math.ceil(height / 2) * math.ceil(width / 2)
-    if (kh, kw, stride) == (3, 3, 1) and tiles >= _MIN_TILES:
+    if (kh, kw, stride) == (3, 3, 1) and tiles >= _MIN_TILES and (half or _deep(tiles, c, d)):
         return "winograd"
     patches = x_shape[0] * height * width
-    return "patches" if patches <= _MAX_PATCHES else "direct"
+    return "patches" if patches <= (_MAX_HALF_PATCHES if half else _MAX_PATCHES) else "direct"
+
+
+def _deep(tiles: int, c: int, d: int) -> bool:
+    """Returns whether Winograd's products in float32 make up for its transforms."""
+    return min(c, d) >= _MIN_DEEP_CHANNELS and tiles * min(c, d) >= _MIN_DEEP_NUMBERS
 
 
 # With fewer channels the products are too thin for the matrix unit to gain from them.
@@ -127,8 +137,11 @@ _MIN_COLUMNS = 16
 _MAX_COLUMNS = 64
 # With fewer tiles, transforming the kernel costs more than the products that it saves.
 _MIN_TILES = 128
-# Every patch repeats its pixels kh kw times, so large maps must not be cut into patches at once.
-_MAX_PATCHES = 2048
+_MIN_DEEP_CHANNELS = 192
+_MIN_DEEP_NUMBERS = 2**16
+# Every patch repeats its pixels kh kw times, which more of them do not make up for.
+_MAX_PATCHES = 256
+_MAX_HALF_PATCHES = 512
 # Larger maps go through Winograd's algorithm in bands of rows.
 _MAX_TEMPORARY_BYTES = 256 * 2**20
 

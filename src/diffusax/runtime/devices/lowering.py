@@ -19,7 +19,8 @@ OPTIONS: dict[str, dict[str, str | bool]] = {
     "cpu": {
         "xla_cpu_experimental_ynn_fusion_type": (
             "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
-        )
+        ),
+        "xla_cpu_copy_insertion_use_region_analysis": True,
     },
     "gpu": {"xla_gpu_enable_triton_gemm": False},
 }
@@ -27,7 +28,8 @@ OPTIONS: dict[str, dict[str, str | bool]] = {
 
 On CPUs the library YNNPACK computes products and sums. By XLA's own choice it also computes some
 convolutions, which XLA's own code does sooner, and what comes after products, for which XLA first
-writes each number of an activation to memory as often as it is used.
+writes each number of an activation to memory as often as it is used. The other option spares
+training's steps a copy of all parameters and averages before they are changed in place.
 
 On GPUs products are cuBLAS's, which add a bias and a residual. XLA's own kernels of products do
 not inside a sampler's loop, where each such sum is a kernel of its own; and XLA compiles tens of
@@ -238,10 +240,9 @@ def compiler_options(mesh: Mesh | None = None, *, streams: bool = False) -> dict
 
 @functools.cache
 def _is_known(name: str, value: str | bool) -> bool:
-    """Returns whether this process's XLA knows an option for CPUs, of which some are experimental."""
-    nothing = jax.ShapeDtypeStruct(
-        (), jnp.int32, sharding=SingleDeviceSharding(jax.devices("cpu")[0])
-    )
+    """Returns whether this XLA knows an option for CPUs, of which some are experimental."""
+    place = SingleDeviceSharding(jax.devices("cpu")[0])
+    nothing = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
     try:
         jax.jit(lambda x: x).lower(nothing).compile({name: value})
     except jax.errors.JaxRuntimeError:
