@@ -1,5 +1,6 @@
 """The command line, in this process where its end is not what is tested."""
 
+import contextlib
 import io
 import os
 import re
@@ -16,7 +17,7 @@ from support.compiled_programs import forget_executables
 from support.tiny import build_stable_diffusion
 
 import diffusax
-from diffusax.cli import main
+from diffusax.cli import console, main
 from diffusax.cli.cache_latents import CacheLatents
 from diffusax.cli.console import COMMANDS
 from diffusax.cli.edit import Edit, fit
@@ -750,3 +751,64 @@ def test_a_closed_pipe_ends_silently(model):
     process.stdout.close()
     error = process.stderr.read()
     assert (process.wait(timeout=120), error) == (141, "")
+
+
+RESTARTS = """
+import os, sys
+from diffusax.cli.console import restart_with_large_pages
+print(os.getpid(), sys.argv[1:], os.environ.get("GLIBC_TUNABLES"), flush=True)
+restart_with_large_pages()
+"""
+
+
+@pytest.mark.skipif(not console.has_large_pages(), reason="needs glibc 2.35 and large pages")
+@pytest.mark.parametrize(
+    ("given", "restarted"),
+    [
+        (None, "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.check=1", "glibc.malloc.check=1:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", None),
+    ],
+)
+def test_training_starts_again_once_with_large_pages(tmp_path, given, restarted):
+    script = tmp_path / "script.py"
+    script.write_text(RESTARTS)
+    env = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    env |= {"GLIBC_TUNABLES": given} if given else {}
+    command = [sys.executable, "-B", str(script), "a b", "--c"]
+    out = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+    first, *again = out.splitlines()
+    assert first.endswith(f"['a b', '--c'] {given}")
+    assert again == ([first.replace(f"{given}", restarted)] if restarted else [])
+
+
+@pytest.mark.parametrize(
+    ("version", "choices", "has"),
+    [
+        (("glibc", "2.35"), "always [madvise] never", True),
+        (("glibc", "2.4"), "always [madvise] never", False),
+        (("glibc", "2.36"), "always madvise [never]", False),
+        (("", ""), "always [madvise] never", False),
+        (("glibc", "2.36"), None, False),
+    ],
+)
+def test_whathas_large_pages(monkeypatch, tmp_path, version, choices, has):
+    file = tmp_path / "enabled"
+    if choices:
+        file.write_text(choices)
+    monkeypatch.setattr(console, "PAGES_OF_LINUX", file)
+    monkeypatch.setattr(console.platform, "libc_ver", lambda: version)
+    assert console.has_large_pages() == has
+
+
+def test_only_training_as_a_command_starts_again(monkeypatch):
+    calls = []
+    monkeypatch.setattr(console, "restart_with_large_pages", lambda: calls.append(True))
+    for args in (["train", "--help"], ["--version"]):
+        monkeypatch.setattr(sys, "argv", ["diffusax", *args])
+        with contextlib.suppress(SystemExit):
+            console.main()
+        assert len(calls) == 1
+    with contextlib.suppress(SystemExit):
+        console.main(["train", "--help"])
+    assert len(calls) == 1

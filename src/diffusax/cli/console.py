@@ -3,9 +3,11 @@
 import gc
 import importlib
 import os
+import platform
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from diffusax._version import __version__
@@ -31,12 +33,18 @@ EXTRAS = dict.fromkeys(("train", "ema", "cache-latents", "evaluate"), ("optax", 
 EXTRAS["serve"] = ("uvicorn", "serve")
 
 
+PAGES_OF_LINUX = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_LARGE_PAGES = "glibc.malloc.hugetlb"
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the command that the arguments name, by default those of the process.
 
     A mistake ends with a message on stderr and exit code 2, Ctrl-C with 130, and a pipe that its
     reader has closed with 141 and no message.
     """
+    if args is None and sys.argv[1:2] == ["train"]:
+        restart_with_large_pages()
     args = sys.argv[1:] if args is None else list(args)
     # Imports and traces make many objects that stay; collecting garbage among them is slow.
     gc.set_threshold(100_000, 50, 100)
@@ -53,6 +61,35 @@ def main(args: Sequence[str] | None = None) -> None:
             sys.exit(141)
         except (ValueError, FloatingPointError, OSError, ImportError, MemoryError) as error:
             _end(f"error: {error or type(error).__name__}", 2)
+
+
+def restart_with_large_pages() -> None:
+    """Starts this process again with memory in large pages, where Linux and glibc have them.
+
+    On CPUs XLA asks for the memory of a training step in each step, and so Linux maps all of its
+    pages in each, which takes as long as a quarter of the step if they are small. glibc reads the
+    variable when a process starts; one that says something of large pages stays.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if _LARGE_PAGES in tunables or not sys.executable or not has_large_pages():
+        return
+    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{_LARGE_PAGES}=1")))
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def has_large_pages() -> bool:
+    """Returns whether Linux gives large pages to a program that asks, and glibc can ask."""
+    name, version = platform.libc_ver()
+    try:
+        choices = PAGES_OF_LINUX.read_text("ascii")
+    except OSError:
+        return False
+    return (
+        name == "glibc"
+        and tuple(map(int, version.split("."))) >= (2, 35)
+        and "[never]" not in choices
+    )
 
 
 def _run(args: list[str]) -> None:

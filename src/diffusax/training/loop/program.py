@@ -111,9 +111,9 @@ def step_program(
         shardings = tree_sharding(mesh, state, rules)
         return jax.lax.with_sharding_constraint(state, shardings), metrics
 
-    jit = functools.partial(
-        jax.jit, train_step, donate_argnums=0, compiler_options=compiler_options(mesh) or None
-    )
+    # A step is no loop, for which the options of GPUs are.
+    options = compiler_options(mesh) if mesh.devices.flat[0].platform == "cpu" else {}
+    jit = functools.partial(jax.jit, train_step, donate_argnums=0, compiler_options=options or None)
     kept = places(recipe, state, mesh)
     # A constraint inside the program says nothing of the order in which its results are stored.
     return jit() if kept == tree_sharding(mesh, state, rules) else jit(out_shardings=(kept, None))
