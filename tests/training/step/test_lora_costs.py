@@ -56,6 +56,11 @@ class Step:
         return int(lowered.compile().memory_analysis().temp_size_in_bytes)
 
 
+def test_what_a_step_changes_is_not_copied_before(checkpoint, pictures):
+    text = Step(checkpoint, pictures, lora=LoRAConfig(rank=4)).compiled.as_text()
+    assert "(%state_" in text and " copy(%state_" not in text
+
+
 @pytest.mark.slow
 def test_no_gradient_of_a_frozen_kernel_is_computed(checkpoint, pictures):
     (own, needed), (whole, needed_whole) = (
