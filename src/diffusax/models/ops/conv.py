@@ -98,11 +98,11 @@ def choose_lowering(
     """Chooses the lowering of a convolution: the fastest one in benchmarks/lowerings_cpu.py.
 
     GPU and TPU have convolution units, or libraries that try these forms themselves. XLA's own
-    convolution on CPUs sums in float32, with all of its units where `compiler_options` hold; so
-    other forms gain where products of half precision are quicker, and Winograd's where its
-    transforms are few beside its products. Of a few
-    small maps, XLA's TPU compiler cuts the columns into pieces that it takes for images, and
-    computes those at the edges twice: a fifth more operations for 32x32, two fifths for 16x16.
+    convolution on CPUs multiplies in float32 at nearly the machine's rate, with the options of
+    `runtime.devices.lowering`; products of half precision are quicker, and Winograd's form where
+    its transforms are few beside its products. Of a few small maps, XLA's TPU compiler cuts the
+    columns into pieces that it takes for images, and computes those at the edges twice: a fifth
+    more operations for 32x32, two fifths for 16x16.
     """
     kh, kw, c, d = kernel_shape
     if (kh, kw, stride, padding) == (1, 1, 1, ((0, 0), (0, 0))):
@@ -135,7 +135,8 @@ _MIN_IMAGES = 8
 # saves.
 _MIN_COLUMNS = 16
 _MAX_COLUMNS = 64
-# With fewer tiles, transforming the kernel costs more than the products that it saves.
+# With fewer tiles, transforming the kernel costs more than the products that it saves. In float32
+# transforming the maps does, too, with few channels or little of both.
 _MIN_TILES = 128
 _MIN_DEEP_CHANNELS = 192
 _MIN_DEEP_NUMBERS = 2**16

@@ -241,7 +241,7 @@ def compiler_options(mesh: Mesh | None = None, *, streams: bool = False) -> dict
 @functools.cache
 def _is_known(name: str, value: str | bool) -> bool:
     """Returns whether this XLA knows an option for CPUs, of which some are experimental."""
-    place = SingleDeviceSharding(jax.devices("cpu")[0])
+    place = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
     nothing = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
     try:
         jax.jit(lambda x: x).lower(nothing).compile({name: value})
