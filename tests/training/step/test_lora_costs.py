@@ -58,7 +58,8 @@ class Step:
 
 def test_what_a_step_changes_is_not_copied_before(checkpoint, pictures):
     text = Step(checkpoint, pictures, lora=LoRAConfig(rank=4)).compiled.as_text()
-    assert "(%state_" in text and " copy(%state_" not in text
+    assert "(%state_" in text
+    assert " copy(%state_" not in text
 
 
 @pytest.mark.slow
