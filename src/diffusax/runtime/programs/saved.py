@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from diffusax._version import __version__
 from diffusax.boundary.files import load_json, write_json, written_whole
+from diffusax.runtime.devices.lowering import compiler_options
 from diffusax.runtime.programs.cache import without_compilation_cache
 from diffusax.runtime.programs.program import (
     PROGRAMS,
@@ -24,6 +25,7 @@ from diffusax.runtime.programs.program import (
     digest,
     key,
     lower,
+    streams,
 )
 from diffusax.runtime.switches import in_mesh
 
@@ -158,8 +160,9 @@ def _compiled_for_file(request: Request, mesh: Mesh | None) -> jax.stages.Compil
 
     XLA's CPU backend would write an executable from that cache without its machine code.
     """
-    # With an option, even one that changes nothing, JAX compiles again.
-    options: dict[str, str | bool] = {"xla_embed_ir_in_executable": False}
+    # With a further option, even one that changes nothing, JAX compiles again.
+    options = compiler_options(mesh, streams=streams(request))
+    options["xla_embed_ir_in_executable"] = False
     with without_compilation_cache(), in_mesh(mesh):
         return lower(request).compile(compiler_options=options)
 
