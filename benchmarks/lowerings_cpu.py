@@ -20,7 +20,8 @@ from diffusax.models.ops.attention_kernels import Operands
 from diffusax.runtime.devices.lowering import compiler_options
 
 SAME = ((1, 1), (1, 1))
-# b h c d stride: the UNet at 64x64 latents with guidance, then the autoencoder at 512x512.
+# b h c d stride: the UNet at 64x64 latents with guidance, the autoencoder at 512x512, then batches in
+# the training of small UNets.
 CONVOLUTIONS = (
     (2, 64, 4, 320, 1),
     (2, 64, 320, 320, 1),
@@ -28,12 +29,17 @@ CONVOLUTIONS = (
     (2, 64, 320, 320, 2),
     (2, 32, 640, 640, 1),
     (2, 32, 1920, 640, 1),
+    (2, 32, 640, 640, 2),
     (2, 16, 1280, 1280, 1),
     (2, 16, 2560, 1280, 1),
     (2, 8, 1280, 1280, 1),
     (2, 64, 320, 4, 1),
     (1, 512, 128, 128, 1),
     (1, 256, 256, 256, 1),
+    (8, 16, 160, 160, 1),
+    (8, 8, 320, 320, 1),
+    (64, 8, 192, 192, 1),
+    (64, 4, 192, 192, 1),
 )
 # b t s h d: SD 2's levels, cross-attention, SD 1's widest heads, the autoencoder's single head, a
 # batch in the training of a small transformer.

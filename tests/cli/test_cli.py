@@ -792,7 +792,7 @@ def test_training_starts_again_once_with_large_pages(tmp_path, given, restarted)
         (("glibc", "2.36"), None, False),
     ],
 )
-def test_whathas_large_pages(monkeypatch, tmp_path, version, choices, has):
+def test_what_has_large_pages(monkeypatch, tmp_path, version, choices, has):
     file = tmp_path / "enabled"
     if choices:
         file.write_text(choices)

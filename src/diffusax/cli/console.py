@@ -74,7 +74,6 @@ def restart_with_large_pages() -> None:
     if _LARGE_PAGES in tunables or not sys.executable or not has_large_pages():
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{_LARGE_PAGES}=1")))
-    sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

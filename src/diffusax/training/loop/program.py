@@ -111,7 +111,7 @@ def step_program(
         shardings = tree_sharding(mesh, state, rules)
         return jax.lax.with_sharding_constraint(state, shardings), metrics
 
-    # A step is no loop, for which the options of GPUs are.
+    # Those of GPUs are for products in the loop of a sampler.
     options = compiler_options(mesh) if mesh.devices.flat[0].platform == "cpu" else {}
     jit = functools.partial(jax.jit, train_step, donate_argnums=0, compiler_options=options or None)
     kept = places(recipe, state, mesh)
