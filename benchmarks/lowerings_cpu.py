@@ -20,8 +20,8 @@ from diffusax.models.ops.attention_kernels import Operands
 from diffusax.runtime.devices.lowering import compiler_options
 
 SAME = ((1, 1), (1, 1))
-# b h c d stride: the UNet at 64x64 latents with guidance, the autoencoder at 512x512, then batches in
-# the training of small UNets.
+# b h c d stride: the UNet at 64x64 latents with guidance, the autoencoder at 512x512, then batches
+# in the training of small UNets.
 CONVOLUTIONS = (
     (2, 64, 4, 320, 1),
     (2, 64, 320, 320, 1),
