@@ -129,7 +129,7 @@ class Network:
             return self._attached(params, adapters, image_prompts, context_keys)
 
         def call(module: Any) -> Any:
-            return streamed(getattr(module, method))(*args, **kwargs)
+            return streamed(lambda *given: getattr(module, method)(*given, **kwargs))(*args)
 
         def run() -> Any:
             if hooks is not None:

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from diffusax.models.shared import shared
 from diffusax.runtime.devices.host import in_host_memory
 
 _STREAM: contextvars.ContextVar["_Stream | None"] = contextvars.ContextVar("stream", default=None)
@@ -139,13 +140,15 @@ def stream_parameters(module: Any) -> None:
 def streamed(block: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a block, or a function that calls one, as a network calls it; others may be within.
 
-    Its first array should be what the block before returns.
+    Its first array should be what the block before returns. Blocks of one form share their trace
+    where they copy nothing, see `shared`.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if (stream := _STREAM.get()) is not None:
-            args = stream.begin(args)
-        return block(*args, **kwargs)
+    together = shared(block)
+
+    def call(*args: Any) -> Any:
+        stream = _STREAM.get()
+        return together(*args) if stream is None else block(*stream.begin(args))
 
     return call
 

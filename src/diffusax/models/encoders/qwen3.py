@@ -53,7 +53,7 @@ def rotary_table(positions: Positions, dim: int, theta: float) -> Rotary:
     powers = (np.float64(theta) ** exponents).astype(np.float32)
     angles = positions.astype(np.float32) * (np.float32(1) / powers)
     if isinstance(angles, np.ndarray):
-        return np.cos(angles), np.sin(angles)
+        return jnp.asarray(np.cos(angles)), jnp.asarray(np.sin(angles))
     return jnp.cos(angles), jnp.sin(angles)
 
 

@@ -9,6 +9,7 @@ from flax import nnx
 
 from diffusax.models.layers.layers import Conv2d, GroupNorm, Linear
 from diffusax.models.ops.activations import silu
+from diffusax.models.shared import shared
 from diffusax.models.streaming import streamed, unordered
 from diffusax.runtime.devices.lowering import rematerialization
 from diffusax.runtime.devices.mesh import Rules
@@ -137,8 +138,10 @@ def rematerialized(module: Callable[..., Any], on: bool) -> Callable[..., Any]:
     if not on:
         return streamed(module)
 
+    together = shared(module)
+
     def call(*args: Any) -> Any:
         with unordered(), rematerialization():
-            return module(*args)
+            return together(*args)
 
     return jax.checkpoint(call)
