@@ -1,13 +1,16 @@
-"""Transformers of full width with one block of each kind against PyTorch diffusers, on the CPU.
+"""Networks of full width against PyTorch's, on the CPU, in turns, with random weights.
 
-FLUX.1 (a block with two streams, one with one), Z-Image (a refiner of each kind, one block over
-both), one image of 512x512 each, and Wan 1.3B (a block), nine frames of 256x256; random weights, in
-turns.
-    python benchmarks/transformer_blocks_cpu.py [--models flux z-image wan]
+Transformers with one block of each kind: FLUX.1 (a block with two streams, one with one), Z-Image
+(a refiner of each kind, one block over both), one image of 512x512 each, and Wan 1.3B (a block),
+nine frames of 256x256. Whole: the decoder of Stable Diffusion's autoencoder, an image of 256x256,
+for which PyTorch has its layout channels_last, and the text encoders of SD 1 (ViT-L) and SD 2
+(ViT-H), two texts of 77 tokens.
+    python benchmarks/networks_cpu.py [--models flux z-image wan decoder vit-l vit-h]
         [--dtype float32 bfloat16]
 """
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from full_size import WAN_1_3B
+import transformers
+from full_size import VAE, VIT_H, VIT_L, WAN_1_3B
 from machine import describe, interleaved_medians
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -26,6 +30,10 @@ from support.tiny_transformers import flux_inputs, upstream_flux, upstream_z_ima
 from support.torch_params import params_of
 
 from diffusax.models import (
+    AutoencoderKL,
+    AutoencoderKLConfig,
+    CLIPTextConfig,
+    CLIPTextModel,
     FluxTransformer2DConfig,
     FluxTransformer2DModel,
     WanTransformer3DConfig,
@@ -74,14 +82,15 @@ def z_image(dtype: str) -> tuple[Step, Step]:
     )
 
 
-def compiled(network: Network, module: torch.nn.Module, inputs: tuple) -> Step:
-    """A function that calls the network with a module's weights."""
+def compiled(network: Network, module: torch.nn.Module, inputs: tuple, **options: str) -> Step:
+    """A function that calls the network with a module's weights. options: those of `apply`."""
     dtype = next(module.parameters()).dtype
     params = params_of(network, module.float())
     params = jax.tree.map(lambda x: jnp.asarray(x, str(dtype).removeprefix("torch.")), params)
     module.to(dtype)
-    run = jax.jit(network.apply).lower(params, *inputs).compile(compiler_options() or None)
-    return lambda: np.asarray(run(params, *inputs), np.float32)
+    apply = jax.jit(functools.partial(network.apply, **options))
+    run = apply.lower(params, *inputs).compile(compiler_options() or None)
+    return lambda: np.asarray(jax.tree.leaves(run(params, *inputs))[0], np.float32)
 
 
 def wan(dtype: str) -> tuple[Step, Step]:
@@ -105,7 +114,47 @@ def wan(dtype: str) -> tuple[Step, Step]:
     return lambda: np.moveaxis(ours(), -1, 1), other
 
 
-MODELS = {"flux": flux, "z-image": z_image, "wan": wan}
+def decoder(dtype: str) -> tuple[Step, Step]:
+    """The decoder of Stable Diffusion's autoencoder: ours and PyTorch's."""
+    theirs = diffusers.AutoencoderKL(**VAE).eval().to(getattr(torch, dtype))
+    network = Network(AutoencoderKL, AutoencoderKLConfig(**VAE))
+    latents = np.random.default_rng(0).standard_normal((1, 4, 32, 32), np.float32)
+    given = jnp.asarray(np.moveaxis(latents, 1, -1), dtype)
+    ours = compiled(network, theirs, (given,), method="decode")
+    theirs.to(memory_format=torch.channels_last)
+    tensor = torch.tensor(latents, dtype=theirs.dtype).contiguous(memory_format=torch.channels_last)
+
+    @torch.no_grad()
+    def other() -> np.ndarray:
+        return theirs.decode(tensor).sample.float().numpy()
+
+    return lambda: np.moveaxis(ours(), -1, 1), other
+
+
+def clip(options: dict, dtype: str) -> tuple[Step, Step]:
+    """A text encoder of CLIP, the state after its last layer: ours and PyTorch's."""
+    config = transformers.CLIPTextConfig(**options)
+    theirs = transformers.CLIPTextModel(config).eval().to(getattr(torch, dtype))
+    network = Network(CLIPTextModel, CLIPTextConfig(**options))
+    ids = np.random.default_rng(0).integers(0, 49000, (2, 77), np.int32)
+    tokens = torch.tensor(ids, dtype=torch.long)
+    ours = compiled(network, theirs, (jnp.asarray(ids),))
+
+    @torch.no_grad()
+    def other() -> np.ndarray:
+        return theirs(tokens).last_hidden_state.float().numpy()
+
+    return ours, other
+
+
+MODELS: dict[str, Callable[[str], tuple[Step, Step]]] = {
+    "flux": flux,
+    "z-image": z_image,
+    "wan": wan,
+    "decoder": decoder,
+    "vit-l": functools.partial(clip, VIT_L),
+    "vit-h": functools.partial(clip, VIT_H),
+}
 
 
 def main() -> None:
