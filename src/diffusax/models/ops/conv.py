@@ -140,6 +140,8 @@ _MAX_COLUMNS = 64
 _MIN_TILES = 128
 _MIN_DEEP_CHANNELS = 192
 _MIN_DEEP_NUMBERS = 2**16
+# Of fewer numbers of maps for each of kernels, the transformed kernels take more memory and time.
+_FEW = 4
 # Every patch repeats its pixels kh kw times, which more of them do not make up for.
 _MAX_PATCHES = 256
 _MAX_HALF_PATCHES = 512
@@ -251,10 +253,15 @@ def _winograd_band(x: jax.Array, kernel: jax.Array) -> jax.Array:
         v, u = v.astype(x.dtype).reshape(b * r * s, c), u.astype(kernel.dtype)
         return jnp.matmul(v, u, preferred_element_type=jnp.float32)
 
-    # One product at a time, so that only one transformed map and kernel is in memory.
     products = [partial(product, i, j) for i in range(4) for j in range(4)]
-    m = jax.lax.map(lambda n: jax.lax.switch(n, products, x, kernel), jnp.arange(16))
-    taps = [jax.lax.index_in_dim(m, n, keepdims=False) for n in range(16)]
+    if known_sizes((b,))[0] * r * s * sum(kernel.shape[2:]) < _FEW * math.prod(kernel.shape[2:]):
+        # One product at a time, so that only one transformed kernel is in memory.
+        m = jax.lax.map(lambda n: jax.lax.switch(n, products, x, kernel), jnp.arange(16))
+        taps = [jax.lax.index_in_dim(m, n, keepdims=False) for n in range(16)]
+    else:
+        # Else XLA would write the padded map in float32.
+        x = jax.lax.optimization_barrier(x)
+        taps = [product(x, kernel) for product in products]
 
     def output(p: int, q: int) -> jax.Array:
         return _combine(_A_T[p], lambda i: _combine(_A_T[q], lambda j: taps[4 * i + j]))
