@@ -57,6 +57,8 @@ CONVOLUTIONS = [
     ("patches", (1, 9, 8, 2), (3, 3, 2, 3), 2, ((0, 1), (0, 1))),
     ("winograd", (2, 7, 5, 3), (3, 3, 3, 4), 1, SAME),
     ("winograd", (1, 6, 8, 1), (3, 3, 1, 2), 1, ((0, 2), (2, 0))),
+    # Its kernels outweigh its map.
+    ("winograd", (1, 4, 5, 24), (3, 3, 24, 20), 1, SAME),
 ]
 
 
@@ -81,8 +83,9 @@ def test_convolutions_over_frames_equal_pytorch(kernel, stride):
     assert conv_module._lowering_over_frames("cpu") != conv_module._lowering_over_frames("tpu")
 
 
-def test_winograd_in_bands_equals_one_piece():
-    x, kernel = arrays((2, 13, 10, 4), (3, 3, 4, 5))
+@pytest.mark.parametrize("channels", [(4, 5), (40, 50)])
+def test_winograd_in_bands_equals_one_piece(channels):
+    x, kernel = arrays((2, 13, 10, channels[0]), (3, 3, *channels))
     winograd = partial(conv_module.LOWERINGS["winograd"], max_bytes=1)
     actual = winograd(jnp.asarray(x), jnp.asarray(kernel), stride=1, padding=SAME)
     np.testing.assert_allclose(actual, reference_conv(x, kernel, 1, SAME), atol=1e-5)
