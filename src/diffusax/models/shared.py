@@ -1,7 +1,7 @@
 """Blocks of one form, which JAX traces once for all of them, and lowers to one function.
 
-A network of many blocks is traced and lowered in a fraction of the time so. XLA makes the same of it
-on CPUs and GPUs, where it puts the function in the place of its calls before all else. On TPUs it
+A network of many blocks is traced and lowered in a fraction of the time so. On CPUs and GPUs XLA
+makes the same of it, as it puts the function in the place of its calls before all else. On TPUs it
 first rearranges what is in the function, so that there the function is no call from the beginning.
 """
 

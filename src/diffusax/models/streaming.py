@@ -143,7 +143,6 @@ def streamed(block: Callable[..., Any]) -> Callable[..., Any]:
     Its first array should be what the block before returns. Blocks of one form share their trace
     where they copy nothing, see `shared`.
     """
-
     together = shared(block)
 
     def call(*args: Any) -> Any:
