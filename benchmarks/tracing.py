@@ -2,7 +2,7 @@
 
     python benchmarks/tracing.py --models xl flux --topology v6e:2x2
 
-Listing the programs of a call traces all of them, as the first call with a new size does. Seconds
+The first call with a new size does so, even where it finds compiled programs on the disk. Seconds
 are of the processor, and medians of --repeats, each with empty caches. A TPU's topology needs
 libtpu, a GPU's jax[cuda12].
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+from machine import describe
 from random_models import MODELS, call_programs, write_checkpoint
 from tpu_compile import of_model, shapes
 
@@ -29,7 +30,7 @@ from diffusax.runtime.switches import in_mesh
 
 
 def main() -> None:
-    """Prints a line for each model."""
+    """Prints a line for each program."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     mesh = topology_mesh(args.topology, args.mesh)
+    print(f"{describe()}; {args.topology}, {args.mesh}")
     for model in args.models:
         options = argparse.Namespace(weights=None, offload=False, frames=None, size=None)
         size = of_model(options, model).size
@@ -46,32 +48,22 @@ def main() -> None:
             write_checkpoint(Path(name), MODELS[model])
             pipe = shapes(Path(name), options)
             # The first round imports, and builds the networks.
-            rounds = [measured(pipe, mesh, size) for _ in range(1 + args.repeats)][1:]
-        listing, lowering = (statistics.median(column) for column in list(zip(*rounds))[:2])
-        lines = rounds[0][2]
-        print(
-            f"{model}, {args.topology}, {args.mesh}: {listing:.2f} s to list the programs, "
-            f"{lowering:.2f} s to lower them, {lines:,} lines"
-        )
+            for program, request in call_programs(pipe, 1, mesh=mesh, size=size).items():
+                rounds = [measured(request, mesh) for _ in range(1 + args.repeats)][1:]
+                seconds = statistics.median(took for took, _ in rounds)
+                print(f"{model} {program}: {seconds:.2f} s, {rounds[0][1]:,} lines", flush=True)
 
 
-def measured(pipe, mesh, size) -> tuple[float, float, int]:
-    """Returns the seconds of listing and of lowering, and the lines of the modules."""
+def measured(request, mesh) -> tuple[float, int]:
+    """Returns the seconds that a program takes, and the lines of its module."""
+    own = mesh_of_program(request, mesh)
     jax.clear_caches()
     gc.collect()
     began = time.process_time()
-    requests = call_programs(pipe, 1, mesh=mesh, size=size).values()
-    listed = time.process_time()
-    lowered = [lowered_for(request, mesh) for request in requests]
-    done = time.process_time()
-    return listed - began, done - listed, sum(x.as_text().count("\n") for x in lowered)
-
-
-def lowered_for(request, mesh):
-    """Returns a program as it is lowered for its part of the mesh."""
-    own = mesh_of_program(request, mesh)
     with in_mesh(own):
-        return lower(request, lowering_platforms=lowering_platforms(own))
+        lowered = lower(request, lowering_platforms=lowering_platforms(own))
+    took = time.process_time() - began
+    return took, lowered.as_text().count("\n")
 
 
 if __name__ == "__main__":

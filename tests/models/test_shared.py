@@ -120,14 +120,13 @@ def test_blocks_with_adapters_are_of_another_form(traced: Any, params: Any, inpu
     assert traced == {"FluxTransformerBlock": 1, "FluxSingleTransformerBlock": 3}
 
 
-def test_hooks_see_every_block(traced: Any, params: Any, inputs: Any) -> None:
+def test_hooks_see_every_block(params: Any, inputs: Any) -> None:
     def keep(value: Any, at: Any) -> Any:
         return value, jnp.mean(value)
 
     hooks = {r"single_transformer_blocks\.\d+": keep}
     _, kept = jax.jit(functools.partial(run, hooks=hooks))(params, inputs)
     assert len(set(map(float, kept.values()))) == CONFIG.num_single_layers
-    assert traced["FluxSingleTransformerBlock"] == CONFIG.num_single_layers
 
 
 def test_no_array_of_a_trace_outlives_it(params: Any, inputs: Any) -> None:
