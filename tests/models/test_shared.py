@@ -9,49 +9,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from support.tiny_flux import CONFIG, NETWORK, draw_inputs, draw_params
 
 from diffusax.models import shared as module_under_test
 from diffusax.models.adapters.low_rank import Adapters, LowRank
 from diffusax.models.layers.layers import Linear
-from diffusax.models.network import Network, initialize_params
 from diffusax.models.shared import shared
-from diffusax.models.transformers.configs import FluxTransformer2DConfig
 from diffusax.models.transformers.flux import (
     FluxSingleTransformerBlock,
-    FluxTransformer2DModel,
     FluxTransformerBlock,
-    image_rotation,
 )
 from diffusax.runtime.devices.lowering import lowering_for
 
-CONFIG = FluxTransformer2DConfig(
-    in_channels=16,
-    num_layers=3,
-    num_single_layers=4,
-    attention_head_dim=16,
-    num_attention_heads=2,
-    joint_attention_dim=32,
-    pooled_projection_dim=32,
-    axes_dims_rope=(4, 4, 8),
-)
-NETWORK = Network(FluxTransformer2DModel, CONFIG)
 LAYER = "single_transformer_blocks.2.attn.to_q"
 
 
 @pytest.fixture(scope="module")
 def params() -> Any:
-    return initialize_params(NETWORK.shapes, seed=1)
+    return draw_params()
 
 
 @pytest.fixture(scope="module")
 def inputs() -> tuple[Any, ...]:
-    rng = np.random.default_rng(0)
-
-    def normal(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.standard_normal(shape, np.float32))
-
-    rotation = image_rotation(CONFIG.axes_dims_rope, 5, (4, 4))
-    return normal(2, 16, 16), jnp.array([0.5, 0.3]), normal(2, 5, 32), normal(2, 32), rotation
+    return draw_inputs()
 
 
 @pytest.fixture

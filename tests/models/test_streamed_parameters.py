@@ -4,46 +4,27 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
+from support.tiny_flux import CONFIG, NETWORK, draw_inputs, draw_params
 
 from diffusax.models.network import Network, initialize_params
 from diffusax.models.parameter_tree import path_name
 from diffusax.models.quantized import quantize_array, quantizes
-from diffusax.models.transformers.configs import FluxTransformer2DConfig
-from diffusax.models.transformers.flux import FluxTransformer2DModel, image_rotation
+from diffusax.models.transformers.flux import FluxTransformer2DModel
 from diffusax.pipelines.families.placement import put_streamed
 from diffusax.runtime.devices.host import in_host_memory
-
-CONFIG = FluxTransformer2DConfig(
-    in_channels=16,
-    num_layers=2,
-    num_single_layers=5,
-    attention_head_dim=16,
-    num_attention_heads=2,
-    joint_attention_dim=32,
-    pooled_projection_dim=32,
-    axes_dims_rope=(4, 4, 8),
-)
-NETWORK = Network(FluxTransformer2DModel, CONFIG)
 
 
 @pytest.fixture(scope="module")
 def params() -> Any:
-    return initialize_params(NETWORK.shapes, seed=1)
+    return draw_params()
 
 
 @pytest.fixture(scope="module")
 def inputs() -> tuple[Any, ...]:
-    rng = np.random.default_rng(0)
-
-    def normal(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.standard_normal(shape, np.float32))
-
-    rotation = image_rotation(CONFIG.axes_dims_rope, 5, (4, 4))
-    return normal(2, 16, 16), jnp.array([0.5, 0.3]), normal(2, 5, 32), normal(2, 32), rotation
+    return draw_inputs()
 
 
 def streamed(params: Any, stay: str) -> Any:
