@@ -103,7 +103,16 @@ def shapes(folder: Path, options):
 
 
 def compile_training(folder: Path, mesh, options, *, program: str):
-    """A training step in bfloat16 with AdamW, parameters split, compiled."""
+    """A training step, compiled, and the operations that the networks need on each device."""
+    recipe, config = training_of(folder, mesh, options, program)
+    with in_mesh(mesh):
+        lowered = lower_step(recipe, config, mesh)
+        compiled = compile_there(lowered, mesh, effort=options.effort, **estimates(mesh))
+    return compiled, step_operations(recipe, config, mesh) / mesh.size
+
+
+def training_of(folder: Path, mesh, options, program: str):
+    """A training in bfloat16 with AdamW, parameters split: its recipe and its configuration."""
     _, *words = program.split("-")
     edits, lora, cached = (word in words for word in ("edits", "lora", "cached"))
     kind, make = (
@@ -122,10 +131,7 @@ def compile_training(folder: Path, mesh, options, *, program: str):
     recipe = make(config)
     if cached:
         take_as_cached(recipe)
-    with in_mesh(mesh):
-        lowered = lower_step(recipe, config, mesh)
-        compiled = compile_there(lowered, mesh, effort=options.effort, **estimates(mesh))
-    return compiled, step_operations(recipe, config, mesh) / mesh.size
+    return recipe, config
 
 
 def take_as_cached(recipe) -> None:

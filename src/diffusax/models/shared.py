@@ -106,7 +106,7 @@ def _taken(value: Any, arrays: list[Any]) -> Hashable:
         case nnx.Module():
             own = [(name, _taken(x, arrays)) for name, x in _attributes(value)]
             return type(value), tuple(own)
-        case _ if isinstance(value, _STATIC) or inspect.isfunction(value):
+        case _ if _is_static(value):
             # Equal numbers of different types are different here.
             return type(value), value
     leaves, tree = jax.tree.flatten(value)
@@ -127,10 +127,14 @@ def _filled(value: Any, arrays: Iterator[Any]) -> Any:
             vars(new).update(vars(value))
             vars(new).update({name: _filled(x, arrays) for name, x in _attributes(value)})
             return new
-        case _ if isinstance(value, _STATIC) or inspect.isfunction(value):
+        case _ if _is_static(value):
             return value
     leaves, tree = jax.tree.flatten(value)
     return jax.tree.unflatten(tree, [_filled(x, arrays) for x in leaves])
+
+
+def _is_static(value: Any) -> bool:
+    return isinstance(value, _STATIC) or inspect.isfunction(value)
 
 
 def _attributes(module: nnx.Module) -> list[tuple[str, Any]]:
