@@ -1,7 +1,6 @@
 """Reads a network and its parameters from a component's folder, and writes them there."""
 
 import dataclasses
-import functools
 import logging
 import re
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from diffusax.checkpoints.tensors import (
     write_tensors,
 )
 from diffusax.checkpoints.tree import (
+    MeshPlace,
     load_entries,
     match_names,
     params_to_tensors,
@@ -34,7 +34,7 @@ from diffusax.checkpoints.tree import (
 from diffusax.models import MODELS
 from diffusax.models.network import Network, Params, parse_dtype, upstream_name
 from diffusax.models.quantized import parse_weights
-from diffusax.runtime.devices.mesh import param_sharding, spread_sharding, tree_name
+from diffusax.runtime.devices.mesh import spread_sharding, tree_name
 
 log = logging.getLogger(__name__)
 
@@ -129,16 +129,12 @@ def placing(network: Network, device: Any) -> Any:
     device: a device, a mesh, a sharding, or a function (name, shape) -> device or sharding.
     """
     if isinstance(device, Mesh):
-        return functools.partial(_shard, device, network)
+        return lambda path, shape: MeshPlace(device, tree_name(path), network.tensor_rules)
     if isinstance(device, NamedSharding) and device.mesh.size > 1:
         return lambda path, shape: spread_sharding(device, shape)
     if callable(device):
         return lambda path, shape: device(tree_name(path), shape)
     return device
-
-
-def _shard(mesh: Mesh, network: Network, path: Any, shape: tuple[int, ...]) -> NamedSharding:
-    return param_sharding(mesh, tree_name(path), shape, network.tensor_rules)
 
 
 def read_network(

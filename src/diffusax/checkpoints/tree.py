@@ -13,18 +13,20 @@ import mmap
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from diffusax.checkpoints.entries import Kept
 from diffusax.checkpoints.tensors import Entry, TensorFile
+from diffusax.models.arranged import arranged_tree
 from diffusax.models.network import Params
-from diffusax.models.parameter_tree import fill, ordered_leaves, path_name
+from diffusax.models.parameter_tree import fill, ordered_leaves, path_name, replaces
 from diffusax.models.quantized import (
     Quantized,
     Stored,
@@ -33,6 +35,7 @@ from diffusax.models.quantized import (
     quantizes,
     stored_dtype,
 )
+from diffusax.runtime.devices.mesh import Rules, tree_sharding
 
 MAX_LISTED = 15
 """The number of tensors that an error names."""
@@ -185,24 +188,22 @@ def fit_params(
         if name in drawn:
             own = np.dtype(np.float32) if dtype is None else dtype
             if kind is None or kind == "file":
-                return put_array(copied(drawn[name], own), place)
+                return put(copied(drawn[name], own), place)
             parts: Iterable[np.ndarray] = [drawn[name]]
-            return put_quantized(
-                quantize_parts(parts, shape, kind, own, empty=aligned_empty), place
-            )
+            return put(quantize_parts(parts, shape, kind, own, empty=aligned_empty), place)
         if kind is not None and kept is not None and path[-1].key == "kernel" and alike(name, kind):
             with kept(found[name]) as stored:
                 kernel = stored and _as_stored(stored, path, shape, dtype, kind)
             if kernel is not None:
-                return put_quantized(kernel, place)
+                return put(kernel, place)
         own = found[name].dtype if dtype is None else dtype
         row = math.prod(torch_shape(shape, path)[1:])
         if kind is None or kind == "file":
             parts = read(found[name], max(1, _AT_ONCE // max(row, 1)), own)
-            return put_array(_joined(parts, path, shape, own), place)
+            return put(_joined(parts, path, shape, own), place)
         parts = read(found[name], channels_at_once(row), np.float32)
         turned = _turned(parts, path, shape)
-        return put_quantized(quantize_parts(turned, shape, kind, own, empty=aligned_empty), place)
+        return put(quantize_parts(turned, shape, kind, own, empty=aligned_empty), place)
 
     with ThreadPoolExecutor(2) as pool:
         arrays = list(pool.map(load, wanted))
@@ -301,11 +302,33 @@ def put_array(array: np.ndarray, device: Any) -> jax.Array:
     return jax.device_put(array, device)
 
 
-def put_quantized(kernel: Quantized, place: Any) -> Quantized:
-    """Puts a kernel of eight bits where one of its shape would be put, see `put_array`."""
+class MeshPlace(NamedTuple):
+    """The place of a parameter on a mesh, in the order in which its devices read it."""
+
+    mesh: Mesh
+    name: str
+    """The path through the tree, joined by dots."""
+    rules: Rules
+    """The network's rules."""
+
+    def put(self, leaf: Any) -> Any:
+        """Puts a parameter on the host on the devices."""
+        tree = arranged_tree(self.mesh, {self.name: leaf}, self.rules)
+        return jax.tree.map(put_array, tree, tree_sharding(self.mesh, tree, self.rules))[self.name]
+
+
+def put(leaf: Any, place: Any) -> Any:
+    """Puts an array, or a kernel that stands for one, on the host on its devices.
+
+    place: see `put_array`, or a `MeshPlace`.
+    """
+    if isinstance(place, MeshPlace):
+        return place.put(leaf)
+    if not replaces(leaf):
+        return put_array(leaf, place)
     if place is None:
-        return jax.device_put(kernel)
-    return jax.tree.map(put_array, kernel, kernel.places(place))
+        return jax.device_put(leaf)
+    return jax.tree.map(put_array, leaf, leaf.places(place))
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

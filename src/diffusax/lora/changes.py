@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.lora.files import ROWS
-from diffusax.models.quantized import Quantized, dense
+from diffusax.models.parameter_tree import replaces
+from diffusax.models.quantized import dense
 
 Array = Any
 Change = Mapping[str, Array]
@@ -40,7 +41,7 @@ def merge(leaf: Array, changes: Sequence[Change], scales: Sequence[Any], kernel:
     weight = weight.transpose(n - 1, n - 2, *range(n - 2)) if kernel else weight
     total = weight + sum(delta(c, weight, s) for c, s in zip(changes, scales, strict=True))
     total = total.transpose(*range(2, n), 1, 0) if kernel else total
-    return leaf.refilled(total) if isinstance(leaf, Quantized) else total.astype(leaf.dtype)
+    return leaf.refilled(total) if replaces(leaf) else total.astype(leaf.dtype)
 
 
 def delta(change: Change, weight: Array, scale: Array) -> Array:

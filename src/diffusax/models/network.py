@@ -332,17 +332,17 @@ _ZEROS = ("bias", "centred_scale", "scale_shift_table", "running_mean")
 
 @functools.lru_cache(64)
 def counted_tensor_rules(module_class: Any, config: Any) -> Rules:
-    """Returns the rules of a class of networks with the heads that its layers have by a config.
+    """Returns the rules of a class of networks with the heads and widths that its layers have.
 
     Heads that the devices do not divide are not cut: their projections stay whole on each device,
     because a head's channels would have to be gathered again before they can be used.
     """
     rules: Rules = getattr(module_class, "tensor_rules", ())
-    pieces = {rule.pieces for rule in rules if isinstance(rule, Rule)}
-    names = sorted(name for name in pieces if isinstance(name, str))
+    given = [value for rule in rules if isinstance(rule, Rule) for value in rule[2:]]
+    names = sorted({value for value in given if isinstance(value, str)})
     if not names:
         return rules
-    counts: dict[str, dict[str, int]] = {name: {} for name in names}
+    counts: dict[str, dict[str, Any]] = {name: {} for name in names}
     for path, layer in nnx.iter_modules(_with_shapes(module_class, config)):
         for name in names:
             if hasattr(layer, name):

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from diffusax.runtime.devices.host import device_place, on_device
 from diffusax.runtime.devices.layouts import place_of
 from diffusax.runtime.devices.memory import array_bytes
+from diffusax.runtime.devices.splitting import split_widths
 
 Weights = Literal["int8", "int8_convrot", "fp8"]
 """What kernels are stored as: integers, integers of rotated inputs as ConvRot has them, or
@@ -148,11 +149,10 @@ class Quantized:
         """Returns what `unrotated` is multiplied by in the place of x. x: ... c -> ... c."""
         return rotate(x, self.rotation) if self.rotation else x
 
-    def columns(self, widths: Sequence[int]) -> list[Self]:
-        """Returns the parts that stand side by side, by their output channels."""
-        ends = np.cumsum(widths)[:-1]
+    def columns(self, widths: Sequence[int], parts: int = 1) -> list[Self]:
+        """Returns the kernels that stand side by side in this one, see `split_widths`."""
         leaves, structure = jax.tree.flatten(self)
-        split = [jnp.split(x, ends, axis=-1) if x.ndim else [x] * len(widths) for x in leaves]
+        split = [split_widths(x, widths, parts) if x.ndim else [x] * len(widths) for x in leaves]
         return [jax.tree.unflatten(structure, part) for part in zip(*split, strict=True)]
 
     def refilled(self, kernel: Any) -> Self:
@@ -198,9 +198,10 @@ Kernel = jax.Array | Quantized
 """A layer's kernel as its parameters have it."""
 
 
-def dense(kernel: Kernel) -> jax.Array:
-    """Returns a kernel as an array."""
-    return kernel[...] if isinstance(kernel, Quantized) else kernel
+def dense(kernel: Any) -> jax.Array:
+    """Returns a kernel, or what stands in the place of one, as an array."""
+    found: jax.Array = kernel[...] if getattr(kernel, "replaces_parameter", False) else kernel
+    return found
 
 
 def quantizes(name: str, shape: Sequence[int]) -> bool:
@@ -394,11 +395,17 @@ def quantize_in_place(tree: dict[str, Any], kind: Weights) -> None:
             elif not isinstance(value, Quantized) and quantizes(".".join(own), value.shape):
                 # The array must not outlive its place in the tree.
                 del value
-                tree[key] = jax.block_until_ready(quantize_array(tree[key], kind))
+                tree[key] = jax.block_until_ready(_quantized(tree[key], kind))
                 # JAX gives back what it shared with NumPy when Python looks for garbage.
                 gc.collect(0)
 
     walk(tree, ())
+
+
+def _quantized(kernel: Any, kind: Weights) -> Any:
+    """Returns a kernel in eight bits; what stands in the place of one does so itself."""
+    given = getattr(kernel, "quantized", None)
+    return quantize_array(kernel, kind) if given is None else given(kind)
 
 
 def quantized_shapes(shapes: Any, kind: Weights) -> Any:

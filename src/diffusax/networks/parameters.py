@@ -9,11 +9,12 @@ import numpy as np
 from diffusax.boundary.tensors import as_numpy, for_reader
 from diffusax.checkpoints.tree import (
     checkpoint_name,
-    put_quantized,
+    put,
     to_flax,
     to_torch,
     torch_shape,
 )
+from diffusax.models.arranged import Arranged
 from diffusax.models.parameter_tree import replaced
 from diffusax.models.quantized import Quantized
 
@@ -173,7 +174,7 @@ class Embedding:
 
 def like(leaf: Any, array: np.ndarray) -> Any:
     """Returns an array in the dtype and on the devices of another, or in its eight bits."""
-    if isinstance(leaf, Quantized):
-        return put_quantized(leaf.refilled(array), leaf.sharding)
+    if isinstance(leaf, Quantized | Arranged):
+        return put(leaf.refilled(array), leaf.sharding)
     new = np.ascontiguousarray(array).astype(leaf.dtype)
     return new if isinstance(leaf, np.ndarray) else jax.device_put(new, leaf.sharding)

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.models.ops.conv import Padding, conv2d
-from diffusax.models.ops.matmul import matmul, split_widths
+from diffusax.models.ops.matmul import matmul
 from diffusax.models.parameter_tree import ordered_leaves, path_name
 from diffusax.models.quantized import Kernel
+from diffusax.runtime.devices.splitting import split_widths
 
 
 class Base(NamedTuple):

@@ -14,8 +14,9 @@ import numpy as np
 
 from diffusax.models.adapters.low_rank import Base
 from diffusax.models.ops.conv import Padding, conv2d
-from diffusax.models.ops.matmul import matmul, split_widths
+from diffusax.models.ops.matmul import matmul
 from diffusax.models.quantized import Kernel, dense
+from diffusax.runtime.devices.splitting import split_widths
 
 
 class TrainedLayer(NamedTuple):

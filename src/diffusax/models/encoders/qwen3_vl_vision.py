@@ -24,7 +24,7 @@ from diffusax.models.streaming import streamed
 from diffusax.runtime.devices.mesh import Rule, Rules
 
 VISION_RULES: Rules = (
-    (r"attn\.qkv\.kernel", -2),
+    Rule(r"attn\.qkv\.kernel", -1, widths="widths"),
     Rule(r"attn\.proj\.kernel", -2, "heads"),
     (r"mlp\.linear_fc1\.(kernel|bias)", -1),
     (r"mlp\.linear_fc2\.kernel", -2),

@@ -4,8 +4,7 @@ Every layer computes in the dtype of its parameters, so the dtype of a network i
 parameter tree. Images are channels last, `b h w c`.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -14,21 +13,21 @@ from flax import nnx
 from jax.nn.initializers import lecun_normal, normal, ones, zeros
 
 from diffusax.models.adapters.low_rank import Base, LowRank, Mixed
+from diffusax.models.arranged import Arranged, arranged
 from diffusax.models.layers.rngs import shaped
 from diffusax.models.ops.conv import conv2d
 from diffusax.models.ops.int8 import linear, rounds_inputs
-from diffusax.models.ops.layer_input import LayerInput, Tokens, as_array, as_input
-from diffusax.models.ops.matmul import (
-    apart,
-    columns,
-    matmul,
-    split_matmul,
-    split_widths,
-)
+from diffusax.models.ops.layer_input import LayerInput, Tokens, as_array
+from diffusax.models.ops.matmul import apart, columns, matmul, split_matmul
 from diffusax.models.ops.norms import group_norm, layer_norm, rms_norm
 from diffusax.models.quantized import Kernel, Quantized
 from diffusax.runtime.devices.host import in_host_memory
-from diffusax.runtime.devices.splitting import split_columns, tensor_parts
+from diffusax.runtime.devices.splitting import (
+    in_order_of_devices,
+    split_axis,
+    split_widths,
+    tensor_parts,
+)
 
 _DENSE: dict[str, Any] = {"kernel_init": shaped(lecun_normal()), "bias_init": shaped(zeros)}
 _NORM: dict[str, Any] = {"scale_init": shaped(ones), "bias_init": shaped(zeros)}
@@ -66,44 +65,43 @@ class Linear(nnx.Linear):
         return self.kernel.get_value(), self.shift if self.bias is None else self.bias[...]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Arranged:
-    """A kernel in the place of a layer's own, as the devices of a mesh's tensor axis read it."""
-
-    replaces_parameter: ClassVar[bool] = True
-    """That it may stand in a network's parameters, see `parameter_tree`."""
-    parts: tuple[Kernel, ...]
-
-
 class ArrangedLinear(Linear):
-    """A linear layer whose kernel is not stored as the devices of a mesh's tensor axis read it."""
+    """A linear layer whose kernel has the channels of several layers, or inputs, side by side.
 
-    _parts: Callable[[Kernel], tuple[Kernel, ...]]
-    """Arranges the kernel."""
+    On a mesh with a tensor axis it reads the kernel in the order of the devices, see
+    `models.arranged`.
+    """
+
+    axis: ClassVar[int]
+    """The axis of the kernel along which they lie."""
+    widths: tuple[int, ...]
+    """Their channels."""
 
     @property
-    def differs(self) -> bool:
-        """Whether the devices of the mesh read it otherwise than it is stored."""
-        return tensor_parts() > 1
+    def parts(self) -> int:
+        """The number of the mesh's devices that have a part of each; 1 where they cannot."""
+        parts = tensor_parts()
+        return 1 if any(width % parts for width in self.widths) else parts
 
     @property
     def is_streamed(self) -> bool:
         """Whether the kernel lies in the host's memory, and is copied where it is read."""
         return in_host_memory(self.kernel.get_raw_value())
 
-    def arranged(self) -> Arranged:
-        """Returns the kernel as the devices read it, which may stand in the kernel's place."""
+    def arranged(self) -> Any:
+        """Returns the kernel in the order of the devices, which may stand in the kernel's place."""
         kernel: Any = self.kernel.get_value()
-        return kernel if isinstance(kernel, Arranged) else Arranged(self._parts(kernel))
+        return arranged(kernel, self.axis, self.widths, self.parts)
+
+    def _parameters(self) -> tuple[Kernel, jax.Array | None]:
+        kernel, bias = super()._parameters()
+        return kernel.plain() if isinstance(kernel, Arranged) else kernel, bias
 
 
 class SplitLinear(ArrangedLinear):
-    """Linear layers that stand side by side in one kernel. x: ... c -> ... d for each width d.
+    """Linear layers that stand side by side in one kernel. x: ... c -> ... d for each width d."""
 
-    A split of the kernel's columns would give each device of a mesh's tensor axis other layers
-    instead of a part of all, so that they are split one by one, see `split_columns`.
-    """
+    axis = -1
 
     def __init__(
         self,
@@ -130,36 +128,36 @@ class SplitLinear(ArrangedLinear):
     def __call__(  # type: ignore[override]
         self, x: Tokens
     ) -> tuple[jax.Array, ...]:
-        if not self.differs:
-            kernel, bias = self._parameters()
-            rounds = isinstance(kernel, Quantized) and rounds_inputs(x.shape, kernel)
-            if rounds or self.adapters is not None:
-                return self._split(super().__call__(x))
-            return split_matmul(as_array(x), kernel, bias, self.widths, self.read_together)
-        kernels = self.arranged().parts
-        biases = [None] * len(kernels) if self.bias is None else self._split(self.bias[...])
-        x = as_input(x)
-        ys = [linear(x, k, bias) for k, bias in zip(kernels, biases)]
-        if self.adapters is not None:
-            dense = as_array(x).astype(kernels[0].dtype)
-            adapters: Sequence[Any] = self.adapters.columns(self.widths)
-            parts = zip(adapters, ys, kernels, biases)
-            ys = [
-                y + own._replace(up=split_columns(own.up)).linear(dense, Base(y, k, bias))
-                for own, y, k, bias in parts
-            ]
-        return tuple(ys)
+        parts = self.parts
+        if parts == 1 and self.adapters is not None:
+            return split_widths(super().__call__(x), self.widths)
+        kernel, bias = self._on_devices() if parts > 1 else self._parameters()
+        if isinstance(kernel, Quantized) and rounds_inputs(x.shape, kernel):
+            ys = split_widths(linear(x, kernel, bias), self.widths, parts)
+        else:
+            ys = split_matmul(as_array(x), kernel, bias, self.widths, self.read_together, parts)
+        return ys if self.adapters is None else self._adapted(x, ys, kernel)
 
-    def _parts(self, kernel: Kernel) -> tuple[Kernel, ...]:
-        def split(part: Kernel) -> Kernel:
-            if isinstance(part, Quantized):
-                return part.with_values(split_columns(part.values))
-            return split_columns(part)
+    def _on_devices(self) -> tuple[Kernel, jax.Array | None]:
+        """Returns the kernel and the bias in the order of the devices."""
+        kernel = self.arranged()
+        assert isinstance(kernel, Arranged)
+        if self.bias is None:
+            return kernel.values, None
+        return kernel.values, in_order_of_devices(self.bias[...], -1, self.widths, self.parts)
 
-        return tuple(map(split, columns(kernel, self.widths)))
-
-    def _split(self, y: jax.Array) -> tuple[jax.Array, ...]:
-        return split_widths(y, self.widths)
+    def _adapted(self, x: Tokens, ys: Sequence[jax.Array], kernel: Kernel) -> tuple[jax.Array, ...]:
+        """Adds what adapters add to each layer. kernel: in the order of the devices."""
+        given, found = as_array(x).astype(kernel.dtype), []
+        kernels = columns(kernel, self.widths, self.parts)
+        biases: Sequence[Any] = [None] * len(ys)
+        if self.bias is not None:
+            biases = split_widths(self.bias[...], self.widths)
+        adapters: Any = self.adapters
+        for own, *base in zip(adapters.columns(self.widths), ys, kernels, biases):
+            own = own._replace(up=split_axis(own.up, -1))
+            found.append(base[0] + own.linear(given, Base(*base)))
+        return tuple(found)
 
 
 def project(x: Tokens, *layers: Linear) -> tuple[jax.Array, ...]:

@@ -15,7 +15,7 @@ from diffusax.runtime.devices.mesh import Rule, Rules
 TENSOR_RULES: Rules = (
     Rule(r"to_[qkv]\.(kernel|bias)", -1, "heads"),
     Rule(r"to_out\.0\.kernel", -2, "heads"),
-    (r"net\.0\.proj\.kernel", -2),
+    Rule(r"net\.0\.proj\.kernel", -1, widths="widths"),
     (r"net\.2\.kernel", -2),
 )
 """The tensor axis splits the heads, and the feed-forward's inner channels."""

@@ -15,7 +15,7 @@ from diffusax.runtime.devices.lowering import (
     is_plain,
     is_rematerialized,
 )
-from diffusax.runtime.devices.splitting import context_parts
+from diffusax.runtime.devices.splitting import context_parts, split_widths
 
 
 def matmul(x: jax.Array, kernel: Kernel, bias: jax.Array | None = None) -> jax.Array:
@@ -80,6 +80,7 @@ def split_matmul(
     bias: jax.Array | None,
     widths: Sequence[int],
     read_together: Sequence[int] = (),
+    parts: int = 1,
 ) -> tuple[jax.Array, ...]:
     """Multiplies x by matrices that stand side by side in one kernel. x: ... c -> ... d each.
 
@@ -92,38 +93,37 @@ def split_matmul(
         bias: (d + ...).
         widths: the columns d of each matrix.
         read_together: the number of matrices of each reader, in order; by default all have one.
+        parts: the number of devices in whose order the columns are, see `arranged`.
     """
     ends = itertools.accumulate(read_together, initial=0)
-    parts = [widths[i:j] for i, j in itertools.pairwise(ends)]
-    forms = {"one": partial(_split_product, [widths]), "several": partial(_split_product, parts)}
+    read = [widths[i:j] for i, j in itertools.pairwise(ends)]
+    product = partial(_split_product, parts)
+    forms = {"one": partial(product, [widths]), "several": partial(product, read)}
     if not read_together or is_plain():
         return forms["one"](x, kernel, bias)
     return by_platform(lambda p: "several" if p == "tpu" else "one", forms, x, kernel, bias)
 
 
 def _split_product(
-    parts: Sequence[Sequence[int]], x: jax.Array, kernel: Kernel, bias: jax.Array | None
+    parts: int,
+    read: Sequence[Sequence[int]],
+    x: jax.Array,
+    kernel: Kernel,
+    bias: jax.Array | None,
 ) -> tuple[jax.Array, ...]:
-    """Multiplies by the matrices of each part in one product. parts: the columns of each matrix."""
-    sizes = [sum(part) for part in parts]
-    kernels = columns(kernel, sizes)
-    biases = [None] * len(sizes) if bias is None else split_widths(bias, sizes)
+    """Multiplies by the matrices of each reader in one product. read: the columns of each."""
+    sizes = [sum(widths) for widths in read]
+    kernels = columns(kernel, sizes, parts)
+    biases = [None] * len(sizes) if bias is None else split_widths(bias, sizes, parts)
     x = x.astype(kernel.dtype)
     ys = [matmul(x, k, b) for k, b in zip(kernels, biases)]
-    return tuple(z for y, part in zip(ys, parts) for z in split_widths(y, part))
+    return tuple(z for y, widths in zip(ys, read) for z in split_widths(y, widths, parts))
 
 
-def columns(kernel: Kernel, widths: Sequence[int]) -> Sequence[Kernel]:
-    """Returns the kernels that stand side by side in one, by their output channels."""
-    return kernel.columns(widths) if isinstance(kernel, Quantized) else split_widths(kernel, widths)
-
-
-def split_widths(y: jax.Array, widths: Sequence[int]) -> tuple[jax.Array, ...]:
-    """Splits the last axis of an array into parts of these widths."""
-    if len(widths) == 1:
-        return (y,)
-    # The gradient of a split is one concatenation; that of slices is a sum of padded maps.
-    return tuple(jax.lax.split(y, widths, axis=y.ndim - 1))
+def columns(kernel: Kernel, widths: Sequence[int], parts: int = 1) -> Sequence[Kernel]:
+    """Returns the kernels that stand side by side in one, see `split_widths`."""
+    given = widths, parts
+    return kernel.columns(*given) if isinstance(kernel, Quantized) else split_widths(kernel, *given)
 
 
 def apart(x: jax.Array, count: int) -> tuple[jax.Array, ...]:

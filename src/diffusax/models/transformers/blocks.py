@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from diffusax.models.adapters.low_rank import Base
+from diffusax.models.arranged import Arranged, arranged
 from diffusax.models.layers.layers import ArrangedLinear, Linear, RMSNorm, project
 from diffusax.models.ops.activations import approximate_gelu, gated_silu
 from diffusax.models.ops.attention import attention
@@ -20,14 +21,12 @@ from diffusax.models.ops.int8 import linear
 from diffusax.models.ops.layer_input import LayerInput, Tokens, as_input
 from diffusax.models.ops.matmul import apart, concatenate
 from diffusax.models.ops.rotation import Rotation, rotate
-from diffusax.models.quantized import Kernel, Quantized, dense
+from diffusax.models.quantized import Kernel, dense
 from diffusax.models.transformers.references import KeysValues, attend
 from diffusax.runtime.devices.mesh import Rule, Rules
 from diffusax.runtime.devices.splitting import (
     gather_channels,
-    split_rows,
     split_tokens,
-    tensor_parts,
 )
 
 TENSOR_RULES: Rules = (
@@ -250,9 +249,11 @@ def split_heads(x: Tokens, layers: Sequence[Any], heads: int) -> tuple[jax.Array
 class JoinedLinear(ArrangedLinear):
     """A linear layer of two arrays whose channels stand side by side. x: ... c, y: ... d -> ... e.
 
-    Its kernel has rows for both, so that a split of all rows would give each device other channels
-    than it has computed; the tensor axis splits the rows of each, see `split_rows`.
+    On a mesh with a tensor axis each device has a part of both beside each other, so that one sum
+    over devices is enough.
     """
+
+    axis = -2
 
     def __init__(self, c: int, d: int, e: int, *, bias: bool = True, rngs: nnx.Rngs):
         super().__init__(c + d, e, bias=bias, rngs=rngs)
@@ -260,37 +261,26 @@ class JoinedLinear(ArrangedLinear):
 
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:  # type: ignore[override]
         beside = LayerInput(_beside, x, y, width=x.shape[-1] + y.shape[-1])
-        if not self.differs:
+        parts = self.parts
+        if parts == 1:
             return super().__call__(beside)
-        joined = beside.dense
-        (kernel,) = self.arranged().parts
-        bias = None if self.bias is None else self.bias[...]
-        parts = tensor_parts()
+        kernel = self._on_devices()
         own = [z.reshape(*z.shape[:-1], parts, -1).astype(kernel.dtype) for z in (x, y)]
-        whole = jnp.concatenate(own, axis=-1).reshape(joined.shape)
+        whole = jnp.concatenate(own, axis=-1).reshape(beside.shape)
+        plain, bias = self._parameters()
         z = linear(whole, kernel, bias)
         if self.adapters is not None:
-            given = joined.astype(kernel.dtype), Base(z, kernel, bias)
-            z = z + self.adapters.linear(*given)
+            z = z + self.adapters.linear(beside.dense.astype(kernel.dtype), Base(z, plain, bias))
         return z
 
-    @property
-    def differs(self) -> bool:
-        """Whether the mesh has a tensor axis that divides the channels of both arrays."""
-        return super().differs and not any(width % tensor_parts() for width in self.widths)
-
-    def _parts(self, kernel: Kernel) -> tuple[Kernel, ...]:
-        if isinstance(kernel, Quantized) and kernel.is_by_channel:
-            return (kernel.with_values(self._rows(kernel.values)),)
-        return (self._rows(dense(kernel)),)
-
-    def _rows(self, kernel: jax.Array) -> jax.Array:
-        # Each device has a part of both beside each other, so that one sum over devices is enough.
-        parts, c = tensor_parts(), self.widths[0]
-        rows = [
-            k.reshape(parts, -1, k.shape[-1]) for k in map(split_rows, (kernel[:c], kernel[c:]))
-        ]
-        return jnp.concatenate(rows, axis=1).reshape(kernel.shape)
+    def _on_devices(self) -> Kernel:
+        """Returns the kernel in the order of the devices."""
+        found = self.arranged()
+        if not isinstance(found, Arranged):
+            # The devices cut blocks of inputs that share a scale.
+            found = arranged(dense(found), self.axis, self.widths, self.parts)
+        values: Kernel = found.values
+        return values
 
 
 def _beside(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -33,7 +33,7 @@ from diffusax.models.transformers.blocks import (
     within_range,
 )
 from diffusax.models.transformers.configs import FluxConfig, FluxTransformer2DConfig
-from diffusax.runtime.devices.mesh import Rules
+from diffusax.runtime.devices.mesh import Rule, Rules
 from diffusax.runtime.devices.splitting import split_tokens
 
 PATCH = 2
@@ -44,7 +44,7 @@ _THETA = 10000.0
 FLUX_RULES: Rules = (
     *TENSOR_RULES,
     (r"proj_mlp\.(kernel|bias)", -1),
-    (r"single_transformer_blocks\.\d+\.proj_out\.kernel", -1),
+    Rule(r"single_transformer_blocks\.\d+\.proj_out\.kernel", -2, widths="widths"),
 )
 """The tensor axis splits the heads, and the feed-forwards' inner channels."""
 

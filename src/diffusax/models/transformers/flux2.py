@@ -35,7 +35,7 @@ from diffusax.models.transformers.blocks import (
 )
 from diffusax.models.transformers.configs import Flux2Transformer2DConfig
 from diffusax.models.transformers.references import KeysValues, attend
-from diffusax.runtime.devices.mesh import Rules
+from diffusax.runtime.devices.mesh import Rule, Rules
 from diffusax.runtime.devices.splitting import split_tokens
 
 REFERENCE_TIMES = 10
@@ -44,9 +44,10 @@ _EPS = 1e-6
 
 FLUX2_RULES: Rules = (
     *TENSOR_RULES,
-    (r"(linear_in|to_qkv_mlp_proj)\.kernel", -2),
+    Rule(r"linear_in\.kernel", -1, widths="widths"),
+    Rule(r"to_qkv_mlp_proj\.kernel", -1, widths="widths"),
     (r"linear_out\.kernel", -2),
-    (r"attn\.to_out\.kernel", -1),
+    Rule(r"attn\.to_out\.kernel", -2, widths="widths"),
 )
 """The tensor axis splits the heads, and the feed-forwards' inner channels."""
 

@@ -24,6 +24,7 @@ from diffusax.pipelines.components.offload import Offload, Stay
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role
 from diffusax.pipelines.families.placement import (
     device_of,
+    for_devices,
     param_places,
     put_params,
     put_streamed,
@@ -232,6 +233,7 @@ class Components:
         if params or self.params.get(name):
             params = self.fitted(name, params)
         stay, mesh = self.stay(name), self.mesh_for(name)
+        params = self._for_devices(name, params)
         if stay == "turn":
             return to_host(params, self._place(name, params))
         streams = self.offload is not None and self.offload.method != "model"
@@ -276,6 +278,11 @@ class Components:
         if (mesh := self.mesh_for(name)) is not None:
             return self._on_mesh(mesh, name, params)
         return in_order(jax.device_put(params, device_of(self.denoiser_params)))
+
+    def _for_devices(self, name: str, params: Params) -> Params:
+        """Returns a component's parameters in the order of its devices, wherever they lie."""
+        role, network = self.family.role(name), self.models[name].network
+        return for_devices(self.mesh_for(name), role, network, params)
 
     def _on_mesh(self, mesh: Mesh, name: str, params: Params) -> Params:
         return put_params(mesh, self.family.role(name), self.models[name].network, params)

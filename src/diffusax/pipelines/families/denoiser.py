@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -14,7 +15,7 @@ from diffusax.models.hooks import Hooks
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.plan.guidance import apply_guidance
 from diffusax.pipelines.plan.plan import Conditions, StepInputs
-from diffusax.runtime.devices.mesh import Rules
+from diffusax.runtime.devices.mesh import Rules, rules_below
 
 
 class DenoiserInputs(NamedTuple):
@@ -111,10 +112,11 @@ class Denoiser:
         """
         return None
 
-    @property
+    @functools.cached_property
     def tensor_rules(self) -> Rules:
-        """The axes of the parameters that a mesh's tensor axis splits."""
-        return self.network.tensor_rules
+        """The axes of the networks' parameters, by component, that a mesh's tensor axis splits."""
+        own = (rules_below(name, network.tensor_rules) for name, network in self.networks.items())
+        return tuple(itertools.chain.from_iterable(own))
 
     def embed(
         self, params: Params, images: tuple[Any, ...], weights: Any = None

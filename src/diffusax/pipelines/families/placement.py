@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, Sharding
 
+from diffusax.models.arranged import arranged_tree
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
 from diffusax.pipelines.plan.plan import Plan
@@ -27,7 +28,14 @@ def component_mesh(mesh: Mesh, role: Role) -> Mesh:
 
 def put_params(mesh: Mesh, role: Role, network: Network, params: Params) -> Params:
     """Puts a component's parameters on the mesh; those that lie there already are not copied."""
+    params = for_devices(mesh, role, network, params)
     return in_order(jax.device_put(params, param_places(mesh, role, network, params)))
+
+
+def for_devices(mesh: Mesh | None, role: Role, network: Network, params: Params) -> Params:
+    """Returns a component's parameters, or shapes, in the order of the mesh's devices, if any."""
+    own = None if mesh is None else component_mesh(mesh, role)
+    return arranged_tree(own, params, network.tensor_rules)
 
 
 def param_places(mesh: Mesh, role: Role, network: Network, params: Params) -> Any:

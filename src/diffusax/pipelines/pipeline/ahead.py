@@ -15,6 +15,7 @@ from PIL import Image
 
 from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import read_network
+from diffusax.models.arranged import arranged_tree
 from diffusax.networks import Model
 from diffusax.pipelines.components.adapters import resolve_adapters
 from diffusax.pipelines.components.components import Components, on_host
@@ -215,13 +216,16 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
 
 def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]:
     """Returns the arguments' shapes, with their places on a mesh or on a device not the first."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), request.dynamic)
+    named = [*zip(request.program.dynamic, request.dynamic)]
+    rules = _tensor_rules(request)
+    given = [arranged_tree(mesh, x, rules) if name == "params" else x for name, x in named]
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
     named = [*zip(request.program.dynamic, shapes)]
     if mesh is None:
         placed = [_on_device(x, device, name) for name, x in named]
     else:
         placed = [_at(x, _place_of(request, name, x, mesh)) for name, x in named]
-    return jax.tree.map(_where_it_lies, request.dynamic, tuple(placed))
+    return tuple(jax.tree.map(_where_it_lies, given, placed))
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
@@ -239,7 +243,7 @@ def _where_it_lies(given: Any, placed: jax.ShapeDtypeStruct) -> jax.ShapeDtypeSt
 
 
 def _tensor_rules(request: Request) -> Rules:
-    """Returns the rules that split the parameters of the program's network."""
+    """Returns the rules that split the parameters of the program's networks."""
     given = dict(request.static)
     if "denoiser" in given:
         rules: Rules = given["denoiser"].tensor_rules
@@ -369,7 +373,9 @@ def parameter_shares(c: Components, mesh: Mesh) -> dict[str, float]:
     for name, params in c.params.items():
         if not on_host(params):
             part = placement.component_mesh(mesh, c.family.role(name))
-            places = tree_sharding(part, params, c.models[name].network.tensor_rules)
+            rules = c.models[name].network.tensor_rules
+            params = arranged_tree(part, params, rules)
+            places = tree_sharding(part, params, rules)
             both = zip(jax.tree.leaves(params), jax.tree.leaves(places))
             shares[name] = sum(_share(x, place) for x, place in both if not in_host_memory(x))
     return shares

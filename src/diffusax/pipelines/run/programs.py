@@ -332,6 +332,6 @@ def _with_arranged_kernels(network: Any, params: Params) -> Params:
         return params
     params = network.fitted(params)
     for path, layer in nnx.iter_modules(network.module(params)):
-        if isinstance(layer, ArrangedLinear) and layer.differs and not layer.is_streamed:
+        if isinstance(layer, ArrangedLinear) and layer.parts > 1 and not layer.is_streamed:
             params = replaced(params, (*map(str, path), "kernel"), layer.arranged())
     return params

@@ -38,6 +38,9 @@ class Rule(NamedTuple):
     pieces: int | str = 1
     """The number of equal pieces along the axis, such as attention heads, that are never cut. In
     the rules of a class of networks it may be the name of the layer's attribute that says it."""
+    widths: tuple[int, ...] | str = ()
+    """The channels of layers, or of inputs, that stand side by side along the axis, of each of
+    which a device has a part; see `models.arranged`. They may be named like `pieces`."""
 
 
 Rules = Sequence[Rule | tuple[str, int]]
@@ -142,7 +145,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def param_sharding(
-    mesh: Mesh, name: str, shape: tuple[int, ...], rules: Rules = ()
+    mesh: Mesh, name: str, shape: tuple[int, ...], rules: Rules = (), *, is_arranged: bool = False
 ) -> NamedSharding:
     """Returns a parameter's sharding: one axis on "tensor" by the rules, the largest other on
     "fsdp", or of a convolution on GPUs the one that is slowest in memory.
@@ -155,11 +158,15 @@ def param_sharding(
         name: the path through the tree, joined by dots; an adapter's ends with down or up.
         shape: the parameter's shape.
         rules: the network's rules.
+        is_arranged: whether its channels are in the order of the devices; otherwise what a rule
+            with widths is for is split along its other axis, as no device has a part of each.
     """
     axes: list[str | None] = [None] * len(shape)
     if math.prod(shape) >= MIN_SHARDED_SIZE:
         parts = mesh.shape.get(TENSOR_AXIS, 1)
-        split = _rule_for(name, rules)
+        split = rule_for(name, rules)
+        if split is not None and not is_arranged:
+            split = _across(split)
         if split is not None and parts > 1 and _divides(parts, split, shape):
             axes[split.axis] = TENSOR_AXIS
         parts = mesh.shape.get("fsdp", 1)
@@ -210,7 +217,12 @@ def _divides(parts: int, rule: Rule, shape: tuple[int, ...]) -> bool:
     return shape[rule.axis] % parts == 0 and (pieces == 1 or pieces % parts == 0)
 
 
-def _rule_for(name: str, rules: Rules) -> Rule | None:
+def _across(rule: Rule) -> Rule:
+    """Returns the rule for a matrix whose channels of several layers are in no order of devices."""
+    return Rule(rule.end, -3 - rule.axis) if rule.widths else rule
+
+
+def rule_for(name: str, rules: Rules) -> Rule | None:
     """Returns the first rule for a parameter's name.
 
     An adapter has A (down: ... c R) and B (up: R d) beside a kernel ... c d: where the kernel's
@@ -221,15 +233,16 @@ def _rule_for(name: str, rules: Rules) -> Rule | None:
     if adapted is None:
         found = (rule for rule in rules if re.search(rf"(^|\.){rule[0]}$", name))
         return next((Rule(*rule) for rule in found), None)
-    split = _rule_for(f"{layer}.kernel", rules)
+    split = rule_for(f"{layer}.kernel", rules)
+    split = split and _across(split)
     # A kernel has two or four axes, so that its rows have an even number.
     return split._replace(axis=adapted) if split and split.axis % 2 == adapted % 2 else None
 
 
-def counted_rules(rules: Rules, counts: Mapping[str, Mapping[str, int]]) -> Rules:
-    """Returns rules with numbers of pieces in the place of attributes' names.
+def counted_rules(rules: Rules, counts: Mapping[str, Mapping[str, Any]]) -> Rules:
+    """Returns rules with pieces and widths in the place of attributes' names.
 
-    Layers below one another that have the same number share a rule, so that there are few.
+    Layers below one another that have the same numbers share a rule, so that there are few.
 
     Args:
         rules: the rules of a class of networks.
@@ -237,19 +250,31 @@ def counted_rules(rules: Rules, counts: Mapping[str, Mapping[str, int]]) -> Rule
     """
     counted: list[Rule | tuple[str, int]] = []
     for rule in (Rule(*rule) for rule in rules):
-        if isinstance(rule.pieces, int):
+        named = [name for name in ("pieces", "widths") if isinstance(getattr(rule, name), str)]
+        if not named:
             counted.append(rule)
             continue
-        found = {tuple(path.split(".")): n for path, n in counts.get(rule.pieces, {}).items()}
-        for prefix, pieces in _shared(found):
-            end = "".join(rf"{re.escape(part)}\." for part in prefix)
-            end += rf"(.*\.)?{rule.end}" if prefix else rule.end
-            counted.append(Rule(end, rule.axis, pieces))
+        (name,) = named
+        values = counts.get(getattr(rule, name), {})
+        found = {tuple(path.split(".")): n for path, n in values.items()}
+        if name == "widths":
+            found = dict(_above(rule.end, values))
+        for prefix, value in _shared(found):
+            start = "".join(rf"{re.escape(part)}\." for part in prefix)
+            start += rf"(.*\.)?{rule.end}" if prefix else rule.end
+            counted.append(rule._replace(end=start, **{name: value}))
     return tuple(counted)
 
 
-def _shared(counts: Mapping[tuple[str, ...], int]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Lists the shortest beginnings of paths below which all layers have the same number."""
+def _above(end: str, counts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields what stands before the end of a rule in the paths of the layers that it is for."""
+    for path, value in counts.items():
+        if match := re.search(rf"(^|\.){end}$", f"{path}.kernel"):
+            yield tuple(filter(None, path[: match.start()].split("."))), value
+
+
+def _shared(counts: Mapping[tuple[str, ...], Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Lists the shortest beginnings of paths below which all layers have the same numbers."""
     if len(set(counts.values())) == 1:
         yield (), next(iter(counts.values()))
         return
@@ -262,7 +287,7 @@ def _shared(counts: Mapping[tuple[str, ...], int]) -> Iterator[tuple[tuple[str, 
 def rules_below(name: str, rules: Rules) -> Rules:
     """Returns a network's rules for a tree that holds its parameters under a name."""
     return tuple(
-        Rule(rf"{re.escape(name)}\.(.*\.)?{rule.end}", rule.axis, rule.pieces)
+        rule._replace(end=rf"{re.escape(name)}\.(.*\.)?{rule.end}")
         for rule in (Rule(*rule) for rule in rules)
     )
 
@@ -281,7 +306,8 @@ def tree_sharding(mesh: Mesh, tree: Any, rules: Rules = ()) -> Any:
     """
 
     def one(path: Sequence[Any], x: Any) -> Any:
-        place = param_sharding(mesh, tree_name(path), x.shape, rules)
+        arranged = getattr(x, "is_arranged", False)
+        place = param_sharding(mesh, tree_name(path), x.shape, rules, is_arranged=arranged)
         return x.places(place) if hasattr(x, "places") else place
 
     return jax.tree_util.tree_map_with_path(one, tree, is_leaf=lambda x: hasattr(x, "places"))

@@ -1,10 +1,13 @@
 """How programs split arrays over the devices of a mesh, inside `jax.set_mesh`."""
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from diffusax.runtime.devices.mesh import BATCH_AXES, CONTEXT_AXIS, TENSOR_AXIS, batch_size
@@ -15,35 +18,72 @@ def tensor_parts() -> int:
     return int(jax.sharding.get_abstract_mesh().shape.get(TENSOR_AXIS, 1))
 
 
-def split_columns(kernel: jax.Array) -> jax.Array:
-    """Splits the columns of a kernel ... d over the devices of the tensor axis.
+def split_axis(kernel: jax.Array, axis: int) -> jax.Array:
+    """Splits an axis of a kernel ... c d over the devices of the tensor axis.
 
-    It is for a part of the columns of a kernel that holds several layers side by side. Such kernels
-    are stored split by rows, because a split of their columns would give each device one layer
-    instead of a part of both.
+    It is for a part of the columns of a kernel that holds several layers side by side, or of the
+    rows of one that reads several inputs. Such a kernel is stored split along the other axis,
+    because a split of that axis would give each device one layer instead of a part of all.
     """
-    return _split(kernel, kernel.ndim - 2, kernel.ndim - 1)
-
-
-def split_rows(kernel: jax.Array) -> jax.Array:
-    """Splits the rows of a kernel c d over the devices of the tensor axis.
-
-    It is for a part of the rows of a kernel that reads several inputs side by side. Such kernels
-    are stored split by columns.
-    """
-    return _split(kernel, 1, 0)
-
-
-def _split(kernel: jax.Array, stored: int, wanted: int) -> jax.Array:
-    """Splits a part of a kernel along another axis than it is stored."""
+    wanted = axis % kernel.ndim
+    stored = 2 * kernel.ndim - 3 - wanted
     if kernel.shape[wanted] % tensor_parts():
         return kernel
     # Without the first XLA would split the whole kernel along the other axis, and then cut.
-    for axis in (stored, wanted):
-        axes = [TENSOR_AXIS if i == axis else None for i in range(kernel.ndim)]
-        if kernel.shape[axis] % tensor_parts() == 0:
+    for split in (stored, wanted):
+        axes = [TENSOR_AXIS if i == split else None for i in range(kernel.ndim)]
+        if kernel.shape[split] % tensor_parts() == 0:
             kernel = jax.lax.with_sharding_constraint(kernel, PartitionSpec(*axes))
     return kernel
+
+
+def in_order_of_devices(x: Any, axis: int, widths: Sequence[int], parts: int) -> Any:
+    """Puts a part of each of several layers behind one another, for each of the devices.
+
+    It may be called with arrays of NumPy, and inside of `jax.set_mesh` in programs, where the
+    kernel's parts are exchanged between the devices.
+
+    Args:
+        x: an array of one or more axes.
+        axis: the axis along which the layers lie.
+        widths: the lengths of the layers, divided by parts.
+        parts: the number of devices.
+    """
+    numpy: Any = np if isinstance(x, np.ndarray) else jnp
+    axis %= x.ndim
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    pieces = numpy.split(x, list(itertools.accumulate(widths))[:-1], axis=axis)
+    if isinstance(x, jax.core.Tracer) and x.ndim > 1 and tensor_parts() == parts:
+        pieces = [split_axis(piece, axis) for piece in pieces]
+    whole = [piece.reshape(*before, parts, -1, *after) for piece in pieces]
+    return numpy.concatenate(whole, axis=axis + 1).reshape(x.shape)
+
+
+def in_order_of_layers(x: Any, axis: int, widths: Sequence[int], parts: int) -> Any:
+    """Undoes `in_order_of_devices`."""
+    numpy: Any = np if isinstance(x, np.ndarray) else jnp
+    axis %= x.ndim
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    each = x.reshape(*before, parts, -1, *after)
+    ends = list(itertools.accumulate(width // parts for width in widths))
+    pieces = numpy.split(each, ends[:-1], axis=axis + 1)
+    return numpy.concatenate([piece.reshape(*before, -1, *after) for piece in pieces], axis=axis)
+
+
+def split_widths(y: jax.Array, widths: Sequence[int], parts: int = 1) -> tuple[jax.Array, ...]:
+    """Splits the last axis of an array into parts of these widths.
+
+    parts: the number of devices in whose order the channels are, see `in_order_of_devices`. What
+    is returned is in that order, too, which of one layer alone is its own.
+    """
+    if len(widths) == 1:
+        return (y,)
+    if parts > 1:
+        each = y.reshape(*y.shape[:-1], parts, -1)
+        pieces = split_widths(each, [width // parts for width in widths])
+        return tuple(piece.reshape(*y.shape[:-1], -1) for piece in pieces)
+    # The gradient of a split is one concatenation; that of slices is a sum of padded maps.
+    return tuple(jax.lax.split(y, widths, axis=y.ndim - 1))
 
 
 def context_parts() -> int:

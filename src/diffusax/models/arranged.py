@@ -1,0 +1,193 @@
+"""Kernels in the order in which the devices of a mesh's tensor axis read them.
+
+A kernel of several layers side by side has the columns of one layer behind those of another, and
+one of several inputs has their rows so. Cut in as many pieces as there are devices, it would give
+each of them other layers instead of a part of all. In the order of the devices every piece holds a
+part of each layer, in three axes (inputs, devices, channels), so that nothing is exchanged between
+devices when the kernel is read. Files, and what is copied to other meshes, know nothing of it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from diffusax.models.parameter_tree import replaces
+from diffusax.models.quantized import Kernel, Quantized, Weights, dense, quantize_array
+from diffusax.runtime.devices.host import on_device
+from diffusax.runtime.devices.mesh import TENSOR_AXIS, Rules, rule_for, tree_name
+from diffusax.runtime.devices.splitting import in_order_of_devices, in_order_of_layers
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Arranged:
+    """A kernel c d whose columns or rows are in the order of the devices.
+
+    It stands in a tree of parameters as one parameter, and has what is asked of an array: `shape`,
+    `dtype`, `astype` and `[...]`, which returns it in the order of its layers. Its own arrays are
+    leaves for JAX.
+    """
+
+    values: Any
+    """The kernel in the order of the devices, an array or `Quantized`."""
+    axis: int = dataclasses.field(metadata={"static": True})
+    """-1 for columns, -2 for rows."""
+    widths: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    """The channels of each layer or input."""
+    parts: int = dataclasses.field(metadata={"static": True})
+    """The number of devices."""
+    replaces_parameter: ClassVar = True
+    """That it may stand in a network's parameters, see `parameter_tree`."""
+    is_arranged: ClassVar = True
+    """That a mesh splits it along its axis, see `param_sharding`."""
+    ndim: ClassVar = 2
+    """The number of the kernel's axes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The kernel's shape."""
+        return tuple(self.values.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of computation."""
+        return self.values.dtype
+
+    @property
+    def size(self) -> int:
+        """The number of the kernel's numbers."""
+        return int(self.values.size)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return int(self.values.nbytes)
+
+    @property
+    def sharding(self) -> Any:
+        """Where the numbers lie."""
+        return self.values.sharding
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether this process has all of the numbers."""
+        return bool(getattr(self.values, "is_fully_addressable", True))
+
+    def devices(self) -> Any:
+        """Returns the devices of the numbers."""
+        return self.values.devices()
+
+    def astype(self, dtype: Any) -> Self:
+        """Returns the same numbers in another dtype."""
+        return dataclasses.replace(self, values=self.values.astype(dtype))
+
+    def __getitem__(self, key: Any) -> jax.Array:
+        """Returns a part of the kernel in the order of its layers; `[...]` is all of it."""
+        return dense(self.plain())[key]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(dense(on_device(self).plain()), dtype)
+
+    def plain(self) -> Kernel:
+        """Returns the kernel in the order of its layers."""
+        return _of_all(self.values, self.axis, self.widths, self.parts, in_order_of_layers)
+
+    def places(self, sharding: Any) -> Any:
+        """Returns the places of all arrays where the kernel's is given."""
+        own = self.values
+        placed = own.places(sharding) if isinstance(own, Quantized) else sharding
+        return dataclasses.replace(self, values=placed)
+
+    def refilled(self, kernel: Any) -> Any:
+        """Returns another kernel in the same order and dtype, or in the same bits."""
+        if isinstance(self.values, Quantized):
+            return arranged(self.values.refilled(kernel), self.axis, self.widths, self.parts)
+        new = in_order_of_devices(jnp.asarray(kernel), self.axis, self.widths, self.parts)
+        return dataclasses.replace(self, values=new.astype(self.dtype))
+
+    def quantized(self, kind: Weights) -> Any:
+        """Returns the kernel in eight bits; one that is so already stays as it is."""
+        if isinstance(self.values, Quantized):
+            return self
+        made = quantize_array(self.values, kind)
+        if self.axis == -1 or not made.rotation:
+            return dataclasses.replace(self, values=made)
+        # What is rotated together must be together in the order of layers.
+        made = quantize_array(self.plain(), kind)
+        return arranged(made, self.axis, self.widths, self.parts)
+
+
+def arranged(kernel: Any, axis: int, widths: tuple[int, ...], parts: int) -> Any:
+    """Returns a kernel in the order of some number of devices, as `Arranged`.
+
+    It is returned as it is in the order of its layers where the devices do not divide all of these,
+    or cut what has one scale or is rotated together.
+
+    kernel: c d, an array of JAX or NumPy, a shape, or one of eight bits; or `Arranged` already.
+    """
+    if isinstance(kernel, Arranged):
+        if (kernel.axis, kernel.widths, kernel.parts) == (axis, widths, parts):
+            return kernel
+        kernel = kernel.plain()
+    fits = len(kernel.shape) == 2 and sum(widths) == kernel.shape[axis]
+    if parts == 1 or not fits or not _divides(kernel, axis, widths, parts):
+        return kernel
+    values = _of_all(kernel, axis, widths, parts, in_order_of_devices)
+    return Arranged(values, axis, widths, parts)
+
+
+def arranged_tree(mesh: Mesh | None, tree: Any, rules: Rules) -> Any:
+    """Returns parameters, or their shapes, in the order in which the devices of a mesh read them.
+
+    Those that are so already are not copied. Parameters that were in the order of another mesh's
+    devices are brought into the order of layers where this one splits them otherwise.
+
+    Args:
+        mesh: the devices; None for one.
+        tree: the parameters.
+        rules: the rules of the network, see `param_sharding`.
+    """
+    parts = 1 if mesh is None else mesh.shape.get(TENSOR_AXIS, 1)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=replaces)
+    found = [arranged_by(rules, tree_name(path), leaf, parts) for path, leaf in leaves]
+    same = all(new is leaf for new, (_, leaf) in zip(found, leaves))
+    return tree if same else jax.tree.unflatten(structure, found)
+
+
+def arranged_by(rules: Rules, name: str, leaf: Any, parts: int) -> Any:
+    """Returns a parameter in the order that a network's rules have for this number of devices."""
+    rule = rule_for(name, rules) if parts > 1 and len(leaf.shape) == 2 else None
+    if rule is not None and isinstance(rule.widths, tuple) and rule.widths:
+        return arranged(leaf, rule.axis, rule.widths, parts)
+    return leaf.plain() if isinstance(leaf, Arranged) else leaf
+
+
+def _of_all(
+    kernel: Any, axis: int, widths: Sequence[int], parts: int, order: Callable[..., Any]
+) -> Any:
+    """Brings a kernel, or all arrays of one of eight bits, or their shapes, into an order."""
+
+    def one(x: Any) -> Any:
+        # Scales are those of columns, and some those of blocks of inputs.
+        if len(x.shape) < -axis or isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        own = [width * x.shape[axis] // sum(widths) for width in widths]
+        return order(x, axis, own, parts)
+
+    return jax.tree.map(one, kernel)
+
+
+def _divides(kernel: Any, axis: int, widths: Sequence[int], parts: int) -> bool:
+    """Returns whether the devices cut no layer, no block with scales and no rotated group."""
+    if any(width % parts for width in widths):
+        return False
+    if axis == -1 or not isinstance(kernel, Quantized):
+        return True
+    lengths = [x.shape[0] for x in jax.tree.leaves(kernel) if len(x.shape) == 2]
+    groups = {kernel.shape[0] // length for length in lengths} | {kernel.rotation or 1}
+    return not any(width // parts % group for width in widths for group in groups)
