@@ -127,7 +127,7 @@ with split_small_arrays():
         for path in SPLIT[NAME]:
             kernel = layer_of(pipe.params["transformer"], path)["kernel"]
             assert len(kernel.sharding.device_set) == len(jax.devices()), path
-            assert not kernel.is_fully_replicated, path
+            assert not kernel.sharding.is_fully_replicated, path
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-4)
         print(mesh)

@@ -216,15 +216,15 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
 
 def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]:
     """Returns the arguments' shapes, with their places on a mesh or on a device not the first."""
-    named = [*zip(request.program.dynamic, request.dynamic)]
-    rules = _tensor_rules(request)
-    given = [arranged_tree(mesh, x, rules) if name == "params" else x for name, x in named]
+    names, given = request.program.dynamic, [jax.tree.map(_shape_of, x) for x in request.dynamic]
+    if "params" in names:
+        own = names.index("params")
+        given[own] = arranged_tree(mesh, given[own], _tensor_rules(request))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
-    named = [*zip(request.program.dynamic, shapes)]
     if mesh is None:
-        placed = [_on_device(x, device, name) for name, x in named]
+        placed = [_on_device(x, device, name) for name, x in zip(names, shapes)]
     else:
-        placed = [_at(x, _place_of(request, name, x, mesh)) for name, x in named]
+        placed = [_at(x, _place_of(request, name, x, mesh)) for name, x in zip(names, shapes)]
     return tuple(jax.tree.map(_where_it_lies, given, placed))
 
 
