@@ -33,7 +33,13 @@ from diffusax.runtime.devices.host import first_place, host_place, in_host_memor
 from diffusax.runtime.devices.layouts import place_of, tree_places
 from diffusax.runtime.devices.lowering import lowering_for, lowering_platforms
 from diffusax.runtime.devices.memory import array_bytes
-from diffusax.runtime.devices.mesh import Rules, batch_sharding, batch_size, tree_sharding
+from diffusax.runtime.devices.mesh import (
+    Rules,
+    batch_sharding,
+    batch_size,
+    replicated,
+    tree_sharding,
+)
 from diffusax.runtime.devices.shares import NO_IMAGES, pad_images
 from diffusax.runtime.programs.cost import Cost, cost_of
 from diffusax.runtime.programs.program import (
@@ -263,7 +269,10 @@ def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
         "memory": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
         "latents": lambda: batch_sharding(mesh),
         "condition": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
-        "weights": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
+        # Those that all images share have no axis of images.
+        "weights": lambda: jax.tree.map(
+            lambda w: replicated(mesh) if w.ndim == 1 else batch_sharding(mesh), x
+        ),
         "images": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
     }
     return places[name]() if name in places else None

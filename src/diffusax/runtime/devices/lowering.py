@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from diffusax.runtime.devices.chips import CARDS, CHANNELS_LAST, capability_of
@@ -241,10 +242,12 @@ def compiler_options(mesh: Mesh | None = None, *, streams: bool = False) -> dict
 @functools.cache
 def _is_known(name: str, value: str | bool) -> bool:
     """Returns whether this XLA knows an option for CPUs, of which some are experimental."""
-    place = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    nothing = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
+    device = jax.local_devices(backend="cpu")[0]
+    nothing = jax.ShapeDtypeStruct((), jnp.int32, sharding=SingleDeviceSharding(device))
     try:
-        jax.jit(lambda x: x).lower(nothing).compile({name: value})
+        # It may be asked for the first time inside of a mesh of other devices.
+        with jax.set_mesh(Mesh(np.array([device]), ("data",))):
+            jax.jit(lambda x: x).lower(nothing).compile({name: value})
     except jax.errors.JaxRuntimeError:
         return False
     return True
