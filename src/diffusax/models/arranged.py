@@ -9,7 +9,7 @@ devices when the kernel is read. Files, and what is copied to other meshes, know
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,13 @@ from jax.sharding import Mesh
 from diffusax.models.parameter_tree import replaces
 from diffusax.models.quantized import Kernel, Quantized, Weights, dense, quantize_array
 from diffusax.runtime.devices.host import on_device
-from diffusax.runtime.devices.mesh import TENSOR_AXIS, Rules, rule_for, tree_name
+from diffusax.runtime.devices.mesh import (
+    TENSOR_AXIS,
+    Rules,
+    rule_for,
+    tree_name,
+    tree_sharding,
+)
 from diffusax.runtime.devices.splitting import in_order_of_devices, in_order_of_layers
 
 
@@ -152,19 +158,74 @@ def arranged_tree(mesh: Mesh | None, tree: Any, rules: Rules) -> Any:
         tree: the parameters.
         rules: the rules of the network, see `param_sharding`.
     """
-    parts = 1 if mesh is None else mesh.shape.get(TENSOR_AXIS, 1)
+    order = KernelOrder(rules, 1 if mesh is None else mesh.shape.get(TENSOR_AXIS, 1))
+
+    def one(path: Any, leaf: Any) -> Any:
+        if (found := order.axis_of(path, leaf)) is not None and len(leaf.shape) == 2:
+            return arranged(leaf, *found, order.parts)
+        return leaf.plain() if isinstance(leaf, Arranged) else leaf
+
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=replaces)
-    found = [arranged_by(rules, tree_name(path), leaf, parts) for path, leaf in leaves]
-    same = all(new is leaf for new, (_, leaf) in zip(found, leaves))
-    return tree if same else jax.tree.unflatten(structure, found)
+    made = [one(path, leaf) for path, leaf in leaves]
+    same = all(new is leaf for new, (_, leaf) in zip(made, leaves))
+    return tree if same else jax.tree.unflatten(structure, made)
 
 
-def arranged_by(rules: Rules, name: str, leaf: Any, parts: int) -> Any:
-    """Returns a parameter in the order that a network's rules have for this number of devices."""
-    rule = rule_for(name, rules) if parts > 1 and len(leaf.shape) == 2 else None
-    if rule is not None and isinstance(rule.widths, tuple) and rule.widths:
-        return arranged(leaf, rule.axis, rule.widths, parts)
-    return leaf.plain() if isinstance(leaf, Arranged) else leaf
+class KernelOrder(NamedTuple):
+    """The order of kernels in a tree of arrays alone, such as the state of training.
+
+    An optimizer's moments of a kernel, and the sums of its rows or columns, are in its order.
+    """
+
+    rules: Rules
+    """The rules of the networks, see `param_sharding`."""
+    parts: int
+    """The number of devices; 1 for the order of layers."""
+
+    def axis_of(self, path: Any, x: Any) -> tuple[int, tuple[int, ...]] | None:
+        """Returns the axis of an array that has an order, and the layers' channels; None without.
+
+        path: that through the tree.
+        """
+        axes = len(x.shape)
+        rule = rule_for(tree_name(path), self.rules) if self.parts > 1 and axes in (1, 2) else None
+        if rule is None or not isinstance(rule.widths, tuple):
+            return None
+        axis = -1 if axes == 1 else rule.axis
+        divides = not any(width % self.parts for width in rule.widths)
+        return (axis, rule.widths) if divides and x.shape[axis] == sum(rule.widths) else None
+
+    def of_devices(self, tree: Any) -> Any:
+        """Returns a tree in the order of layers in that of the devices."""
+        return self._each(tree, in_order_of_devices)
+
+    def of_layers(self, tree: Any) -> Any:
+        """Undoes `of_devices`."""
+        return self._each(tree, in_order_of_layers)
+
+    def wrapped(self, tree: Any) -> Any:
+        """Returns a tree in the order of the devices as networks read it."""
+        return self._each(tree, lambda x, *order: Arranged(x, *order) if len(x.shape) == 2 else x)
+
+    def shardings(self, mesh: Mesh, tree: Any) -> Any:
+        """Returns the sharding of each array, or shape, of a tree in the order of the devices."""
+        return unwrapped(tree_sharding(mesh, self.wrapped(tree), self.rules))
+
+    def _each(self, tree: Any, change: Callable[..., Any]) -> Any:
+        def one(path: Any, x: Any) -> Any:
+            found = self.axis_of(path, x)
+            return x if found is None else change(x, *found, self.parts)
+
+        return jax.tree_util.tree_map_with_path(one, tree) if self.parts > 1 else tree
+
+
+def unwrapped(tree: Any) -> Any:
+    """Returns a tree with the arrays of its kernels, in the order in which these are."""
+
+    def one(x: Any) -> Any:
+        return x.values if isinstance(x, Arranged) else x
+
+    return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, Arranged))
 
 
 def _of_all(

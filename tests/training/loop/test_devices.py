@@ -53,6 +53,26 @@ def test_eight_devices_train_as_one_does(tmp_path, checkpoint, pictures, alone, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("data=8", "data=2,fsdp=2,tensor=2"),
+        ("data=4,tensor=2", "data=2,tensor=4"),
+        ("fsdp=4,tensor=2", "fsdp=8"),
+    ],
+)
+def test_a_run_goes_on_over_other_devices(tmp_path, checkpoint, pictures, alone, first, then):
+    output, expected = alone
+    train_on_devices(tmp_path, checkpoint, pictures, 8, f"mesh={first}", "steps=2")
+    result = train_on_devices(tmp_path, checkpoint, pictures, 8, f"mesh={then}")
+    np.testing.assert_allclose(result, expected, rtol=1e-4)
+    for name in ("model", "model_ema"):
+        theirs = weights(output, name)
+        for key, value in weights(tmp_path, name).items():
+            np.testing.assert_allclose(value, theirs[key], atol=4e-3, err_msg=key)
+
+
+@pytest.mark.slow
 def test_two_processes_stop_and_go_on_as_one_run(tmp_path):
     train_in_two_processes(tmp_path / "whole", "mesh=fsdp=2")
     train_in_two_processes(tmp_path / "parts", "mesh=fsdp=2", "steps=10")

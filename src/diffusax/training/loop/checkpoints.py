@@ -18,6 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from diffusax.boundary.messages import require_extra
+from diffusax.models.arranged import KernelOrder
 from diffusax.runtime.devices.processes import of_all_processes
 from diffusax.training.step.step import TrainState
 
@@ -40,6 +41,7 @@ class Checkpoints:
         folder: Path,
         *,
         keep: int,
+        order: KernelOrder | None = None,
         average: str = "",
         alphas: Mapping[str, float] | None = None,
     ):
@@ -48,12 +50,14 @@ class Checkpoints:
         Args:
             folder: the folder, made where it is missing.
             keep: the number of checkpoints to keep; older ones go once a newer one is whole.
+            order: the order of kernels in the states; by default that of layers.
             average: what the run averages, in words; it can continue only with the same averages.
             alphas: the alphas of the run's adapters by their layers, which must be the same, too.
         """
         self._ocp = require_extra("orbax.checkpoint", "train")
         self.folder = folder.absolute()
         self.average, self.alphas = average, dict(alphas or {})
+        self.order = order or KernelOrder((), 1)
         self.folder.mkdir(parents=True, exist_ok=True)
         options = self._ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
         self._manager = self._ocp.CheckpointManager(self.folder, options=options)
@@ -83,6 +87,7 @@ class Checkpoints:
                 "alphas": self.alphas,
                 "processes": of_all_processes(position),
                 "leaves": _leaves(state),
+                "kernel_parts": self.order.parts,
             }
             self._manager.save(
                 step,
@@ -191,7 +196,23 @@ class Checkpoints:
             )
         restore = args.StandardRestore(shapes, support_layout=True)
         state = self._manager.restore(step, args=args.Composite(state=restore))["state"]
+        # Earlier versions kept kernels in the order of layers.
+        state = self._in_order(state, facts.get("kernel_parts", 1), shapes)
         return state, positions[jax.process_index()]
+
+    def _in_order(self, state: TrainState, parts: int, shapes: TrainState) -> TrainState:
+        """Returns a state in the order of this run's devices.
+
+        parts: the number of devices that had the state. shapes: the state as shapes with places.
+        """
+        if parts == self.order.parts:
+            return state
+        found = self.order.of_devices(self.order._replace(parts=parts).of_layers(state))
+
+        def placed(new: Any, old: Any, shape: Any) -> Any:
+            return old if new is old else jax.device_put(new, shape.sharding)
+
+        return jax.tree.map(placed, found, state, shapes)
 
     def _set_aside(self, steps: list[int]) -> None:
         if not steps:

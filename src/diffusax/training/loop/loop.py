@@ -15,15 +15,13 @@ from jax.sharding import Mesh
 
 from diffusax.boundary.files import locked
 from diffusax.checkpoints.publishing import create_repository
-from diffusax.models.network import Params
-from diffusax.runtime.devices.layouts import in_order
+from diffusax.models.arranged import unwrapped
 from diffusax.runtime.devices.mesh import (
     batch_size,
     check_processes,
     make_mesh,
     put_batch,
     to_host,
-    tree_sharding,
 )
 from diffusax.runtime.programs.cache import enable_compilation_cache
 from diffusax.runtime.programs.topology import DoesNotFitError
@@ -47,10 +45,11 @@ from diffusax.training.loop.program import (
     count_operations,
     creation,
     does_not_fit,
+    kernel_order,
     optimizer_of,
-    places,
+    spread,
+    state_places,
     step_program,
-    tensor_rules,
 )
 from diffusax.training.loop.reports import Meter, Reports, batch_arithmetic
 from diffusax.training.loop.signals import Interrupted, Preempted, TrainingStop, stop_signals
@@ -85,11 +84,13 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
             create_repository(huggingface_hub.HfApi(), config.push_to_hub)
         mesh = make_mesh(config.mesh)
         _check_options(config, mesh)
-        checkpoints = _open_checkpoints(recipe, config)
+        checkpoints = _open_checkpoints(recipe, config, mesh)
         restored = checkpoints.restore(functools.partial(abstract_state, recipe, config, mesh))
+        order = kernel_order(recipe, mesh)
         if restored is not None and restored[0] >= config.steps:
             checkpoints.finish()
-            return leave_finished(recipe, config, *restored[:2])
+            state = order.of_layers(restored[1])
+            return leave_finished(recipe, config, restored[0], state)
         run = _Run(recipe, config, mesh, stop, checkpoints, restored)
         try:
             while run.step < config.steps:
@@ -99,7 +100,8 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
                     raise Preempted(stop.number or signal.SIGTERM, run.step)
             run.save()
             stop.answer = "the result is written, then the run ends"
-            export(recipe, config, steps=run.step, **results(run.state))
+            state = run.in_order_of_layers()
+            export(recipe, config, steps=run.step, **results(state))
         except Interrupted:
             if run.step:
                 run.save()
@@ -110,7 +112,7 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
             raise does_not_fit(config, error) from None
         finally:
             run.close()
-    return run.state
+    return state
 
 
 class _Run:
@@ -131,6 +133,7 @@ class _Run:
             DoesNotFitError: the memory does not hold the step's arguments.
         """
         self.recipe, self.config, self.mesh, self.stop = recipe, config, mesh, stop
+        self.order = kernel_order(recipe, mesh)
         self.checkpoints, self.batches = checkpoints, _open_batches(recipe, config)
         self.step, self.saved = 0, None if restored is None else restored[0]
         if restored is None:
@@ -156,7 +159,7 @@ class _Run:
             if restored is not None:
                 _log_changes(config, output / CONFIG)
             (output / CONFIG).write_text(to_yaml(config), "utf-8")
-        self.frozen = _spread(recipe, mesh, recipe.frozen(mesh))
+        self.frozen = spread(recipe, mesh, recipe.frozen(mesh))
         self.reports = Reports(config, name=recipe.name, start=self.step)
         self.meter = Meter(config, self.step)
         self.learning_rate = learning_rate(config.chosen_optimizer, config.steps)
@@ -206,11 +209,11 @@ class _Run:
     def validate(self) -> None:
         """Generates the recipe's images, with averaged parameters where there are any."""
         trained, frozen = (self.state.ema or self.state).params, self.frozen
-        mesh = self.mesh
+        mesh, trained = self.mesh, self.order.wrapped(trained)
         if jax.process_count() > 1:
             # One process generates them, on its own devices.
             mesh = make_mesh("fsdp=-1", devices=jax.local_devices())
-            local = functools.partial(_spread, self.recipe, mesh)
+            local = functools.partial(spread, self.recipe, mesh)
             trained, frozen = local(to_host(trained)), local(to_host(frozen))
         if jax.process_index() == 0:
             with in_mesh(mesh):
@@ -230,11 +233,16 @@ class _Run:
             write_snapshots(
                 Path(self.config.output) / AVERAGES,
                 self.step,
-                ema,
+                self.order.of_layers(ema),
                 options,
                 start=self.average_from or 0,
                 recipe=self.recipe.name,
             )
+
+    def in_order_of_layers(self) -> TrainState:
+        """Returns the state with kernels as files have them; it takes the place of the run's."""
+        self.state = self.order.of_layers(self.state)
+        return self.state
 
     def close(self) -> None:
         """Waits until the last checkpoint is written."""
@@ -247,7 +255,7 @@ class _Run:
         if self.state.ema is not None:
             return
         copy = functools.partial(copy_as_average, averages=self.config.ema.averages)
-        kept = places(self.recipe, jax.eval_shape(copy, self.state.params), self.mesh)
+        kept = state_places(self.recipe, jax.eval_shape(copy, self.state.params), self.mesh)
         ema = jax.jit(copy, out_shardings=kept)(self.state.params)
         self.state, self.compiled = self.state._replace(ema=ema), {}
 
@@ -283,13 +291,14 @@ class _Run:
         self.compiled[size] = compiled
 
 
-def _open_checkpoints(recipe: Recipe, config: TrainConfig) -> Checkpoints:
+def _open_checkpoints(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> Checkpoints:
     """Opens the checkpoints in the output folder; refuses those there unless the run may resume."""
     folder = Path(config.output)
     lora = getattr(recipe, "lora", None)
     checkpoints = Checkpoints(
         folder / "checkpoints",
         keep=config.keep,
+        order=kernel_order(recipe, mesh),
         average=config.ema.kind,
         alphas=None if lora is None else lora.alphas,
     )
@@ -318,14 +327,9 @@ def _open_batches(recipe: Recipe, config: TrainConfig) -> Batches:
 def _first_state(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> TrainState:
     """Makes the state of a new run from the recipe's parameters, whose memory it takes over."""
     create = creation(config)
-    kept = places(recipe, jax.eval_shape(create, recipe.shapes()), mesh)
+    kept = state_places(recipe, jax.eval_shape(create, recipe.shapes()), mesh)
     make = jax.jit(create, out_shardings=kept, donate_argnums=0)
-    return make(_spread(recipe, mesh, recipe.trained(mesh)))
-
-
-def _spread(recipe: Recipe, mesh: Mesh, params: Params) -> Params:
-    """Puts the parameters on the mesh, unless they are there, in the order of its devices."""
-    return in_order(jax.device_put(params, tree_sharding(mesh, params, tensor_rules(recipe))))
+    return make(unwrapped(spread(recipe, mesh, recipe.trained(mesh))))
 
 
 def _check_options(config: TrainConfig, mesh: Mesh) -> None:

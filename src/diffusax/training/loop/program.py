@@ -20,8 +20,9 @@ import optax
 from jax.sharding import Mesh
 
 from diffusax.models import TENSOR_RULES
+from diffusax.models.arranged import KernelOrder, arranged_tree
 from diffusax.models.network import Params
-from diffusax.runtime.devices.layouts import tree_places
+from diffusax.runtime.devices.layouts import in_order, tree_places
 from diffusax.runtime.devices.lowering import (
     compiler_options,
     lowering_for,
@@ -29,6 +30,7 @@ from diffusax.runtime.devices.lowering import (
 )
 from diffusax.runtime.devices.memory import device_memory, host_memory
 from diffusax.runtime.devices.mesh import (
+    TENSOR_AXIS,
     Rules,
     batch_sharding,
     rules_below,
@@ -77,9 +79,25 @@ def tensor_rules(recipe: Recipe) -> Rules:
     return (*itertools.chain.from_iterable(own), *TENSOR_RULES)
 
 
-def places(recipe: Recipe, tree: Any, mesh: Mesh) -> Any:
-    """Returns where on the mesh each array (or shape) of a recipe lies, and in which order."""
-    return tree_places(tree, tree_sharding(mesh, tree, tensor_rules(recipe)))
+def kernel_order(recipe: Recipe, mesh: Mesh) -> KernelOrder:
+    """Returns the order in which a state on the mesh has the recipe's kernels."""
+    return KernelOrder(tensor_rules(recipe), mesh.shape.get(TENSOR_AXIS, 1))
+
+
+def state_places(recipe: Recipe, state: Any, mesh: Mesh) -> Any:
+    """Returns where on the mesh each array (or shape) of a state lies, and in which order."""
+    return tree_places(state, kernel_order(recipe, mesh).shardings(mesh, state))
+
+
+def spread(recipe: Recipe, mesh: Mesh, params: Params) -> Params:
+    """Puts parameters, or their shapes, on the mesh, unless they are there, in its order."""
+    rules = tensor_rules(recipe)
+    params = arranged_tree(mesh, params, rules)
+    shardings = tree_sharding(mesh, params, rules)
+    shapes = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params))
+    if shapes:
+        return _placed(params, tree_places(params, shardings))
+    return in_order(jax.device_put(params, shardings))
 
 
 def step_program(
@@ -93,10 +111,10 @@ def step_program(
 
     state: the state, or its shapes.
     """
-    rules = tensor_rules(recipe)
+    order = kernel_order(recipe, mesh)
     is_whole = mesh.size == mesh.shape["data"]
     step = make_train_step(
-        recipe.loss,
+        lambda trained, *given: recipe.loss(order.wrapped(trained), *given),
         optimizer,
         accumulate=config.accumulate,
         ema=config.ema,
@@ -108,15 +126,15 @@ def step_program(
     def train_step(state: TrainState, frozen: Params, batch: Any) -> Any:
         with lowering_for(lowering_platforms(mesh)):
             state, metrics = step(state, frozen, batch)
-        shardings = tree_sharding(mesh, state, rules)
+        shardings = order.shardings(mesh, state)
         return jax.lax.with_sharding_constraint(state, shardings), metrics
 
     # Those of GPUs are for products in the loop of a sampler.
     options = compiler_options(mesh) if mesh.devices.flat[0].platform == "cpu" else {}
     jit = functools.partial(jax.jit, train_step, donate_argnums=0, compiler_options=options or None)
-    kept = places(recipe, state, mesh)
+    kept = state_places(recipe, state, mesh)
     # A constraint inside the program says nothing of the order in which its results are stored.
-    return jit() if kept == tree_sharding(mesh, state, rules) else jit(out_shardings=(kept, None))
+    return jit() if kept == order.shardings(mesh, state) else jit(out_shardings=(kept, None))
 
 
 def abstract_state(recipe: Recipe, config: TrainConfig, mesh: Mesh, averaged: bool) -> TrainState:
@@ -125,13 +143,12 @@ def abstract_state(recipe: Recipe, config: TrainConfig, mesh: Mesh, averaged: bo
     if averaged:
         copy = functools.partial(copy_as_average, averages=config.ema.averages)
         shapes = shapes._replace(ema=jax.eval_shape(copy, shapes.params))
-    return _placed(shapes, places(recipe, shapes, mesh))
+    return _placed(shapes, state_places(recipe, shapes, mesh))
 
 
 def abstract_frozen(recipe: Recipe, mesh: Mesh) -> Params:
     """Returns the frozen parameters as shapes with shardings."""
-    frozen = recipe.frozen_shapes()
-    return _placed(frozen, places(recipe, frozen, mesh))
+    return spread(recipe, mesh, recipe.frozen_shapes())
 
 
 def abstract_batch(example: Element, config: TrainConfig, mesh: Mesh) -> Any:
