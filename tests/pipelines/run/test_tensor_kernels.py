@@ -4,6 +4,8 @@ import jax
 import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
+from support.many_devices import run_on_devices
+from support.runs import RUNS
 from support.tiny import build_stable_diffusion
 from support.tiny_transformers import flux_pipeline, klein_pipeline
 
@@ -51,3 +53,9 @@ def test_kernels_are_arranged_before_the_loop(tmp_path, name):
     assert traced[1] == []
     assert len(traced[2]) >= 4
     assert not any(traced[2])
+
+
+def test_kernels_in_the_order_of_the_devices_are_those_of_one(tmp_path):
+    klein_pipeline(tmp_path / "klein")
+    found = run_on_devices(RUNS / "arranged_on_mesh.py", tmp_path / "klein", tmp_path / "out")
+    assert found == ["loaded", "saved", "moved", "written", "fused", "quantised"]
