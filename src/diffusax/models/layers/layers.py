@@ -4,7 +4,8 @@ Every layer computes in the dtype of its parameters, so the dtype of a network i
 parameter tree. Images are channels last, `b h w c`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -19,9 +20,10 @@ from diffusax.models.ops.conv import conv2d
 from diffusax.models.ops.int8 import linear, rounds_inputs
 from diffusax.models.ops.layer_input import LayerInput, Tokens, as_array
 from diffusax.models.ops.matmul import apart, columns, matmul, split_matmul
-from diffusax.models.ops.norms import group_norm, layer_norm, rms_norm
+from diffusax.models.ops.norms import group_norm, group_norm_in_bands, layer_norm, rms_norm
 from diffusax.models.quantized import Kernel, Quantized
 from diffusax.runtime.devices.host import in_host_memory
+from diffusax.runtime.devices.lowering import by_platform
 from diffusax.runtime.devices.splitting import (
     in_order_of_devices,
     split_axis,
@@ -203,16 +205,18 @@ class Conv2d(nnx.Conv):
         self.stride = stride
         self.pad = ((padding, padding), (padding, padding)) if isinstance(padding, int) else padding
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, *, rows: tuple[int, int] | None = None) -> jax.Array:
+        """Convolves a map. rows: those of zeros above and below it, by default the layer's own."""
         kernel: Kernel = self.kernel.get_value()
         x = x.astype(kernel.dtype)
-        y = conv2d(x, kernel, stride=self.stride, padding=self.pad)
+        padding = self.pad if rows is None else (rows, self.pad[1])
+        y = conv2d(x, kernel, stride=self.stride, padding=padding)
         bias = None if self.bias is None else self.bias[...]
         y = y if bias is None else y + bias
         if self.adapters is None:
             return y
         base = Base(y, kernel, bias)
-        return y + self.adapters.conv(x, base, stride=self.stride, padding=self.pad)
+        return y + self.adapters.conv(x, base, stride=self.stride, padding=padding)
 
 
 class GroupNorm(nnx.GroupNorm):
@@ -227,6 +231,18 @@ class GroupNorm(nnx.GroupNorm):
     def __call__(self, x: jax.Array, shift: jax.Array | None = None) -> jax.Array:
         arguments = (x, *_gain_and_bias(self), *(() if shift is None else (shift,)))
         return group_norm(*arguments, groups=self.num_groups, eps=self.epsilon)
+
+    def before(self, form: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+        """Returns a convolution of the normalised map, which a GPU computes in two bands of rows.
+
+        x: b h w c -> b h w d. form: see `group_norm_in_bands`; the rows are `None` for those of
+        the whole map.
+        """
+        bands = partial(group_norm_in_bands, form, groups=self.num_groups, eps=self.epsilon)
+        forms: dict[str, Any] = {"bands": bands, "whole": lambda x, *_: form(self(x), None)}
+        choose = lambda p: "bands" if p == "cuda" else "whole"  # noqa: E731
+        found: jax.Array = by_platform(choose, forms, x, *_gain_and_bias(self))
+        return found
 
 
 class LayerNorm(nnx.LayerNorm):

@@ -1,5 +1,6 @@
 """Residual blocks and resampling, shared by the UNets and the autoencoder."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from diffusax.models.layers.layers import Conv2d, GroupNorm, Linear
 from diffusax.models.ops.activations import silu
 from diffusax.models.shared import shared
 from diffusax.models.streaming import streamed, unordered
-from diffusax.runtime.devices.lowering import rematerialization
+from diffusax.runtime.devices.lowering import is_plain, known_sizes, rematerialization
 from diffusax.runtime.devices.mesh import Rules
 
 TENSOR_RULES: Rules = (
@@ -20,6 +21,10 @@ TENSOR_RULES: Rules = (
     (r"conv2\.kernel", -2),
 )
 """The tensor axis splits the channels between the two convolutions."""
+
+
+_LARGE = 2**28
+"""The bytes of a map of which GPUs normalise one half after the other."""
 
 
 class ResnetBlock2D(nnx.Module):
@@ -57,10 +62,13 @@ class ResnetBlock2D(nnx.Module):
         self.conv_shortcut = Conv2d(c, d, 1, rngs=rngs) if c != d else None
 
     def __call__(self, x: jax.Array, temb: jax.Array | None = None) -> jax.Array:
-        h = silu(self.norm1(x))
-        if self.resample is not None:
-            x, h = (_resampled(y, self.resample) for y in (x, h))
-        h = self.conv1(h)
+        if self._is_large(x):
+            h = self.norm1.before(lambda y, rows: self.conv1(silu(y), rows=rows), x)
+        else:
+            h = silu(self.norm1(x))
+            if self.resample is not None:
+                x, h = (_resampled(y, self.resample) for y in (x, h))
+            h = self.conv1(h)
 
         if self.time_emb_proj is None or temb is None:
             h = self.norm2(h)
@@ -76,6 +84,12 @@ class ResnetBlock2D(nnx.Module):
         if self.conv_shortcut is not None:
             x = self.conv_shortcut(x)
         return (x + h) / self.output_scale_factor
+
+    def _is_large(self, x: jax.Array) -> bool:
+        """Returns whether the map is so large, and so wide, that no copy of it should be held."""
+        wide = self.conv_shortcut is not None and self.resample is None
+        size = math.prod(known_sizes(x.shape)) * x.dtype.itemsize
+        return wide and size >= _LARGE and not is_plain()
 
 
 class Downsample2D(nnx.Module):

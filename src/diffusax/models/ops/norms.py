@@ -66,10 +66,51 @@ def _from_moments(
     x32 = x.astype(jnp.float32)
     if shift is not None:
         x32 = x32 + _at_pixels(shift.astype(jnp.float32), x)
-    mean, mean_square = moments(x32, groups)
+    mean, gain = _mean_and_gain(x32, scale, groups, eps, moments)
+    return ((x32 - mean) * gain + bias.astype(jnp.float32)).astype(scale.dtype)
+
+
+def _mean_and_gain(
+    x: jax.Array,
+    scale: jax.Array,
+    groups: int,
+    eps: float,
+    moments: Callable[[jax.Array, int], tuple[jax.Array, jax.Array]],
+) -> tuple[jax.Array, jax.Array]:
+    """Returns what is subtracted from a map, and what it is multiplied by then. x: b ... c."""
+    mean, mean_square = moments(x, groups)
     variance = jnp.maximum(mean_square - jnp.square(mean), 0)
     gain = _spread(jax.lax.rsqrt(variance + eps), x) * scale.astype(jnp.float32)
-    return ((x32 - _spread(mean, x)) * gain + bias.astype(jnp.float32)).astype(scale.dtype)
+    return _spread(mean, x), gain
+
+
+def group_norm_in_bands(
+    form: Callable[[jax.Array, tuple[int, int]], jax.Array],
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    *,
+    groups: int,
+    eps: float,
+) -> jax.Array:
+    """Computes a convolution of a normalised map, of its upper and then of its lower half.
+
+    A GPU holds half of the normalised map so, beside the map itself.
+
+    x: b h w c -> b h w d. form: computes a convolution of 3x3, perhaps of an activation, from a map
+    and the numbers of rows of zeros above and below it.
+    """
+    mean, gain = _mean_and_gain(x.astype(jnp.float32), scale, groups, eps, _sums)
+    rows = x.shape[1] // 2
+
+    def half(x: jax.Array, pad: tuple[int, int]) -> jax.Array:
+        y = (x.astype(jnp.float32) - mean) * gain + bias.astype(jnp.float32)
+        return form(y.astype(scale.dtype), pad)
+
+    upper = half(x[:, : rows + 1], (1, 0))
+    # Otherwise XLA would normalise both halves in one kernel.
+    x, upper = jax.lax.optimization_barrier((x, upper))
+    return jnp.concatenate([upper, half(x[:, rows - 1 :], (0, 1))], axis=1)
 
 
 def _one_pass(x: jax.Array, groups: int) -> tuple[jax.Array, jax.Array]:
