@@ -188,10 +188,10 @@ def peak_of(row: Row, topology: str) -> dict[str, Any]:
             **row._asdict(), accumulate=1, checkpointing="blocks", effort=-1.0
         )
         try:
-            compiled, needed = compile_training(folder, mesh, options, program=row.program)
+            compiled, work = compile_training(folder, mesh, options, program=row.program)
         except DoesNotFitError:
             return {"GB": None}
-        return {"GB": round(cost_of(compiled, needed=needed).peak, 2)}
+        return {"GB": round(cost_of(compiled, needed=work.operations / mesh.size).peak, 2)}
 
 
 def call_peak(row: Row, folder: Path, topology: str) -> dict[str, Any]:

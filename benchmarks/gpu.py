@@ -74,7 +74,7 @@ from diffusax.runtime.devices.chips import GPU_SHARE, chip_of
 from diffusax.runtime.devices.layouts import in_order
 from diffusax.runtime.devices.mesh import make_mesh
 from diffusax.runtime.programs.flops import count_training_flops
-from diffusax.runtime.programs.program import operations_of
+from diffusax.runtime.programs.program import work_of
 from diffusax.runtime.programs.topology import compile_there
 from diffusax.training import TextToImageConfig
 from diffusax.training.loop.program import places, step_program
@@ -318,7 +318,7 @@ def needed(pipe: Any, case: Case, batch: int, options: argparse.Namespace) -> in
         size = None if case.torch else model_size(case, options)
         programs = call_programs(pipe, batch, size=size, **call_arguments(case))
         rounds = {"denoise": case.steps}
-        return sum(rounds.get(name, 1) * operations_of(p) for name, p in programs.items())
+        return sum(rounds.get(name, 1) * work_of(p).operations for name, p in programs.items())
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
     params = {"unet": pipe.parts.networks["unet"].shapes}
     shapes = training_shapes(pipe, case, batch)

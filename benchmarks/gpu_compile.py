@@ -39,6 +39,7 @@ from diffusax.models.adapters.low_rank import LowRank, kernel_shapes
 from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.mesh import batch_size, replicated
 from diffusax.runtime.programs.cost import Kernel, bytes_of, cost_of, kernels_of, traffic
+from diffusax.runtime.programs.flops import Work
 from diffusax.runtime.programs.topology import topology_mesh
 
 PCIE = 31.5
@@ -73,12 +74,13 @@ def main() -> None:
         folder = Path(name)
         write_checkpoint(folder, MODELS[args.model])
         began = time.perf_counter()
-        compiled, needed = compile_program(folder, mesh, args)
+        compiled, work = compile_program(folder, mesh, args)
         seconds = time.perf_counter() - began
     text = compiled.as_text()
     if args.dump:
         args.dump.write_text(text)
     chip = chip_of(mesh.devices.flat[0])
+    needed = work.operations / mesh.size
     cost = cost_of(compiled, needed=needed)
     print(f"{args.model} {args.program}, {args.topology}, {args.mesh}: {seconds:.0f} s to compile")
     print(
@@ -86,13 +88,14 @@ def main() -> None:
         f"arguments {cost.arguments:.2f}, temporaries {cost.temporaries:.2f}, peak {cost.peak:.2f} "
         f"of {chip.usable:.1f} usable"
     )
+    report_need(work, mesh, compiled.memory_analysis().alias_size_in_bytes)
     if cost.host:
         report_copies(text, cost.host)
     report(kernels_of(text), args.kinds)
 
 
 def compile_program(folder: Path, mesh, args):
-    """Returns the executable, and the operations that are needed on each device."""
+    """Returns the executable, and the work that is needed on all devices."""
     if args.program.startswith("train"):
         return compile_training(folder, mesh, args, program=args.program)
     pipe = shapes(folder, args)
@@ -126,6 +129,20 @@ def compile_adapted(pipe, mesh, images: int, args):
     given["plan"] = given["plan"]._replace(step_inputs=inputs._replace(adapters=weights))
     given["params"] = {**given["params"], "adapters": {denoiser.components[0]: layers}}
     return compile_request(request._replace(dynamic=tuple(given.values())), mesh, args)
+
+
+def report_need(work: Work, mesh, state: int) -> None:
+    """Prints the bytes that products need on each device, and those of what is changed in place.
+
+    Products read kernels whole, but for their split over the tensor axis. state: the bytes of
+    arguments whose memory results take over, such as parameters and moments in training.
+    """
+    kernels = work.kernels / mesh.shape["tensor"]
+    parts = [kernels, work.maps / mesh.size, 2 * state]
+    print(
+        f"at least {sum(parts) / 1e9:.2f} GB moved: {parts[0] / 1e9:.2f} of kernels, "
+        f"{parts[1] / 1e9:.2f} of maps, {parts[2] / 1e9:.2f} of what is changed in place"
+    )
 
 
 def report_copies(text: str, host: float) -> None:

@@ -42,7 +42,7 @@ from diffusax.runtime.devices.chips import chip_of
 from diffusax.runtime.devices.lowering import lowering_platforms
 from diffusax.runtime.devices.mesh import batch_size
 from diffusax.runtime.programs.cost import cost_of
-from diffusax.runtime.programs.program import lower, operations_of, streams
+from diffusax.runtime.programs.program import lower, streams, work_of
 from diffusax.runtime.programs.topology import (
     DoesNotFitError,
     compile_there,
@@ -57,7 +57,7 @@ from diffusax.training import (
     instruct_pix2pix,
     text_to_image,
 )
-from diffusax.training.loop.program import lower_step, step_operations
+from diffusax.training.loop.program import lower_step, step_work
 from diffusax.training.recipes.caching import encode_batch
 
 TRAINING = (
@@ -68,7 +68,7 @@ TRAINING = (
 
 
 def compile_call(pipe, mesh, batch: int, name: str, options):
-    """A program of a call, compiled, and the operations that the network needs on each device."""
+    """A program of a call, compiled, and the work that the networks need on all devices."""
     given = {} if options.frames is None else {"num_frames": options.frames}
     request = call_programs(pipe, batch, mesh=mesh, size=options.size, **given)[name]
     return compile_request(request, mesh, options)
@@ -81,7 +81,7 @@ def compile_request(request, mesh, options):
         lowered = lower(request, lowering_platforms=lowering_platforms(mesh))
         given = {"effort": options.effort, "streams": streams(request), **estimates(mesh)}
         compiled = compile_there(lowered, mesh, **given)
-    return compiled, operations_of(request) / mesh.size
+    return compiled, work_of(request)
 
 
 def estimates(mesh) -> dict:
@@ -103,12 +103,12 @@ def shapes(folder: Path, options):
 
 
 def compile_training(folder: Path, mesh, options, *, program: str):
-    """A training step, compiled, and the operations that the networks need on each device."""
+    """A training step, compiled, and the work that the networks need on all devices."""
     recipe, config = training_of(folder, mesh, options, program)
     with in_mesh(mesh):
         lowered = lower_step(recipe, config, mesh)
         compiled = compile_there(lowered, mesh, effort=options.effort, **estimates(mesh))
-    return compiled, step_operations(recipe, config, mesh) / mesh.size
+    return compiled, step_work(recipe, config, mesh)
 
 
 def training_of(folder: Path, mesh, options, program: str):
@@ -164,10 +164,11 @@ def measure(folder: Path, model: str, program: str, mesh, options) -> dict:
     pipe = shapes(folder, options)
     began = time.perf_counter()
     if program.startswith("train"):
-        compiled, needed = compile_training(folder, mesh, options, program=program)
+        compiled, work = compile_training(folder, mesh, options, program=program)
     else:
         images = options.batch * batch_size(mesh)
-        compiled, needed = compile_call(pipe, mesh, images, program, options)
+        compiled, work = compile_call(pipe, mesh, images, program, options)
+    needed = work.operations / mesh.size
     cost, chip = cost_of(compiled, needed=needed), chip_of(mesh.devices.flat[0])
     return {
         "seconds to compile": round(time.perf_counter() - began),

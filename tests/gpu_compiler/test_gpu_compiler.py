@@ -21,7 +21,7 @@ from diffusax.pipelines.pipeline import ahead
 from diffusax.runtime.devices.chips import CARDS, chip_of
 from diffusax.runtime.devices.lowering import lowering_platforms
 from diffusax.runtime.programs.cost import cost_of, kernels_of, traffic
-from diffusax.runtime.programs.program import lower, operations_of
+from diffusax.runtime.programs.program import lower, work_of
 from diffusax.runtime.programs.topology import compile_there, topology_mesh
 from diffusax.runtime.switches import in_mesh
 from diffusax.training import CaptionedDataConfig, EMAConfig, TextToImageConfig, text_to_image
@@ -97,7 +97,7 @@ def test_every_program_of_a_task_compiles(task, topology, mesh):
         with in_mesh(own):
             lowered = lower(request, lowering_platforms=lowering_platforms(own))
             compiled = compile_there(lowered, own)
-        cost = cost_of(compiled, needed=operations_of(request) / own.size)
+        cost = cost_of(compiled, needed=work_of(request).operations / own.size)
         assert cost.fits(chip_of(devices.devices.flat[0]))
         assert cost.kernels
         if request.program.name == "denoise":

@@ -29,7 +29,7 @@ from diffusax.training import (
     read_config,
     train,
 )
-from diffusax.training.loop.program import lower_step, step_operations
+from diffusax.training.loop.program import lower_step, step_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,5 +181,5 @@ def _compile(recipe: Recipe, config: TrainConfig, topology: str) -> None:
     lowered = lower_step(recipe, config, mesh)
     print_head(mesh, "so of microbatches one")
     with in_mesh(mesh):
-        operations = functools.partial(step_operations, recipe, config, mesh)
-        print_line(f"training step, {config.batch_size} examples", lowered, mesh, operations)
+        name = f"training step, {config.batch_size} examples"
+        print_line(name, lowered, mesh, lambda: step_work(recipe, config, mesh).operations)

@@ -6,7 +6,8 @@ import pytest
 
 from diffusax.models.ops.attention import attention
 from diffusax.models.ops.conv import conv2d
-from diffusax.runtime.programs.flops import count_flops, count_training_flops
+from diffusax.models.ops.matmul import matmul
+from diffusax.runtime.programs.flops import count_flops, count_training_flops, count_work
 
 PADDING = ((1, 1), (1, 1))
 
@@ -63,3 +64,20 @@ def test_loops_count_each_round_and_choices_the_dearest():
     assert count_flops(rounds, shape(16, 16), shape(8, 16)) == 5 * 2 * once
     # In a loop the input varies, from the second round on.
     assert count_training_flops(rounds, shape(16, 16), shape(8, 16)) == 5 * 2 * 3 * once
+
+
+def test_bytes_are_those_of_kernels_and_maps():
+    x, kernel = jax.ShapeDtypeStruct((2, 5, 8), jnp.bfloat16), shape(8, 16)
+    kernel = jax.ShapeDtypeStruct(kernel.shape, jnp.bfloat16)
+    work = count_work(matmul, x, kernel)
+    assert work == (2 * 10 * 8 * 16, 2 * 8 * 16, 2 * 10 * (8 + 16))
+    # The gradient of either factor reads the result's and the other one, and writes its own.
+    trained = count_work(lambda k, x: matmul(x, k).sum(), kernel, x, trained=True)
+    assert trained == tuple(2 * own for own in work)
+    conv = count_work(
+        lambda x, k: conv2d(x, k, stride=2, padding=PADDING), shape(1, 8, 8, 4), shape(3, 3, 4, 6)
+    )
+    assert conv[1:] == (4 * 9 * 4 * 6, 4 * (64 * 4 + 16 * 6))
+    # Of attention queries, keys, values and results count, and not the scores.
+    q, k = shape(1, 500, 2, 8), shape(1, 1000, 2, 8)
+    assert count_work(attention, q, k, k)[1:] == (0, 4 * 2 * 8 * (500 + 1000 + 1000 + 500))

@@ -47,9 +47,9 @@ from diffusax.runtime.programs.program import (
     describe,
     key,
     lower,
-    operations_of,
     recorded_requests,
     streams,
+    work_of,
 )
 from diffusax.runtime.programs.topology import (
     DoesNotFitError,
@@ -369,7 +369,7 @@ def compiled_cost(request: Request, mesh: Mesh) -> Cost:
     with in_mesh(mesh):
         lowered = lower(request, lowering_platforms=lowering_platforms(mesh))
         compiled = compile_there(lowered, mesh, streams=streams(request))
-    return cost_of(compiled, needed=operations_of(request) / mesh.size)
+    return cost_of(compiled, needed=work_of(request).operations / mesh.size)
 
 
 def parameter_shares(c: Components, mesh: Mesh) -> dict[str, float]:

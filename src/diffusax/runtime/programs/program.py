@@ -28,7 +28,7 @@ from diffusax.runtime.devices.lowering import (
 )
 from diffusax.runtime.programs import room
 from diffusax.runtime.programs.cache import check_compilation_cache
-from diffusax.runtime.programs.flops import count_flops
+from diffusax.runtime.programs.flops import Work, count_work
 from diffusax.runtime.switches import in_mesh
 
 log = logging.getLogger(__name__)
@@ -419,15 +419,15 @@ def describe(request: Request) -> str:
     return f"{request.program.name} for {request.program.shape_of} {shape} {leaf.dtype}"
 
 
-def operations_of(request: Request) -> int:
-    """Returns the operations that a program needs, over all devices; see `count_flops`.
+def work_of(request: Request) -> Work:
+    """Returns the operations and bytes that a program needs, over all devices; see `count_flops`.
 
     A loop without a known end, as that over a sampler's steps, counts once.
     """
     function = functools.partial(inspect.unwrap(request.program), **dict(request.static))
     arguments = dict(zip(request.program.dynamic, request.dynamic))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
-    return count_flops(lambda kwargs: function(**kwargs), shapes)
+    return count_work(lambda kwargs: function(**kwargs), shapes)
 
 
 def digest(request_key: Any) -> str:

@@ -42,7 +42,7 @@ from diffusax.training.loop.program import (
     check_step,
     chosen,
     compile_in_background,
-    count_operations,
+    count_step,
     creation,
     does_not_fit,
     kernel_order,
@@ -276,7 +276,7 @@ class _Run:
                 show()
 
             if size not in self.operations:
-                self.operations[size] = count_operations(self.recipe, config, *arguments)
+                self.operations[size] = count_step(self.recipe, config, *arguments).operations
             with in_mesh(mesh):
                 lowered = program.lower(*arguments)
             try:

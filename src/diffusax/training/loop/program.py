@@ -37,7 +37,7 @@ from diffusax.runtime.devices.mesh import (
     tree_sharding,
 )
 from diffusax.runtime.programs.cost import cost_of
-from diffusax.runtime.programs.flops import count_training_flops
+from diffusax.runtime.programs.flops import Work, count_work
 from diffusax.runtime.programs.topology import DoesNotFitError, compile_there
 from diffusax.runtime.random.noise import seed_key
 from diffusax.runtime.switches import in_mesh
@@ -182,15 +182,15 @@ def lower_step(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> jax.stages.Lo
         return program.trace(*arguments).lower(lowering_platforms=lowering_platforms(mesh))
 
 
-def step_operations(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> int:
-    """Returns the operations that a step needs, over all devices; see `count_training_flops`."""
-    return count_operations(recipe, config, *abstract_arguments(recipe, config, mesh))
+def step_work(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> Work:
+    """Returns what products of a step need, over all devices; see `count_training_flops`."""
+    return count_step(recipe, config, *abstract_arguments(recipe, config, mesh))
 
 
-def count_operations(
+def count_step(
     recipe: Recipe, config: TrainConfig, state: TrainState, frozen: Params, batch: Any
-) -> int:
-    """Counts the operations of a step, without those that are repeated to save memory.
+) -> Work:
+    """Counts the work of a step, without what is repeated to save memory.
 
     state, frozen, batch: the arguments of the step, or their shapes.
     """
@@ -198,7 +198,7 @@ def count_operations(
     trained, frozen, batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, frozen, batch)
     )
-    return count_training_flops(recipe.loss, trained, frozen, batch, keys)
+    return count_work(recipe.loss, trained, frozen, batch, keys, trained=True)
 
 
 def _placed(tree: Any, shardings: Any) -> Any:
