@@ -75,6 +75,10 @@ np.testing.assert_allclose(draw(again), expected, atol=1e-4)
 pipe.params = alone.params
 assert sum(isinstance(leaf, Arranged) for leaf in leaves(pipe)) == len(whole)
 np.testing.assert_allclose(draw(pipe), expected, atol=1e-4)
+for mesh, count in (("fsdp=4", 0), (MESH, len(whole))):
+    pipe.spread_over(mesh)
+    assert sum(isinstance(leaf, Arranged) for leaf in leaves(pipe)) == count
+    np.testing.assert_allclose(draw(pipe), expected, atol=1e-4)
 print("moved")
 
 for parameter in (

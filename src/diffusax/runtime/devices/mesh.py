@@ -209,6 +209,8 @@ def _axis_to_gather(shape: Sequence[int], free: Sequence[int], platform: str) ->
     """
     # In every order of a platform the same axis is the slowest.
     order = usual_order(shape, platform)
+    if platform == "cuda" and order is None:
+        return min(free)
     return order[0] if order and order[0] in free else max(free, key=lambda i: shape[i])
 
 
