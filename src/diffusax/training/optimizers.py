@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from msgspec import Meta
 from optax.contrib import MuonDimensionNumbers, muon
 
@@ -210,13 +211,47 @@ def global_norm_by_rows(tree: Any, *, stored: bool) -> jax.Array:
         stored: whether they are in memory, from where all vectors are taken together, too; vectors
             that are being computed are added up on the way.
     """
-    leaves = [x.astype(jnp.float32) for _, x in ordered_leaves(tree)]
+    return jnp.sqrt(_squares_by_rows([x for _, x in ordered_leaves(tree)], stored))
+
+
+def global_norm_of_shares(tree: Any, shardings: Any, *, stored: bool) -> jax.Array:
+    """Computes `global_norm_by_rows` where each device adds up what it has, inside a mesh.
+
+    Args:
+        tree: the arrays.
+        shardings: the `NamedSharding` of each. What several devices have counts once.
+        stored: see `global_norm_by_rows`.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
+
+    def own(tree: Any) -> jax.Array:
+        by_copies: dict[int, list[jax.Array]] = {}
+        for (_, x), (_, sharding) in zip(ordered_leaves(tree), ordered_leaves(shardings)):
+            by_copies.setdefault(_copies(sharding), []).append(x)
+        sums = (_squares_by_rows(some, stored) / count for count, some in by_copies.items())
+        return jax.lax.psum(sum(sums), mesh.axis_names)
+
+    squares = jax.shard_map(own, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False)
+    return jnp.sqrt(squares(tree))
+
+
+def _copies(sharding: NamedSharding) -> int:
+    """Returns how many devices of a mesh have each part of an array."""
+    names = [part for part in sharding.spec if part is not None]
+    axes = [axis for part in names for axis in ((part,) if isinstance(part, str) else part)]
+    return sharding.mesh.size // math.prod(sharding.mesh.shape[axis] for axis in axes)
+
+
+def _squares_by_rows(arrays: Sequence[jax.Array], stored: bool) -> jax.Array:
+    """Adds up the squares of all numbers, see `global_norm_by_rows`."""
+    leaves = [x.astype(jnp.float32) for x in arrays]
     vectors = [x.reshape(-1) for x in leaves if x.ndim < 2]
     rows = [_row_sums(jnp.square(x)) for x in leaves if x.ndim >= 2]
     if stored and vectors:
         vectors = [_together(vectors)]
     squares = sum((jnp.sum(jnp.square(x)) for x in vectors), jnp.float32(0))
-    return jnp.sqrt(squares + jnp.sum(_together(rows)) if rows else squares)
+    return squares + jnp.sum(_together(rows)) if rows else squares
 
 
 def _together(vectors: Sequence[jax.Array]) -> jax.Array:

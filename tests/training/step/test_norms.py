@@ -5,6 +5,8 @@ import numpy as np
 import optax
 import pytest
 from support.effort import first
+from support.many_devices import run_on_devices
+from support.runs import RUNS
 
 from diffusax.training.optimizers import (
     OptimizerConfig,
@@ -40,8 +42,8 @@ def test_a_step_by_rows_is_the_same(name):
     optimizer = make_optimizer(config, 3, {"matrix": 0.02})
     batch = {"x": np.ones(2, np.float32)}
     found = []
-    for by_rows in (False, True):
-        step = jax.jit(make_train_step(loss, optimizer, by_rows=by_rows))
+    for norm in (None, global_norm_by_rows):
+        step = jax.jit(make_train_step(loss, optimizer, norm=norm))
         state = initial_state(draw(SHAPES), optimizer, seed=0)
         for _ in range(3):
             state, metrics = step(state, {}, batch)
@@ -85,3 +87,7 @@ def test_updates_that_are_finite_for_certain_need_no_check(name):
         updates, state = optimizer.update(some, state, params)
         found.append(all(np.isfinite(x).all() for x in jax.tree.leaves(updates)))
     assert all(found) or not config.keeps_finite
+
+
+def test_devices_add_up_their_shares():
+    assert run_on_devices(RUNS / "norm_of_shares.py") == ["equal"]

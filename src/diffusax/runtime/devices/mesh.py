@@ -148,7 +148,7 @@ def param_sharding(
     mesh: Mesh, name: str, shape: tuple[int, ...], rules: Rules = (), *, is_arranged: bool = False
 ) -> NamedSharding:
     """Returns a parameter's sharding: one axis on "tensor" by the rules, the largest other on
-    "fsdp", or of a convolution on GPUs the one that is slowest in memory.
+    "fsdp", or on NVIDIA's GPUs the one that is slowest in memory.
 
     Small arrays are not split, and neither are axes that the devices do not divide, or whose
     pieces they do not divide.
@@ -204,14 +204,13 @@ def _platform(mesh: Mesh | AbstractMesh) -> str:
 def _axis_to_gather(shape: Sequence[int], free: Sequence[int], platform: str) -> int:
     """Returns which of some axes is split by devices that gather the whole array.
 
-    It is the largest, but for what lies in an order of its own, where the parts of the slowest axis
-    lie one behind the other already.
+    On NVIDIA's GPUs it is the slowest in memory, as its parts lie one behind the other already; on
+    other devices the largest.
     """
-    # In every order of a platform the same axis is the slowest.
-    order = usual_order(shape, platform)
-    if platform == "cuda" and order is None:
-        return min(free)
-    return order[0] if order and order[0] in free else max(free, key=lambda i: shape[i])
+    if platform != "cuda":
+        return max(free, key=lambda i: shape[i])
+    order = usual_order(shape, platform) or range(len(shape))
+    return next(i for i in order if i in free)
 
 
 def _divides(parts: int, rule: Rule, shape: tuple[int, ...]) -> bool:

@@ -45,7 +45,7 @@ from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import largest_row
 from diffusax.training.ema.update import copy_as_average
-from diffusax.training.optimizers import make_optimizer
+from diffusax.training.optimizers import global_norm_by_rows, global_norm_of_shares, make_optimizer
 from diffusax.training.recipes.recipe import Recipe
 from diffusax.training.step.step import TrainState, initial_state, make_train_step
 
@@ -112,14 +112,13 @@ def step_program(
     state: the state, or its shapes.
     """
     order = kernel_order(recipe, mesh)
-    is_whole = mesh.size == mesh.shape["data"]
     step = make_train_step(
         lambda trained, *given: recipe.loss(order.wrapped(trained), *given),
         optimizer,
         accumulate=config.accumulate,
         ema=config.ema,
         ema_start=config.ema.start_step(config.steps) or 0,
-        by_rows=is_whole and mesh.devices.flat[0].platform == "gpu",
+        norm=_norm(mesh, order.shardings(mesh, state.params)),
         check_updates=not config.optimizer.keeps_finite,
     )
 
@@ -135,6 +134,15 @@ def step_program(
     kept = state_places(recipe, state, mesh)
     # A constraint inside the program says nothing of the order in which its results are stored.
     return jit() if kept == order.shardings(mesh, state) else jit(out_shardings=(kept, None))
+
+
+def _norm(mesh: Mesh, shardings: Any) -> Callable[..., jax.Array] | None:
+    """Returns how a GPU computes the norm of arrays that lie so; None for other devices."""
+    if mesh.devices.flat[0].platform != "gpu":
+        return None
+    if mesh.size == mesh.shape["data"]:
+        return global_norm_by_rows
+    return functools.partial(global_norm_of_shares, shardings=shardings)
 
 
 def abstract_state(recipe: Recipe, config: TrainConfig, mesh: Mesh, averaged: bool) -> TrainState:

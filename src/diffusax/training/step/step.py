@@ -12,7 +12,7 @@ from diffusax.models.network import Params
 from diffusax.runtime.random.noise import as_key, seed_key
 from diffusax.runtime.switches import standard_promotion, under_own_switches
 from diffusax.training.ema.update import EMAConfig, EMAState, maybe_update_ema
-from diffusax.training.optimizers import global_norm, global_norm_by_rows
+from diffusax.training.optimizers import global_norm
 
 Batch = dict[str, Any]
 Loss = Callable[[Params, Params, Batch, jax.Array], jax.Array]
@@ -53,7 +53,7 @@ def make_train_step(
     accumulate: int = 1,
     ema: EMAConfig | None = None,
     ema_start: int = 0,
-    by_rows: bool = False,
+    norm: Callable[..., jax.Array] | None = None,
     check_updates: bool = True,
 ) -> Callable[[TrainState, Params, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """Returns the function (state, frozen parameters, batch) -> (state, metrics), to be jitted.
@@ -67,7 +67,8 @@ def make_train_step(
         accumulate: the number of microbatches of a batch, which must divide its size.
         ema: the rule of the average, for states that hold one.
         ema_start: the step after which the average began.
-        by_rows: whether to compute norms by `global_norm_by_rows`.
+        norm: computes the norm of gradients and updates like `global_norm_by_rows`; by default that
+            of one array after the other.
         check_updates: whether to check that updates are finite. Where finite gradients always give
             such, updates are computed once without the check, and twice with it.
 
@@ -97,9 +98,9 @@ def make_train_step(
 
     update = optax.with_extra_args_support(optimizer).update
     norm_of_grads = norm_of_updates = global_norm
-    if by_rows:
-        norm_of_grads = functools.partial(global_norm_by_rows, stored=True)
-        norm_of_updates = functools.partial(global_norm_by_rows, stored=False)
+    if norm is not None:
+        norm_of_grads = functools.partial(norm, stored=True)
+        norm_of_updates = functools.partial(norm, stored=False)
 
     @standard_promotion()
     def train_step(
