@@ -77,7 +77,7 @@ from diffusax.runtime.programs.flops import count_training_flops
 from diffusax.runtime.programs.program import work_of
 from diffusax.runtime.programs.topology import compile_there
 from diffusax.training import TextToImageConfig
-from diffusax.training.loop.program import places, step_program
+from diffusax.training.loop.program import state_places, step_program
 from diffusax.training.step.denoising import DenoisingLoss
 from diffusax.training.step.step import initial_state
 
@@ -263,7 +263,7 @@ def training(pipe: Any, case: Case, options: argparse.Namespace) -> Prepare:
     params = {"unet": in_order(pipe.params["unet"])}
     forget_params(pipe)
     shapes = jax.eval_shape(create, params)
-    kept = places(recipe, shapes, mesh)
+    kept = state_places(recipe, shapes, mesh)
     state = jax.jit(create, donate_argnums=0, out_shardings=kept)(params)
     del params
     program = step_program(recipe, config, optimizer, mesh, shapes)
