@@ -232,7 +232,7 @@ class GroupNorm(nnx.GroupNorm):
         arguments = (x, *_gain_and_bias(self), *(() if shift is None else (shift,)))
         return group_norm(*arguments, groups=self.num_groups, eps=self.epsilon)
 
-    def before(self, form: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+    def convolved(self, form: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
         """Returns a convolution of the normalised map, which a GPU computes in two bands of rows.
 
         x: b h w c -> b h w d. form: see `group_norm_in_bands`; the rows are `None` for those of

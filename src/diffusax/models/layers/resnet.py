@@ -63,7 +63,7 @@ class ResnetBlock2D(nnx.Module):
 
     def __call__(self, x: jax.Array, temb: jax.Array | None = None) -> jax.Array:
         if self._is_large(x):
-            h = self.norm1.before(lambda y, rows: self.conv1(silu(y), rows=rows), x)
+            h = self.norm1.convolved(lambda y, rows: self.conv1(silu(y), rows=rows), x)
         else:
             h = silu(self.norm1(x))
             if self.resample is not None:

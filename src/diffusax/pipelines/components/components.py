@@ -233,13 +233,16 @@ class Components:
         if params or self.params.get(name):
             params = self.fitted(name, params)
         stay, mesh = self.stay(name), self.mesh_for(name)
+        streams = self.offload is not None and self.offload.method != "model"
+        streams = streams or any(map(in_host_memory, jax.tree.leaves(params)))
+        if mesh is not None and stay != "turn" and not streams:
+            return self._on_mesh(mesh, name, params)
         params = self._for_devices(name, params)
         if stay == "turn":
             return to_host(params, self._place(name, params))
-        streams = self.offload is not None and self.offload.method != "model"
-        if streams or any(map(in_host_memory, jax.tree.leaves(params))):
+        if streams:
             return put_streamed(params, self._place(name, params), stay)
-        return in_order(params) if mesh is None else self._on_mesh(mesh, name, params)
+        return in_order(params)
 
     def fitted(self, name: str, params: Params) -> Params:
         """Returns a component's parameters in its network's form, see `models.network.fit`."""

@@ -383,7 +383,7 @@ def parameter_shares(c: Components, mesh: Mesh) -> dict[str, float]:
         if not on_host(params):
             part = placement.component_mesh(mesh, c.family.role(name))
             rules = c.models[name].network.tensor_rules
-            params = arranged_tree(part, params, rules)
+            params = arranged_tree(part, jax.tree.map(_shape_of, params), rules)
             places = tree_sharding(part, params, rules)
             both = zip(jax.tree.leaves(params), jax.tree.leaves(places))
             shares[name] = sum(_share(x, place) for x, place in both if not in_host_memory(x))
