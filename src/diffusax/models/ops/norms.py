@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from diffusax.runtime.devices.lowering import by_platform, is_plain
+from diffusax.runtime.devices.lowering import by_platform, is_backward_alone, is_plain
 
 
 # Inlined, because layers of one shape are traced once.
@@ -63,11 +63,15 @@ def _from_moments(
 
     XLA's GPU compiler adds the shift wherever a map is read: a map with it is never written.
     """
-    x32 = x.astype(jnp.float32)
-    if shift is not None:
-        x32 = x32 + _at_pixels(shift.astype(jnp.float32), x)
+    x32 = _shifted(x, shift)
     mean, gain = _mean_and_gain(x32, scale, groups, eps, moments)
     return ((x32 - mean) * gain + bias.astype(jnp.float32)).astype(scale.dtype)
+
+
+def _shifted(x: jax.Array, shift: jax.Array | None) -> jax.Array:
+    """Returns x: b ... c with the shift, b c, of all its pixels, in float32."""
+    x32 = x.astype(jnp.float32)
+    return x32 if shift is None else x32 + _at_pixels(shift.astype(jnp.float32), x)
 
 
 def _mean_and_gain(
@@ -78,10 +82,20 @@ def _mean_and_gain(
     moments: Callable[[jax.Array, int], tuple[jax.Array, jax.Array]],
 ) -> tuple[jax.Array, jax.Array]:
     """Returns what is subtracted from a map, and what it is multiplied by then. x: b ... c."""
+    mean, root = _mean_and_root(x, groups, eps, moments)
+    return _spread(mean, x), _spread(root, x) * scale.astype(jnp.float32)
+
+
+def _mean_and_root(
+    x: jax.Array,
+    groups: int,
+    eps: float,
+    moments: Callable[[jax.Array, int], tuple[jax.Array, jax.Array]],
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the mean and the inverse deviation of each group, b groups. x: b ... c."""
     mean, mean_square = moments(x, groups)
     variance = jnp.maximum(mean_square - jnp.square(mean), 0)
-    gain = _spread(jax.lax.rsqrt(variance + eps), x) * scale.astype(jnp.float32)
-    return _spread(mean, x), gain
+    return mean, jax.lax.rsqrt(variance + eps)
 
 
 def group_norm_in_bands(
@@ -116,6 +130,94 @@ def group_norm_in_bands(
 def _one_pass(x: jax.Array, groups: int) -> tuple[jax.Array, jax.Array]:
     """Takes means that a TPU adds up while it computes what it normalises."""
     return _group_means(x, groups), _group_means(jnp.square(x), groups)
+
+
+def _by_sums(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    shift: jax.Array | None = None,
+    *,
+    groups: int,
+    eps: float,
+) -> jax.Array:
+    """Takes moments from sums; in training it has gradients of its own."""
+    if is_backward_alone():
+        found: jax.Array = _with_backward(x, scale, bias, shift, groups, eps)
+        return found
+    return _from_moments(x, scale, bias, shift, groups=groups, eps=eps, moments=_sums)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _with_backward(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    shift: jax.Array | None,
+    groups: int,
+    eps: float,
+) -> jax.Array:
+    return _forward(x, scale, bias, shift, groups, eps)[0]
+
+
+def _forward(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    shift: jax.Array | None,
+    groups: int,
+    eps: float,
+) -> tuple[jax.Array, Any]:
+    x32 = _shifted(x, shift)
+    mean, root = _mean_and_root(x32, groups, eps, _sums)
+    gain = _spread(root, x) * scale.astype(jnp.float32)
+    y = ((x32 - _spread(mean, x)) * gain + bias.astype(jnp.float32)).astype(scale.dtype)
+    return y, (x, scale, bias, shift, mean, root)
+
+
+def _backward(groups: int, eps: float, kept: Any, g: jax.Array) -> tuple[Any, ...]:
+    """Returns the gradients from three sums over the pixels of each channel.
+
+    They are added up at once, and all that follows has no pixels but the gradient of x. XLA's GPU
+    compiler writes maps in float32 between the sums of JAX's own gradient.
+    """
+    del eps
+    x, scale, bias, shift, mean, root = kept
+    x32, g32, s = _shifted(x, shift), g.astype(jnp.float32), scale.astype(jnp.float32)
+    centred = x32 - _spread(mean, x)
+    of_g, of_product, of_x = _channel_sums(g32, g32 * centred, centred)
+    pixels, width = math.prod(x.shape[1:-1]), x.shape[-1] // groups
+    spread = partial(jnp.repeat, repeats=width, axis=-1)
+    normalized = of_product * spread(root)
+    count = pixels * width
+    a, b = (_group_sums(s * y, groups) / count for y in (of_g, normalized))
+    of_map = g32 * s - _spread(a, x) - centred * _spread(root * b, x)
+    of_map = of_map * _spread(root, x)
+    of_shift = spread(root) * (s * of_g - pixels * spread(a) - of_x * spread(root * b))
+    return (
+        of_map.astype(x.dtype),
+        normalized.sum(0).astype(scale.dtype),
+        of_g.sum(0).astype(bias.dtype),
+        None if shift is None else of_shift.astype(shift.dtype),
+    )
+
+
+_with_backward.defvjp(_forward, _backward)
+
+
+def _channel_sums(*maps: jax.Array) -> tuple[jax.Array, ...]:
+    """Adds up the pixels of maps b ... c together, in parts as `_sums` does. -> b c each."""
+    b, c, pixels = maps[0].shape[0], maps[0].shape[-1], math.prod(maps[0].shape[1:-1])
+    parts = norm_parts(pixels)
+    rows = [x.reshape(b, parts, pixels // parts, c) for x in maps]
+    add = lambda a, b: tuple(map(jnp.add, a, b))  # noqa: E731
+    zeros = (jnp.float32(0),) * len(rows)
+    return tuple(x.sum(1) for x in jax.lax.reduce(tuple(rows), zeros, add, (2,)))
+
+
+def _group_sums(x: jax.Array, groups: int) -> jax.Array:
+    """Adds up the channels of each group: b c -> b groups."""
+    return x.reshape(x.shape[0], groups, -1).sum(-1)
 
 
 def _sums(x: jax.Array, groups: int) -> tuple[jax.Array, jax.Array]:
@@ -169,7 +271,7 @@ def _last_sums_jvp(primals: Any, tangents: Any) -> Any:
 GROUP_NORMS: dict[str, Callable[..., jax.Array]] = {
     "centred": _centred,
     "one_pass": partial(_from_moments, moments=_one_pass),
-    "sums": partial(_from_moments, moments=_sums),
+    "sums": _by_sums,
 }
 
 

@@ -52,6 +52,7 @@ _PLATFORM: Any = jax.make_user_context(None)
 _PLAIN: Any = jax.make_user_context(False)
 _INT8: Any = jax.make_user_context(None)
 _REMATERIALIZED: Any = jax.make_user_context(False)
+_BACKWARD: Any = jax.make_user_context(False)
 
 Int8Activations = Literal["auto", "on", "off"]
 """See `int8_activations`."""
@@ -186,6 +187,19 @@ def rematerialization() -> contextlib.AbstractContextManager[None]:
 def is_rematerialized() -> bool:
     """Returns whether the code runs inside `rematerialization`."""
     return _REMATERIALIZED.value
+
+
+def backward_alone() -> contextlib.AbstractContextManager[None]:
+    """Traces inside the context what is differentiated backwards alone, as in training.
+
+    Operations may have gradients of their own there, which exclude `jax.jvp`.
+    """
+    return _BACKWARD(True)
+
+
+def is_backward_alone() -> bool:
+    """Returns whether the code runs inside `backward_alone`."""
+    return _BACKWARD.value
 
 
 def int8_activations(choice: Int8Activations) -> contextlib.AbstractContextManager[None]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from diffusax.models.network import Params
+from diffusax.runtime.devices.lowering import backward_alone
 from diffusax.runtime.random.noise import as_key, seed_key
 from diffusax.runtime.switches import standard_promotion, under_own_switches
 from diffusax.training.ema.update import EMAConfig, EMAState, maybe_update_ema
@@ -109,7 +110,8 @@ def make_train_step(
         size = jax.tree.leaves(batch)[0].shape[0]
         key = jax.random.fold_in(as_key(state.key), state.step)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size, dtype=jnp.uint32))
-        value, grads = gradients(state.params, frozen, batch, keys)
+        with backward_alone():
+            value, grads = gradients(state.params, frozen, batch, keys)
         grad_norm = norm_of_grads(grads)
         updates, opt_state = update(grads, state.opt_state, state.params, grad_norm=grad_norm)
         params = optax.apply_updates(state.params, updates)
