@@ -223,7 +223,7 @@ def _attend_before(q: jax.Array, k: jax.Array, v: jax.Array, segment: Segment) -
     if start == 0:
         return attention(*given, causal=True)
     later = np.arange(end) > np.arange(start, end)[:, None]
-    bias = jnp.where(later, -jnp.inf, 0.0)
+    bias = jnp.where(later, jnp.float32(-jnp.inf), jnp.float32(0))
     return attention(*given, bias=jnp.broadcast_to(bias, (q.shape[2], *bias.shape)))
 
 
