@@ -10,6 +10,7 @@ import jax
 from tqdm.auto import tqdm
 
 from diffusax._version import __version__
+from diffusax.models.arranged import unwrapped
 from diffusax.models.parameter_tree import ordered_leaves
 from diffusax.models.quantized import Quantized
 from diffusax.offline.folder import Folder
@@ -138,7 +139,7 @@ def pipeline_facts(pipe: Any) -> dict[str, Any]:
 
 def _dtype_fact(params: Any) -> str:
     """Returns the dtype of computation, and those of kernels of eight bits: "bfloat16, int8"."""
-    leaves = [leaf for _, leaf in ordered_leaves(params)]
+    leaves = [leaf for _, leaf in ordered_leaves(unwrapped(params))]
     eight = {str(leaf.values.dtype) for leaf in leaves if isinstance(leaf, Quantized)}
     return ", ".join([str(leaves[0].dtype), *sorted(eight)])
 
