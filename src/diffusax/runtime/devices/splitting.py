@@ -46,7 +46,7 @@ def in_order_of_devices(x: Any, axis: int, widths: Sequence[int], parts: int) ->
     Args:
         x: an array of one or more axes.
         axis: the axis along which the layers lie.
-        widths: the lengths of the layers, divided by parts.
+        widths: the lengths of the layers, each of which the devices divide.
         parts: the number of devices.
     """
     numpy: Any = np if isinstance(x, np.ndarray) else jnp
