@@ -12,7 +12,12 @@ from diffusax.models.layers.layers import Conv2d, GroupNorm, Linear
 from diffusax.models.ops.activations import silu
 from diffusax.models.shared import shared
 from diffusax.models.streaming import streamed, unordered
-from diffusax.runtime.devices.lowering import is_plain, known_sizes, rematerialization
+from diffusax.runtime.devices.lowering import (
+    is_backward_alone,
+    is_plain,
+    known_sizes,
+    rematerialization,
+)
 from diffusax.runtime.devices.mesh import Rules
 
 TENSOR_RULES: Rules = (
@@ -86,10 +91,13 @@ class ResnetBlock2D(nnx.Module):
         return (x + h) / self.output_scale_factor
 
     def _is_large(self, x: jax.Array) -> bool:
-        """Returns whether the map is so large, and so wide, that no copy of it should be held."""
-        wide = self.conv_shortcut is not None and self.resample is None
+        """Returns whether a map that the block narrows is so large that no copy should be held.
+
+        In training more than that is held.
+        """
+        narrows = self.resample is None and self.conv1.in_features > self.conv1.out_features
         size = math.prod(known_sizes(x.shape)) * x.dtype.itemsize
-        return wide and size >= _LARGE and not is_plain()
+        return narrows and size >= _LARGE and not (is_plain() or is_backward_alone())
 
 
 class Downsample2D(nnx.Module):

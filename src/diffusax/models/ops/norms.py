@@ -64,26 +64,21 @@ def _from_moments(
     XLA's GPU compiler adds the shift wherever a map is read: a map with it is never written.
     """
     x32 = _shifted(x, shift)
-    mean, gain = _mean_and_gain(x32, scale, groups, eps, moments)
-    return ((x32 - mean) * gain + bias.astype(jnp.float32)).astype(scale.dtype)
+    return _normalized_by(x32, scale, bias, *_mean_and_root(x32, groups, eps, moments))
 
 
-def _shifted(x: jax.Array, shift: jax.Array | None) -> jax.Array:
+def _shifted(x: jax.Array, shift: jax.Array | None = None) -> jax.Array:
     """Returns x: b ... c with the shift, b c, of all its pixels, in float32."""
     x32 = x.astype(jnp.float32)
     return x32 if shift is None else x32 + _at_pixels(shift.astype(jnp.float32), x)
 
 
-def _mean_and_gain(
-    x: jax.Array,
-    scale: jax.Array,
-    groups: int,
-    eps: float,
-    moments: Callable[[jax.Array, int], tuple[jax.Array, jax.Array]],
-) -> tuple[jax.Array, jax.Array]:
-    """Returns what is subtracted from a map, and what it is multiplied by then. x: b ... c."""
-    mean, root = _mean_and_root(x, groups, eps, moments)
-    return _spread(mean, x), _spread(root, x) * scale.astype(jnp.float32)
+def _normalized_by(
+    x: jax.Array, scale: jax.Array, bias: jax.Array, mean: jax.Array, root: jax.Array
+) -> jax.Array:
+    """Normalises x: b ... c, float32, by what `_mean_and_root` returns of all of it."""
+    gain = _spread(root, x) * scale.astype(jnp.float32)
+    return ((x - _spread(mean, x)) * gain + bias.astype(jnp.float32)).astype(scale.dtype)
 
 
 def _mean_and_root(
@@ -114,12 +109,11 @@ def group_norm_in_bands(
     x: b h w c -> b h w d. form: computes a convolution of 3x3, perhaps of an activation, from a map
     and the numbers of rows of zeros above and below it.
     """
-    mean, gain = _mean_and_gain(x.astype(jnp.float32), scale, groups, eps, _sums)
+    known = _mean_and_root(x.astype(jnp.float32), groups, eps, _sums)
     rows = x.shape[1] // 2
 
     def half(x: jax.Array, pad: tuple[int, int]) -> jax.Array:
-        y = (x.astype(jnp.float32) - mean) * gain + bias.astype(jnp.float32)
-        return form(y.astype(scale.dtype), pad)
+        return form(_normalized_by(x.astype(jnp.float32), scale, bias, *known), pad)
 
     upper = half(x[:, : rows + 1], (1, 0))
     # Otherwise XLA would normalise both halves in one kernel.
@@ -132,74 +126,49 @@ def _one_pass(x: jax.Array, groups: int) -> tuple[jax.Array, jax.Array]:
     return _group_means(x, groups), _group_means(jnp.square(x), groups)
 
 
-def _by_sums(
-    x: jax.Array,
-    scale: jax.Array,
-    bias: jax.Array,
-    shift: jax.Array | None = None,
-    *,
-    groups: int,
-    eps: float,
-) -> jax.Array:
-    """Takes moments from sums; in training it has gradients of its own."""
+def _by_sums(*arguments: jax.Array, groups: int, eps: float) -> jax.Array:
+    """Takes moments from sums; in training it has a gradient of its own."""
     if is_backward_alone():
-        found: jax.Array = _with_backward(x, scale, bias, shift, groups, eps)
+        found: jax.Array = _with_backward(arguments, groups, eps)
         return found
-    return _from_moments(x, scale, bias, shift, groups=groups, eps=eps, moments=_sums)
+    return _from_moments(*arguments, groups=groups, eps=eps, moments=_sums)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _with_backward(
-    x: jax.Array,
-    scale: jax.Array,
-    bias: jax.Array,
-    shift: jax.Array | None,
-    groups: int,
-    eps: float,
-) -> jax.Array:
-    return _forward(x, scale, bias, shift, groups, eps)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _with_backward(arguments: tuple[jax.Array, ...], groups: int, eps: float) -> jax.Array:
+    return _forward(arguments, groups, eps)[0]
 
 
 def _forward(
-    x: jax.Array,
-    scale: jax.Array,
-    bias: jax.Array,
-    shift: jax.Array | None,
-    groups: int,
-    eps: float,
-) -> tuple[jax.Array, Any]:
-    x32 = _shifted(x, shift)
-    mean, root = _mean_and_root(x32, groups, eps, _sums)
-    gain = _spread(root, x) * scale.astype(jnp.float32)
-    y = ((x32 - _spread(mean, x)) * gain + bias.astype(jnp.float32)).astype(scale.dtype)
-    return y, (x, scale, bias, shift, mean, root)
+    arguments: tuple[jax.Array, ...], groups: int, eps: float
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    x, scale, bias, *shift = arguments
+    x32 = _shifted(x, *shift)
+    known = _mean_and_root(x32, groups, eps, _sums)
+    return _normalized_by(x32, scale, bias, *known), (arguments, *known)
 
 
-def _backward(groups: int, eps: float, kept: Any, g: jax.Array) -> tuple[Any, ...]:
-    """Returns the gradients from three sums over the pixels of each channel.
+def _backward(groups: int, eps: float, kept: Any, g: jax.Array) -> tuple[Any]:
+    """Returns the gradients from sums over the pixels of each channel.
 
     They are added up at once, and all that follows has no pixels but the gradient of x. XLA's GPU
     compiler writes maps in float32 between the sums of JAX's own gradient.
     """
     del eps
-    x, scale, bias, shift, mean, root = kept
-    x32, g32, s = _shifted(x, shift), g.astype(jnp.float32), scale.astype(jnp.float32)
+    (x, scale, bias, *shift), mean, root = kept
+    x32, g32, s = _shifted(x, *shift), g.astype(jnp.float32), scale.astype(jnp.float32)
     centred = x32 - _spread(mean, x)
-    of_g, of_product, of_x = _channel_sums(g32, g32 * centred, centred)
+    of_g, product, *of_x = _channel_sums(g32, g32 * centred, *[centred for _ in shift])
     pixels, width = math.prod(x.shape[1:-1]), x.shape[-1] // groups
     spread = partial(jnp.repeat, repeats=width, axis=-1)
-    normalized = of_product * spread(root)
-    count = pixels * width
-    a, b = (_group_sums(s * y, groups) / count for y in (of_g, normalized))
-    of_map = g32 * s - _spread(a, x) - centred * _spread(root * b, x)
-    of_map = of_map * _spread(root, x)
-    of_shift = spread(root) * (s * of_g - pixels * spread(a) - of_x * spread(root * b))
-    return (
-        of_map.astype(x.dtype),
-        normalized.sum(0).astype(scale.dtype),
-        of_g.sum(0).astype(bias.dtype),
-        None if shift is None else of_shift.astype(shift.dtype),
-    )
+    product = product * spread(root)
+    a, b = (_group_sums(s * y, groups) / (pixels * width) for y in (of_g, product))
+    of_map = (g32 * s - _spread(a, x) - centred * _spread(root * b, x)) * _spread(root, x)
+    found = [of_map, product.sum(0), of_g.sum(0)]
+    for own in of_x:
+        found.append(spread(root) * (s * of_g - pixels * spread(a) - own * spread(root * b)))
+    given = x, scale, bias, *shift
+    return (tuple(y.astype(own.dtype) for y, own in zip(found, given, strict=True)),)
 
 
 _with_backward.defvjp(_forward, _backward)

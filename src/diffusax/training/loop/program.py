@@ -90,14 +90,10 @@ def state_places(recipe: Recipe, state: Any, mesh: Mesh) -> Any:
 
 
 def spread(recipe: Recipe, mesh: Mesh, params: Params) -> Params:
-    """Puts parameters, or their shapes, on the mesh, unless they are there, in its order."""
+    """Puts parameters on the mesh, unless they are there, in its order."""
     rules = tensor_rules(recipe)
     params = arranged_tree(mesh, params, rules)
-    shardings = tree_sharding(mesh, params, rules)
-    shapes = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params))
-    if shapes:
-        return _placed(params, tree_places(params, shardings))
-    return in_order(jax.device_put(params, shardings))
+    return in_order(jax.device_put(params, tree_sharding(mesh, params, rules)))
 
 
 def step_program(
@@ -118,7 +114,7 @@ def step_program(
         accumulate=config.accumulate,
         ema=config.ema,
         ema_start=config.ema.start_step(config.steps) or 0,
-        norm=_norm(mesh, order.shardings(mesh, state.params)),
+        norm=_norm(mesh, lambda: order.shardings(mesh, state.params)),
         check_updates=not config.optimizer.keeps_finite,
     )
 
@@ -136,13 +132,13 @@ def step_program(
     return jit() if kept == order.shardings(mesh, state) else jit(out_shardings=(kept, None))
 
 
-def _norm(mesh: Mesh, shardings: Any) -> Callable[..., jax.Array] | None:
-    """Returns how a GPU computes the norm of arrays that lie so; None for other devices."""
+def _norm(mesh: Mesh, shardings: Callable[[], Any]) -> Callable[..., jax.Array] | None:
+    """Returns how GPUs compute the norm of arrays of these shardings; None for other devices."""
     if mesh.devices.flat[0].platform != "gpu":
         return None
     if mesh.size == mesh.shape["data"]:
         return global_norm_by_rows
-    return functools.partial(global_norm_of_shares, shardings=shardings)
+    return functools.partial(global_norm_of_shares, shardings=shardings())
 
 
 def abstract_state(recipe: Recipe, config: TrainConfig, mesh: Mesh, averaged: bool) -> TrainState:
@@ -156,7 +152,9 @@ def abstract_state(recipe: Recipe, config: TrainConfig, mesh: Mesh, averaged: bo
 
 def abstract_frozen(recipe: Recipe, mesh: Mesh) -> Params:
     """Returns the frozen parameters as shapes with shardings."""
-    return spread(recipe, mesh, recipe.frozen_shapes())
+    rules = tensor_rules(recipe)
+    frozen = arranged_tree(mesh, recipe.frozen_shapes(), rules)
+    return _placed(frozen, tree_places(frozen, tree_sharding(mesh, frozen, rules)))
 
 
 def abstract_batch(example: Element, config: TrainConfig, mesh: Mesh) -> Any:
