@@ -13,12 +13,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
-from diffusax.models.parameter_tree import replaces
+from diffusax.models.parameter_tree import Replacement, replaces
 from diffusax.models.quantized import Kernel, Quantized, Weights, dense, quantize_array
-from diffusax.runtime.devices.host import on_device
 from diffusax.runtime.devices.mesh import (
     TENSOR_AXIS,
     Rules,
@@ -31,12 +29,10 @@ from diffusax.runtime.devices.splitting import in_order_of_devices, in_order_of_
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Arranged:
+class Arranged(Replacement):
     """A kernel c d whose columns or rows are in the order of the devices.
 
-    It stands in a tree of parameters as one parameter, and has what is asked of an array: `shape`,
-    `dtype`, `astype` and `[...]`, which returns it in the order of its layers. Its own arrays are
-    leaves for JAX.
+    `[...]` returns it in the order of its layers.
     """
 
     values: Any
@@ -47,46 +43,13 @@ class Arranged:
     """The channels of each layer or input."""
     parts: int = dataclasses.field(metadata={"static": True})
     """The number of devices."""
-    replaces_parameter: ClassVar = True
-    """That it may stand in a network's parameters, see `parameter_tree`."""
     is_arranged: ClassVar = True
     """That a mesh splits it along its axis, see `param_sharding`."""
-    ndim: ClassVar = 2
-    """The number of the kernel's axes."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The kernel's shape."""
-        return tuple(self.values.shape)
 
     @property
     def dtype(self) -> Any:
         """The dtype of computation."""
         return self.values.dtype
-
-    @property
-    def size(self) -> int:
-        """The number of the kernel's numbers."""
-        return int(self.values.size)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all arrays."""
-        return int(self.values.nbytes)
-
-    @property
-    def sharding(self) -> Any:
-        """Where the numbers lie."""
-        return self.values.sharding
-
-    @property
-    def is_fully_addressable(self) -> bool:
-        """Whether this process has all of the numbers."""
-        return bool(getattr(self.values, "is_fully_addressable", True))
-
-    def devices(self) -> Any:
-        """Returns the devices of the numbers."""
-        return self.values.devices()
 
     def astype(self, dtype: Any) -> Self:
         """Returns the same numbers in another dtype."""
@@ -95,9 +58,6 @@ class Arranged:
     def __getitem__(self, key: Any) -> jax.Array:
         """Returns a part of the kernel in the order of its layers; `[...]` is all of it."""
         return dense(self.plain())[key]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(dense(on_device(self).plain()), dtype)
 
     def plain(self) -> Kernel:
         """Returns the kernel in the order of its layers."""

@@ -4,16 +4,73 @@ All keys of a network's tree are texts, because JAX's and Flax's own tools want 
 lists, too: {"layers": {"0": ..., "10": ...}}. JAX sorts texts, in which "10" comes before "2".
 """
 
+import abc
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+
+from diffusax.runtime.devices.host import on_device
+from diffusax.runtime.devices.memory import array_bytes
 
 _SHOWN = 3
 """The number of parameters that an error names."""
+
+
+class Replacement(abc.ABC):
+    """What stands in a tree as one parameter, and has what is asked of an array.
+
+    It is a dataclass whose arrays are leaves for JAX. `[...]` returns the parameter as an array.
+    """
+
+    values: Any
+    """The numbers, in the parameter's shape."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's shape."""
+        return tuple(self.values.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of the parameter's axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of the parameter's numbers."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return int(sum(map(array_bytes, jax.tree.leaves(self))))
+
+    @property
+    def sharding(self) -> Any:
+        """Where the numbers lie."""
+        return self.values.sharding
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether this process has all of the numbers."""
+        return bool(getattr(self.values, "is_fully_addressable", True))
+
+    def devices(self) -> Any:
+        """Returns the devices of the numbers."""
+        return self.values.devices()
+
+    @abc.abstractmethod
+    def __getitem__(self, key: Any) -> jax.Array:
+        """Returns a part of the parameter as an array."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(on_device(self)[...], dtype)
 
 
 def fitted_tree(shapes: Any, params: Any, owner: str) -> Any:
@@ -152,8 +209,8 @@ def _floating(dtype: Any) -> bool:
 
 
 def replaces(leaf: Any) -> bool:
-    """Returns whether a layer reads its parameter from something else, such as `Arranged`."""
-    return bool(getattr(leaf, "replaces_parameter", False))
+    """Returns whether a layer reads its parameter from something else, see `Replacement`."""
+    return isinstance(leaf, Replacement)
 
 
 def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

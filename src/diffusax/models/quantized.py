@@ -10,7 +10,7 @@ import functools
 import gc
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,9 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from diffusax.models.parameter_tree import Replacement, replaces
 from diffusax.runtime.devices.host import device_place, on_device
 from diffusax.runtime.devices.layouts import place_of
-from diffusax.runtime.devices.memory import array_bytes
 from diffusax.runtime.devices.splitting import split_widths
 
 Weights = Literal["int8", "int8_convrot", "fp8"]
@@ -45,12 +45,11 @@ _HADAMARD = ((1, 1, 1, -1), (1, 1, -1, 1), (1, -1, 1, 1), (-1, 1, 1, 1))
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Quantized:
+class Quantized(Replacement):
     """A kernel of eight bits: H (values * scale * fine - least), with H the rotation of `rotation`.
 
-    It stands in a tree of parameters as one parameter, and has what is asked of an array: `shape`,
-    `dtype`, `astype` and `[...]`, which multiplies it out. Its own arrays are leaves for JAX.
-    Scales of blocks, along the inputs of a linear layer, have the shape (blocks, d).
+    `[...]` multiplies it out. Scales of blocks, along the inputs of a linear layer, have the shape
+    (blocks, d).
     """
 
     values: Any
@@ -68,42 +67,6 @@ class Quantized:
     """Further scales of smaller blocks; None without."""
     least: tuple[Any, ...] = ()
     """What is subtracted, as the product of numbers of blocks; nothing where it is empty."""
-    replaces_parameter: ClassVar = True
-    """That it may stand in a network's parameters, see `parameter_tree`."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The kernel's shape."""
-        return tuple(self.values.shape)
-
-    @property
-    def ndim(self) -> int:
-        """The number of the kernel's axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of the kernel's numbers."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all arrays."""
-        return sum(map(array_bytes, jax.tree.leaves(self)))
-
-    @property
-    def sharding(self) -> Any:
-        """Where the numbers lie."""
-        return self.values.sharding
-
-    @property
-    def is_fully_addressable(self) -> bool:
-        """Whether this process has all of the numbers."""
-        return bool(getattr(self.values, "is_fully_addressable", True))
-
-    def devices(self) -> Any:
-        """Returns the devices of the numbers."""
-        return self.values.devices()
 
     def astype(self, dtype: Any) -> Self:
         """Returns the same numbers for computation in another dtype."""
@@ -115,9 +78,6 @@ class Quantized:
         if self.rotation:
             kernel = rotate(kernel.astype(jnp.float32).T, self.rotation).T.astype(self.dtype)
         return kernel[key]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(on_device(self)[...], dtype)
 
     @property
     def is_by_channel(self) -> bool:
@@ -200,7 +160,7 @@ Kernel = jax.Array | Quantized
 
 def dense(kernel: Any) -> jax.Array:
     """Returns a kernel, or what stands in the place of one, as an array."""
-    found: jax.Array = kernel[...] if getattr(kernel, "replaces_parameter", False) else kernel
+    found: jax.Array = kernel[...] if replaces(kernel) else kernel
     return found
 
 

@@ -11,10 +11,10 @@ import numpy as np
 from safetensors.numpy import load_file
 
 import diffusax
-from diffusax.models.adapters.low_rank import kernel_shapes
 from diffusax.models.arranged import Arranged
 from diffusax.models.parameter_tree import ordered_leaves
 from diffusax.models.quantized import Quantized
+from support.adapted import random_adapter
 from support.tiny_transformers import KLEIN_CALL
 
 FOLDER, OUTPUT = map(Path, sys.argv[1:])
@@ -42,15 +42,8 @@ def draw(pipe) -> np.ndarray:
 
 
 def add_style(pipe) -> None:
-    rng = np.random.default_rng(0)
-    layers = {
-        path: tuple(
-            rng.standard_normal(size).astype(np.float32) / 4
-            for size in ((*shape[:-1], 2), (2, shape[-1]))
-        )
-        for path, shape in kernel_shapes(pipe.transformer.network).items()
-    }
-    pipe.add_adapter("style", {"transformer": layers})
+    network = pipe.transformer.network
+    pipe.add_adapter("style", random_adapter(network, "transformer", 2).components)
 
 
 alone, pipe = load(device=jax.devices()[0]), load(mesh=MESH)
