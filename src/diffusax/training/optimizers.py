@@ -16,6 +16,7 @@ from diffusax.boundary.options import Options, Weight
 from diffusax.models.network import Params
 from diffusax.models.parameter_tree import ordered_leaves
 from diffusax.runtime.devices.layouts import is_kernel
+from diffusax.runtime.devices.mesh import axes_of
 
 Rate = Annotated[float, Meta(ge=0, le=1e6)]
 Beta = Annotated[float, Meta(ge=0, lt=1)]
@@ -238,9 +239,7 @@ def global_norm_of_shares(tree: Any, shardings: Any, *, stored: bool) -> jax.Arr
 
 def _copies(sharding: NamedSharding) -> int:
     """Returns how many devices of a mesh have each part of an array."""
-    names = [part for part in sharding.spec if part is not None]
-    axes = [axis for part in names for axis in ((part,) if isinstance(part, str) else part)]
-    return sharding.mesh.size // math.prod(sharding.mesh.shape[axis] for axis in axes)
+    return sharding.mesh.size // math.prod(sharding.mesh.shape[axis] for axis in axes_of(sharding))
 
 
 def _squares_by_rows(arrays: Sequence[jax.Array], stored: bool) -> jax.Array:

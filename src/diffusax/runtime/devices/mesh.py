@@ -181,7 +181,7 @@ def spread_sharding(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSha
 
     They split one axis of the parameter, chosen as `param_sharding` chooses that for "fsdp".
     """
-    mesh, names = sharding.mesh, _axes_of(sharding)
+    mesh, names = sharding.mesh, axes_of(sharding)
     parts, axes = math.prod(mesh.shape[name] for name in names), [None] * len(shape)
     free = [i for i, n in enumerate(shape) if n % parts == 0]
     if parts == 1 or not free or math.prod(shape) < MIN_SHARDED_SIZE:
@@ -190,7 +190,7 @@ def spread_sharding(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSha
     return NamedSharding(mesh, PartitionSpec(*axes[:chosen], tuple(names), *axes[chosen + 1 :]))
 
 
-def _axes_of(sharding: NamedSharding) -> list[str]:
+def axes_of(sharding: NamedSharding) -> list[str]:
     """Returns the axes of the mesh over which a sharding splits arrays."""
     parts = [part for part in sharding.spec if part]
     return [n for part in parts for n in ([part] if isinstance(part, str) else part)]
@@ -397,7 +397,7 @@ def devices_for(device: Any, mesh: Mesh | str | None, *, without: Mesh | None = 
     if device is not None:
         _check_device(device, "device")
         if isinstance(device, NamedSharding) and isinstance(device.mesh, Mesh):
-            return _own_mesh(device.mesh, _axes_of(device))
+            return _own_mesh(device.mesh, axes_of(device))
     taken = () if without is None else tuple(without.devices.flat)
     left = [d for d in jax.local_devices() if d not in taken] or jax.local_devices()
     if mesh is None and (device is not None or jax.local_device_count() == 1):

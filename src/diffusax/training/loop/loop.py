@@ -86,10 +86,9 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
         _check_options(config, mesh)
         checkpoints = _open_checkpoints(recipe, config, mesh)
         restored = checkpoints.restore(functools.partial(abstract_state, recipe, config, mesh))
-        order = kernel_order(recipe, mesh)
         if restored is not None and restored[0] >= config.steps:
             checkpoints.finish()
-            state = order.of_layers(restored[1])
+            state = checkpoints.order.of_layers(restored[1])
             return leave_finished(recipe, config, restored[0], state)
         run = _Run(recipe, config, mesh, stop, checkpoints, restored)
         try:
@@ -133,7 +132,7 @@ class _Run:
             DoesNotFitError: the memory does not hold the step's arguments.
         """
         self.recipe, self.config, self.mesh, self.stop = recipe, config, mesh, stop
-        self.order = kernel_order(recipe, mesh)
+        self.order = checkpoints.order
         self.checkpoints, self.batches = checkpoints, _open_batches(recipe, config)
         self.step, self.saved = 0, None if restored is None else restored[0]
         if restored is None:
